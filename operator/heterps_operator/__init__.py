@@ -1,0 +1,1 @@
+"""The controller: manifests in, one level-based loop, actions out through a substrate."""

@@ -1,0 +1,1 @@
+"""Pure planning: profiles, cost model, provisioning, exact optimum, batch balancing. No I/O is done here."""

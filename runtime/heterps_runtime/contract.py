@@ -1,0 +1,166 @@
+"""The contract between the controller and the runtime: data only, standard library only.
+
+The controller (`heterps_operator`) imports this module and nothing else of the runtime. Everything that crosses the
+border is JSON over HTTP, a JSON file, an environment variable or an exit code, and is named here once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = [
+    "API_GROUP",
+    "API_VERSION",
+    "ENV_CONFIG",
+    "ENV_COORDINATOR",
+    "ENV_TOKEN",
+    "EXIT_BAD_INPUT",
+    "EXIT_FAILED",
+    "EXIT_INFEASIBLE",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "PATH_ALLOCATION",
+    "PATH_CHECKPOINT",
+    "PATH_FAIL",
+    "PATH_HEALTH",
+    "PATH_LOST",
+    "PATH_METRICS",
+    "PATH_PLAN",
+    "PATH_PROFILES",
+    "PATH_SHUTDOWN",
+    "PATH_STATUS",
+    "PATH_STOP",
+    "JobPhase",
+    "PlanDocument",
+    "ServersDocument",
+    "StageDocument",
+    "ps_name",
+    "worker_name",
+]
+
+API_GROUP = "heterps.io"
+API_VERSION = f"{API_GROUP}/v1alpha1"
+
+# --- environment of every runtime process -----------------------------------------------------------------------------
+ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see heterps_runtime.config)
+ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator
+ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the job's shared secret
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+EXIT_OK = 0
+EXIT_FAILED = 1  # a failure that may pass: the controller may start the process again (backoffLimit)
+EXIT_BAD_INPUT = 2  # the user's input is wrong: starting again cannot help
+EXIT_INFEASIBLE = 3  # no plan meets the throughput floor
+EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM, after an orderly stop
+
+# --- the coordinator's HTTP interface (Authorization: Bearer TOKEN, but for health and metrics) -----------------------
+PATH_HEALTH = "/healthz"  # GET: 200 while the event loop turns
+PATH_METRICS = "/metrics"  # GET: Prometheus text, the whole job's figures
+PATH_STATUS = "/v1/status"  # GET: the job as the coordinator sees it
+PATH_PROFILES = "/v1/profiles"  # GET: {pool: profile}; PUT /v1/profiles/POOL: a profiler's result
+PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument; fixes stages, workers and servers
+PATH_ALLOCATION = "/v1/allocation"  # PUT: {"stages": [[samples per worker], ...]}
+PATH_CHECKPOINT = "/v1/checkpoint"  # POST: write a checkpoint at the next commit
+PATH_LOST = "/v1/lost"  # POST {"member": name, "reason": text}: a process is known to be dead
+PATH_STOP = "/v1/stop"  # POST: checkpoint, then end all members in order
+PATH_FAIL = "/v1/fail"  # POST {"reason", "message"}: end all members, the job has failed
+PATH_SHUTDOWN = "/v1/shutdown"  # POST: end the coordinator itself (sent last)
+
+
+class JobPhase:
+    """Phases of the coordinator, the value of `phase` in its status."""
+
+    PROFILING = "Profiling"  # no plan yet
+    STARTING = "Starting"  # waiting for the plan's members
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    EXPORTING = "Exporting"  # writing the model
+    STOPPED = "Stopped"  # ended by request, resumable from its checkpoint
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    FINAL = frozenset({STOPPED, SUCCEEDED, FAILED})
+
+
+def worker_name(stage: int, index: int) -> str:
+    """Name of a worker process or pod: `worker-STAGE-INDEX`."""
+    return f"worker-{stage}-{index}"
+
+
+def ps_name(index: int) -> str:
+    """Name of a parameter-server process or pod: `ps-INDEX`."""
+    return f"ps-{index}"
+
+
+@dataclass(frozen=True)
+class StageDocument:
+    """One stage of a plan: consecutive layers on one pool."""
+
+    name: str
+    pool: str
+    firstLayer: int  # noqa: N815  # index of the first layer, inclusive
+    lastLayer: int  # noqa: N815  # index of the last layer, inclusive
+    layers: tuple[str, ...]
+    units: int  # cores or cards
+    pods: int  # worker processes; units = pods x unitsPerPod
+
+
+@dataclass(frozen=True)
+class ServersDocument:
+    """The parameter servers of a plan."""
+
+    pool: str
+    replicas: int
+    units: int
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The part of a plan that the runtime carries out (docs/api.md, "A plan")."""
+
+    stages: tuple[StageDocument, ...]
+    parameterServer: ServersDocument  # noqa: N815
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PlanDocument:
+        """Read a plan; keys that the runtime does not use (costs, bounds) are passed over.
+
+        Raises:
+            ValueError: a key is missing, or stages do not cover consecutive layers from 0.
+        """
+        try:
+            stages = tuple(
+                StageDocument(
+                    name=str(s["name"]),
+                    pool=str(s["pool"]),
+                    firstLayer=int(s["firstLayer"]),
+                    lastLayer=int(s["lastLayer"]),
+                    layers=tuple(map(str, s["layers"])),
+                    units=int(s["units"]),
+                    pods=int(s["pods"]),
+                )
+                for s in value["stages"]
+            )
+            ps = value["parameterServer"]
+            servers = ServersDocument(str(ps["pool"]), int(ps["replicas"]), int(ps["units"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"plan: missing or malformed {error}") from error
+        expected = 0
+        for i, stage in enumerate(stages):
+            if stage.firstLayer != expected or stage.lastLayer < stage.firstLayer:
+                raise ValueError(
+                    f"plan.stages[{i}]: covers layers {stage.firstLayer}..{stage.lastLayer}, "
+                    f"but must start at layer {expected}"
+                )
+            if stage.pods < 1:
+                raise ValueError(f"plan.stages[{i}].pods: must be >= 1, is {stage.pods}")
+            expected = stage.lastLayer + 1
+        if not stages:
+            raise ValueError("plan.stages: must not be empty")
+        if servers.replicas < 1:
+            raise ValueError(f"plan.parameterServer.replicas: must be >= 1, is {servers.replicas}")
+        return cls(stages, servers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as a JSON object that `from_json` reads."""
+        return asdict(self)
