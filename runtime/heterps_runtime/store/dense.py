@@ -1,0 +1,213 @@
+"""Dense parameters of stages that train by parameter server: whole named tensors, updated as torch.optim would.
+
+The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation, so that a plan that puts the dense part
+on servers trains the same model as one that keeps it on workers. State is named as in an optimizer's state_dict,
+`<parameter>::exp_avg` and so on, and the number of the last step is `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from heterps_runtime.store.kernel import AnyFloats, kernel, view
+from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.store.rows import count_unusable, largest_usable
+
+__all__ = ["DenseStore"]
+
+
+class DenseStore:
+    """Named tensors of any shape, float32 or float64 each, and their optimizer state; for one thread at a time."""
+
+    def __init__(self, optimizer: DenseOptimizer) -> None:
+        self.optimizer = optimizer
+        self.step = 0  # of the last `apply`
+        self._values: dict[str, AnyFloats] = {}
+        self._state: dict[str, dict[str, AnyFloats]] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters in the order in which they were added."""
+        return tuple(self._values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and state."""
+        return sum(a.nbytes for n in self._values for a in (self._values[n], *self._state[n].values()))
+
+    def add(self, name: str, value: AnyFloats) -> None:
+        """Add a parameter with its initial value (copied).
+
+        Raises:
+            ValueError: the name is taken, or the dtype is neither float32 nor float64.
+        """
+        if name in self._values:
+            raise ValueError(f"parameter {name!r}: is there already")
+        if value.dtype not in (np.float32, np.float64):
+            raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
+        self._values[name] = np.array(value, order="C")
+        self._state[name] = {
+            state: np.full(value.shape, self.optimizer.options.get("initialAccumulator", 0.0), value.dtype)
+            for state in _update_of(self.optimizer)[1]
+        }
+
+    def pull(self, names: Iterable[str]) -> list[AnyFloats]:
+        """Copies of the named parameters.
+
+        Raises:
+            ValueError: a name that is not there.
+        """
+        return [self._value(name).copy() for name in names]
+
+    def apply(self, pushes: Sequence[Mapping[str, AnyFloats]], scale: float, step: int) -> int:
+        """Apply one step: per parameter the sum of the pushes in order, times `scale`, one update.
+
+        A parameter that no push names stays as it is, as a parameter without gradient does in torch.
+
+        Returns:
+            The number of gradient elements that are NaN, infinite or too large to be added up; unless it is 0,
+            nothing was changed.
+
+        Raises:
+            ValueError: a name that is not there, or a gradient of another shape.
+        """
+        given = [{name: self._gradient(name, grad) for name, grad in push.items()} for push in pushes]
+        unusable = sum(
+            count_unusable(grad.reshape(-1), largest_usable(grad.dtype, len(given)))
+            for push in given
+            for grad in push.values()
+        )
+        if unusable:
+            return unusable
+        self.step = step
+        update, _ = _update_of(self.optimizer)
+        for name, value in self._values.items():
+            grads = [push[name] for push in given if name in push]
+            if not grads:
+                continue
+            total = grads[0]
+            if len(grads) > 1:
+                total = grads[0] + grads[1]
+                for grad in grads[2:]:
+                    total += grad
+            flat_state = [array.reshape(-1) for array in self._state[name].values()]
+            numbers = self._numbers(scale, step, value.dtype)
+            update(value.reshape(-1), *flat_state, total.reshape(-1), numbers)
+        return 0
+
+    def snapshot(self) -> dict[str, AnyFloats]:
+        """Copies of all parameters, their state as `<parameter>::<state>`, and `step` as an int64 scalar."""
+        result: dict[str, AnyFloats] = {"step": np.array(self.step, np.int64)}
+        for name, value in self._values.items():
+            result[name] = value.copy()
+            result |= {f"{name}::{state}": array.copy() for state, array in self._state[name].items()}
+        return result
+
+    def load(self, snapshot: Mapping[str, AnyFloats]) -> None:
+        """Replace everything by a snapshot of a store with the same optimizer; parameters are added as needed.
+
+        Raises:
+            ValueError: something is missing, left over, or of another shape than its parameter; nothing has changed.
+        """
+        values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
+        expected = {"step", *values} | {f"{name}::{state}" for name in values for state in _update_of(self.optimizer)[1]}
+        if expected != set(snapshot):
+            missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
+            raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
+        loaded = DenseStore(self.optimizer)
+        for name, value in values.items():
+            loaded.add(name, value)
+            for state, array in loaded._state[name].items():
+                saved = snapshot[f"{name}::{state}"]
+                if saved.shape != array.shape or saved.dtype != array.dtype:
+                    raise ValueError(
+                        f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, "
+                        f"is {saved.dtype} {saved.shape}"
+                    )
+                array[...] = saved
+        self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot["step"])
+
+    def _value(self, name: str) -> AnyFloats:
+        if name not in self._values:
+            raise ValueError(f"parameter {name!r}: is not there, there are {', '.join(self._values)}")
+        return self._values[name]
+
+    def _gradient(self, name: str, grad: AnyFloats) -> AnyFloats:
+        value = self._value(name)
+        if grad.shape != value.shape:
+            raise ValueError(f"gradient of {name!r}: must have the shape {value.shape}, has {grad.shape}")
+        return view(grad, value.dtype)
+
+    def _numbers(self, scale: float, step: int, dtype: Any) -> AnyFloats:
+        options = self.optimizer.options
+        values = [scale, *options.values()]
+        if self.optimizer.name == "adam":
+            correction_1, correction_2 = self.optimizer.adam_step_size(step)
+            values = [
+                scale,
+                options["learningRate"] / correction_1,
+                1.0 - options["beta1"],
+                options["beta2"],
+                1.0 - options["beta2"],
+                options["epsilon"],
+                correction_2,
+                options["weightDecay"],
+            ]
+        return np.array(values, dtype)
+
+
+@kernel
+def _sgd(values: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
+    scale, rate, decay = numbers[0], numbers[1], numbers[3]
+    for i in range(values.size):
+        values[i] -= rate * (grads[i] * scale + decay * values[i])
+
+
+@kernel
+def _momentum(values: AnyFloats, buffers: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
+    scale, rate, momentum, decay = numbers[0], numbers[1], numbers[2], numbers[3]
+    for i in range(values.size):
+        # torch starts the buffer with the first gradient; zero times momentum plus that gradient is the same.
+        buffers[i] = momentum * buffers[i] + (grads[i] * scale + decay * values[i])
+        values[i] -= rate * buffers[i]
+
+
+@kernel
+def _adagrad(values: AnyFloats, sums: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
+    scale, rate, epsilon, decay = numbers[0], numbers[1], numbers[2], numbers[4]
+    for i in range(values.size):
+        g = grads[i] * scale + decay * values[i]
+        sums[i] += g * g
+        if g != 0:  # with epsilon = 0, an element without gradient is 0 / 0
+            values[i] -= rate * g / (np.sqrt(sums[i]) + epsilon)
+
+
+@kernel
+def _adam(values: AnyFloats, means: AnyFloats, squares: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
+    scale, step_size, one_minus_1, beta_2, one_minus_2 = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    epsilon, correction_2, decay = numbers[5], numbers[6], numbers[7]
+    for i in range(values.size):
+        g = grads[i] * scale + decay * values[i]
+        means[i] += (g - means[i]) * one_minus_1
+        squares[i] = squares[i] * beta_2 + one_minus_2 * g * g
+        values[i] -= step_size * (means[i] / (np.sqrt(squares[i]) / correction_2 + epsilon))
+
+
+_Update = tuple[Callable[..., None], tuple[str, ...]]
+_UPDATES: Mapping[str, _Update] = {
+    "adagrad": (_adagrad, ("sum",)),
+    "adam": (_adam, ("exp_avg", "exp_avg_sq")),
+}
+
+
+def _update_of(optimizer: DenseOptimizer) -> _Update:
+    """The compiled update of an optimizer, and the names of the state arrays it takes."""
+    if optimizer.name == "sgd":
+        return (_momentum, ("momentum_buffer",)) if optimizer.options["momentum"] else (_sgd, ())
+    return _UPDATES[optimizer.name]

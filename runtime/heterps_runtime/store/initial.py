@@ -1,0 +1,241 @@
+"""Initial values of embedding rows as a pure function of (seed, table name, id).
+
+Rows come into being when they are first trained, on whatever shard holds them, and a pull of a row that nobody has
+trained yet computes the same numbers without storing them. So the values may depend on neither order, nor shards, nor
+on the machine: draws come from a counter (splitmix64 started at a hash of seed, table and id), and the normal
+distribution by inversion in additions, multiplications, divisions and square roots only, which IEEE 754 fixes to the
+last bit where a library's log or cos is not. Draws are made in float64; float32 rows are those draws rounded.
+
+.. [Wichura1988] M. J. Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution",
+   Applied Statistics 37(3), 1988. Here routine PPND7, relative error about 1e-7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, mix64, view
+
+__all__ = ["EmbeddingInit", "TableDraws", "TableSpec", "draw_rows", "initial_rows"]
+
+ID_BITS = 48  # a row's key is (table << ID_BITS) | id
+MAX_TABLES = 1 << 15
+
+_ZEROS, _NORMAL, _UNIFORM = 0, 1, 2
+_DISTRIBUTIONS = {"zeros": _ZEROS, "normal": _NORMAL, "uniform": _UNIFORM}
+_OPTIONS = {"zeros": (), "normal": ("mean", "std"), "uniform": ("low", "high")}
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's increment: 2**64 / golden ratio, odd
+_ID_FACTOR = np.uint64(0xD1342543DE82EF95)  # another odd constant, so that ids and columns walk apart
+_U12 = np.uint64(12)
+_ULP52 = 2.0**-52
+_LN2 = 0.6931471805599453
+_ID_MASK = np.int64((1 << ID_BITS) - 1)
+
+
+@dataclass(frozen=True)
+class EmbeddingInit:
+    """Distribution of a table's initial values (`model.embeddingInit`); the default is that of nn.Embedding.
+
+    Raises:
+        ValueError: unknown distribution, or parameters that describe none.
+    """
+
+    distribution: str = "normal"  # normal | uniform | zeros
+    mean: float = 0.0
+    std: float = 1.0
+    low: float = -1.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.distribution not in _DISTRIBUTIONS:
+            raise ValueError(
+                f"embeddingInit.distribution: {self.distribution!r} is unknown, use one of {', '.join(_DISTRIBUTIONS)}"
+            )
+        for name in ("mean", "std", "low", "high"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"embeddingInit.{name}: must be finite, is {getattr(self, name)}")
+        if self.std < 0:
+            raise ValueError(f"embeddingInit.std: must be >= 0, is {self.std}")
+        if self.low > self.high:
+            raise ValueError(f"embeddingInit.low: must be <= high ({self.high}), is {self.low}")
+
+    @classmethod
+    def from_manifest(cls, value: Mapping[str, Any] | None) -> EmbeddingInit:
+        """Read `model.embeddingInit`; numbers may be decimal strings, None is the default.
+
+        Raises:
+            ValueError: an option that the distribution does not have, or a value that is no number.
+        """
+        options = dict(value or {})
+        distribution = str(options.pop("distribution", "normal"))
+        known = _OPTIONS.get(distribution, ())
+        numbers: dict[str, float] = {}
+        for name, text in options.items():
+            if distribution in _OPTIONS and name not in known:
+                raise ValueError(
+                    f"embeddingInit.{name}: {distribution!r} has no such option"
+                    + (f", it has {', '.join(known)}" if known else "")
+                )
+            try:
+                numbers[name] = float(text)
+            except (TypeError, ValueError):
+                raise ValueError(f"embeddingInit.{name}: {text!r} is not a number") from None
+        return cls(distribution, **numbers)
+
+    def code(self) -> tuple[int, float, float]:
+        """The distribution as (kind, offset, factor): value = offset + factor * standard draw."""
+        kind = _DISTRIBUTIONS[self.distribution]
+        if kind == _NORMAL:
+            return kind, self.mean, self.std
+        if kind == _UNIFORM:
+            return kind, self.low, self.high - self.low
+        return kind, 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One embedding table, as far as its rows' initial values go."""
+
+    name: str  # qualified parameter name; part of the seed, so it must not change between runs
+    num_embeddings: int  # ids are 0 .. num_embeddings - 1
+    init: EmbeddingInit = EmbeddingInit()
+    padding_idx: int | None = None  # that row starts as zeros, as in nn.Embedding
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_embeddings <= 1 << ID_BITS:
+            raise ValueError(
+                f"table {self.name!r}: num_embeddings must be in 1 .. 2**{ID_BITS}, is {self.num_embeddings}"
+            )
+
+
+class TableDraws(NamedTuple):
+    """Tables as arrays that a kernel can read, indexed by table number (T = highest number + 1)."""
+
+    limits: Int64s  # (T, 3): number of ids (0: no such table here), kind of distribution, padding id or -1
+    streams: NDArray[np.uint64]  # (T,): where the table's random numbers start
+    scales: NDArray[np.float64]  # (T, 2): offset and factor of the distribution
+
+    @classmethod
+    def of(cls, seed: int, tables: Mapping[int, TableSpec]) -> TableDraws:
+        """Prepare `tables` (by number) for `draw_rows`.
+
+        Raises:
+            ValueError: a table number outside 0 .. 2**15 - 1.
+        """
+        size = max(tables, default=-1) + 1
+        if size > MAX_TABLES or any(number < 0 for number in tables):
+            raise ValueError(f"tables: numbers must be in 0 .. {MAX_TABLES - 1}, are {sorted(tables)}")
+        draws = cls(np.zeros((size, 3), np.int64), np.zeros(size, np.uint64), np.zeros((size, 2)))
+        for number, spec in tables.items():
+            kind, offset, factor = spec.init.code()
+            padding = -1 if spec.padding_idx is None else spec.padding_idx % spec.num_embeddings
+            draws.limits[number] = spec.num_embeddings, kind, padding
+            draws.streams[number] = _stream(seed, spec.name)
+            draws.scales[number] = offset, factor
+        return draws
+
+
+def initial_rows(
+    seed: int,
+    table_name: str,
+    ids: NDArray[np.int64],
+    dim: int,
+    dtype: DTypeLike = np.float32,
+    init: EmbeddingInit | None = None,
+    padding_idx: int | None = None,
+) -> NDArray[Any]:
+    """Initial values of the rows `ids` (n,) of a table, (n, dim); the same in every process and for any batch of ids.
+
+    `padding_idx` counts from 0 here, since the table's length is not known.
+    """
+    spec = TableSpec(table_name, 1 << ID_BITS, init or EmbeddingInit(), padding_idx)
+    keys = view(ids, np.int64)
+    out = np.empty((len(keys), dim), dtype)
+    bad = draw_rows(keys, np.arange(len(keys), dtype=np.int32), *TableDraws.of(seed, {0: spec}), out)
+    if bad >= 0:
+        raise ValueError(f"ids[{bad}]: must be in 0 .. 2**{ID_BITS} - 1, is {keys[bad]}")
+    return out
+
+
+def _stream(seed: int, table_name: str) -> int:
+    """64 bits from seed and name; blake2b, since Python's own hash changes from process to process."""
+    text = f"{seed}\0{table_name}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+@kernel
+def draw_rows(
+    keys: Int64s,
+    positions: Int32s,
+    limits: Int64s,
+    streams: NDArray[np.uint64],
+    scales: NDArray[np.float64],
+    out: AnyFloats,
+) -> int:
+    """Fill out[p] with the initial row of keys[p] for each p in `positions`.
+
+    Returns:
+        -1, or the first position whose key belongs to no table here (rows after it are not filled).
+    """
+    for i in range(positions.size):
+        p = positions[i]
+        table, row_id = keys[p] >> ID_BITS, keys[p] & _ID_MASK
+        if table < 0 or table >= limits.shape[0] or row_id >= limits[table, 0]:
+            return np.int64(p)
+        kind, offset, factor = limits[table, 1], scales[table, 0], scales[table, 1]
+        counter = mix64(streams[table] + np.uint64(row_id) * _ID_FACTOR)
+        if row_id == limits[table, 2]:
+            kind = _ZEROS
+        for j in range(out.shape[1]):
+            counter += _GOLDEN
+            # Centres of 2**52 equal cells of (-1/2, 1/2): symmetric, and the ends are never hit.
+            q = (np.float64(np.int64(mix64(counter) >> _U12)) + 0.5) * _ULP52 - 0.5
+            if kind == _NORMAL:
+                out[p, j] = offset + factor * _normal_quantile(q)
+            elif kind == _UNIFORM:
+                out[p, j] = offset + factor * (q + 0.5)
+            else:
+                out[p, j] = 0.0
+    return -1
+
+
+@kernel
+def _normal_quantile(q: float) -> float:
+    """Standard normal quantile of q + 1/2, -1/2 < q < 1/2: routine PPND7 of [Wichura1988]_."""
+    if abs(q) <= 0.425:
+        r = 0.180625 - q * q
+        top = ((5.9109374720e01 * r + 1.5929113202e02) * r + 5.0434271938e01) * r + 3.3871327179e00
+        return q * top / (((6.7187563600e01 * r + 7.8757757664e01) * r + 1.7895169469e01) * r + 1.0)
+    r = math.sqrt(-_log(0.5 - abs(q)))
+    if r <= 5.0:
+        r -= 1.6
+        z = (((1.7023821103e-01 * r + 1.3067284816e00) * r + 2.7568153900e00) * r + 1.4234372777e00) / (
+            (1.2021132975e-01 * r + 7.3700164250e-01) * r + 1.0
+        )
+    else:
+        r -= 5.0
+        z = (((1.7337203997e-02 * r + 4.2868294337e-01) * r + 3.0812263860e00) * r + 6.6579051150e00) / (
+            (1.2258202635e-02 * r + 2.4197894225e-01) * r + 1.0
+        )
+    return z if q > 0.0 else -z
+
+
+@kernel
+def _log(x: float) -> float:
+    """Natural logarithm for 0 < x < 1 by log m = 2 artanh((m - 1) / (m + 1)), about 1e-15 relative."""
+    mantissa, exponent = math.frexp(x)  # 1/2 <= mantissa < 1
+    if mantissa < 0.7071067811865476:
+        mantissa, exponent = mantissa * 2.0, exponent - 1
+    s = (mantissa - 1.0) / (mantissa + 1.0)  # |s| <= 0.172, so the tenth term is below 1e-16
+    t = s * s
+    series = t * (1 / 15 + t * (1 / 17 + t / 19))
+    series = t * (1 / 7 + t * (1 / 9 + t * (1 / 11 + t * (1 / 13 + series))))
+    return exponent * _LN2 + 2.0 * s * (1.0 + t * (1 / 3 + t * (1 / 5 + series)))

@@ -1,0 +1,94 @@
+"""What all compiled kernels of the store share: the decorator, the mixing function, prefetching, and array views.
+
+Kernels are plain loops over scalars. numba compiles a loop in a fraction of the time that it needs for the same thing
+written with array expressions, and compile time is the start-up time of a server. For the same reason every kernel
+sees one type per argument: `view` turns whatever arrives (a read-only network frame, a slice, a list) into a
+C-contiguous, aligned array that counts as writable, because numba compiles one version per memory layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["AnyFloats", "Int32s", "Int64s", "kernel", "mix64", "prefetch", "view"]
+
+AnyFloats = NDArray[Any]  # float32 or float64; all float arrays of one call have the same type
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PREFETCH_BLOCK = 32  # keys whose memory is requested before the first is used: a few cache-miss latencies' worth of work
+
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def kernel(function: F, *, reassociate: bool = False) -> F:
+    """Compile `function` on first call, without the GIL, and keep the machine code on disk.
+
+    The cache lies in `$NUMBA_CACHE_DIR`, else beside the source, else in the user's cache directory. Where none can
+    be written (a read-only image without a home directory) the kernel is compiled anew in each process.
+
+    Args:
+        function: A function in numba's subset of Python.
+        reassociate: Let sums be reordered, so that a reduction uses vector instructions.
+    """
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"} if reassociate else False}
+    try:
+        compiled: F = njit(cache=True, **options)(function)
+    except RuntimeError:  # "no locator available": nowhere to write
+        compiled = njit(**options)(function)
+    return compiled
+
+
+@kernel
+def mix64(x: np.uint64) -> np.uint64:
+    """Finaliser of splitmix64 (Stafford's mix 13): every input bit flips every output bit with probability 1/2."""
+    x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
+    x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
+    return x ^ (x >> _SHIFT_3)
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
+    """`prefetch(array, offset)`: ask for the cache line of element `offset` of a C-contiguous array; never faults."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = context.make_array(signature.args[0])(context, builder, arguments[0])
+        i32 = ir.IntType(32)
+        pointer = builder.bitcast(builder.gep(values.data, [arguments[1]]), cgutils.voidptr_t)
+        declared = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]), "llvm.prefetch.p0"
+        )
+        builder.call(declared, [pointer, i32(0), i32(3), i32(1)])  # for reading, keep in all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+class _Writable:
+    """Shows numpy the memory of a read-only array as writable; keeps that array alive."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array
+
+
+def view(array: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """Give `array` the one type that the kernels are compiled for; copies only what is strided or of another dtype.
+
+    A read-only array comes back as a view that *claims* to be writable, so pass it only to kernels as an input.
+    """
+    result = np.require(array, dtype, ("C", "A"))
+    return result if result.flags.writeable else np.asarray(_Writable(result))

@@ -1,0 +1,254 @@
+"""The row store of a parameter server: keys in, rows out, gradients applied.
+
+A store holds the rows of all tables of one dimension that fall to this shard. A call is a handful of compiled loops
+over the keys, each asking for memory ahead of its use, since at any size worth serving every row is a cache miss.
+
+`apply` is a step's commit. It looks at all gradients first and changes nothing if any is not a number, so that a
+poisoned step can be refused as a whole. Then it gives every key its row, sums gradients per row in the order of the
+pushes, and updates each touched row once.
+
+For one thread at a time; kernels release the interpreter lock, so other threads (network, metrics) go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from heterps_runtime.store.index import MAX_ROWS, HashIndex, claim_rows, find_rows
+from heterps_runtime.store.initial import ID_BITS, TableDraws, TableSpec, draw_rows
+from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, view
+from heterps_runtime.store.lookup import gather_rows, scatter_add_rows
+from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.optimizers import SparseOptimizer
+
+__all__ = ["RowChunk", "RowStore", "count_unusable", "largest_usable"]
+
+_NO_MASK = np.zeros(0, np.bool_)
+
+
+class RowChunk(NamedTuple):
+    """Rows of a store, copied: row i of every array belongs to keys[i]."""
+
+    keys: Int64s  # (n,)
+    rows: AnyFloats  # (n, dim)
+    state: dict[str, AnyFloats]  # optimizer state, (n, dim) or (n, 1) each
+
+
+class RowStore:
+    """Embedding rows of one dimension and their optimizer state.
+
+    Args:
+        dim: Elements per row.
+        dtype: float32 or float64, of rows, state and gradients.
+        optimizer: Applied once per touched row and step.
+        seed: Of the rows' initial values.
+        tables: The tables whose rows may come, by number.
+    """
+
+    def __init__(
+        self, dim: int, dtype: DTypeLike, optimizer: SparseOptimizer, seed: int, tables: Mapping[int, TableSpec]
+    ) -> None:
+        if dim < 1:
+            raise ValueError(f"dim: must be >= 1, is {dim}")
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ValueError(f"dtype: must be float32 or float64, is {np.dtype(dtype)}")
+        self.dim = dim
+        self.dtype = np.dtype(dtype)
+        self.optimizer = optimizer
+        self.tables = dict(tables)
+        self._draws = TableDraws.of(seed, tables)
+        self._num_rows = 0
+        self._index = HashIndex()
+        self._keys = Slab(np.int64)
+        self._rows = Slab(self.dtype, (dim,))
+        self._state = {name: Slab(self.dtype, (n,)) for name, n in optimizer.state_columns(dim).items()}
+        # Scratch of one call, kept: (m,) and (m, dim) for the largest m seen.
+        self._touched: Int32s = np.empty(0, np.int32)
+        self._positions: Int32s = np.empty(0, np.int32)
+        self._sums: AnyFloats = np.empty((0, dim), self.dtype)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use by rows, state, keys and index (not what is merely reserved)."""
+        per_row = sum(slab.row_nbytes for slab in (self._keys, self._rows, *self._state.values()))
+        return self._num_rows * per_row + self._index.entries.nbytes
+
+    def pull(self, keys: NDArray[np.int64], out: AnyFloats | None = None) -> AnyFloats:
+        """Rows of `keys` (n,), (n, dim); a row that was never trained comes with its initial values, not stored.
+
+        Raises:
+            ValueError: a key of no table of this store.
+        """
+        given: Int64s = view(keys, np.int64)
+        result = np.empty((len(given), self.dim), self.dtype) if out is None else out
+        assert result.shape == (len(given), self.dim) and result.dtype == self.dtype and result.flags.c_contiguous
+        positions, unknown = self._scratch(len(given))
+        num_unknown = find_rows(self._index.entries, self._index.shift, given, positions, unknown)
+        gather_rows(self._rows.array, positions, result)
+        if num_unknown:
+            self._raise_for(given, draw_rows(given, unknown[:num_unknown], *self._draws, result))
+        return result
+
+    def apply(self, pushes: Sequence[tuple[NDArray[np.int64], AnyFloats]], scale: float, step: int) -> int:
+        """Apply one step: sum gradients per row over the pushes in order, times `scale`, one update per touched row.
+
+        Rows that are not there yet come into being with their initial values.
+
+        Args:
+            pushes: Of (keys (n,), gradients (n, dim)); a key may occur several times.
+            scale: What the sums are multiplied by: 1 / global batch size.
+            step: Number of this step, 1 for the first (Adam's bias correction).
+
+        Returns:
+            The number of gradient elements that are NaN, infinite or too large to be added up; unless it is 0,
+            nothing was changed.
+
+        Raises:
+            ValueError: a key of no table of this store; no row's value has changed.
+        """
+        given = [(view(keys, np.int64), view(grads, self.dtype)) for keys, grads in pushes if len(keys)]
+        for keys, grads in given:
+            assert grads.shape == (len(keys), self.dim), "one gradient row per key"
+        total = sum(len(keys) for keys, _ in given)
+        limit = largest_usable(self.dtype, total)
+        unusable = sum(count_unusable(grads.reshape(-1), limit) for _, grads in given)
+        if unusable or not total:
+            return unusable
+        where, touched = self._scratch(total)
+        num_touched, begin = 0, 0
+        for keys, _ in given:
+            num_touched = self._claim(keys, touched, where[begin : begin + len(keys)], num_touched)
+            begin += len(keys)
+        if len(given) == 1 and num_touched == total:
+            sums = given[0][1]  # every row once: the gradients are the sums
+        else:
+            sums = self._summed(given, where, num_touched)
+        state = {name: slab.array for name, slab in self._state.items()}
+        self.optimizer.update(self._rows.array, state, touched[:num_touched], sums, scale, step)
+        return 0
+
+    def items(self) -> RowChunk:
+        """All rows, copied, in the order in which they came into being."""
+        return self._chunk(0, self._num_rows)
+
+    snapshot = items
+
+    def chunks(self, num_rows: int = 1 << 18) -> Iterator[RowChunk]:
+        """All rows in copies of at most `num_rows` each; the store must not be applied to meanwhile."""
+        for start in range(0, self._num_rows, num_rows):
+            yield self._chunk(start, min(start + num_rows, self._num_rows))
+
+    def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
+        """Store rows (n, dim) and their state, replacing rows that are there already.
+
+        Raises:
+            ValueError: shapes, state names or dtypes that do not fit this store, or a key that occurs twice.
+        """
+        given: Int64s = view(keys, np.int64)
+        expected = {"rows": (self._rows, rows)} | {f"state {n!r}": (s, state.get(n)) for n, s in self._state.items()}
+        if set(state) != set(self._state):
+            raise ValueError(f"state: {self.optimizer.name!r} has {sorted(self._state)}, got {sorted(state)}")
+        for name, (slab, array) in expected.items():
+            shape = (len(given), *slab.array.shape[1:])
+            if array is None or array.shape != shape or array.dtype != self.dtype:
+                found = "nothing" if array is None else f"{array.dtype} {array.shape}"
+                raise ValueError(f"{name}: must be {self.dtype} {shape}, is {found}")
+        if len(given) == 0:
+            return
+        where, touched = self._scratch(len(given))
+        if self._claim(given, touched, where, 0) != len(given):
+            raise ValueError("keys: a key occurs twice")
+        for slab, array in expected.values():
+            slab.array[touched[: len(given)]] = array
+
+    def _claim(self, keys: Int64s, touched: Int32s, where: Int32s, num_touched: int) -> int:
+        """Give all `keys` rows, see `claim_rows`; return the new number of touched rows."""
+        counts = np.array([self._num_rows, num_touched], np.int64)
+        done = 0
+        while True:
+            done = claim_rows(
+                self._index.entries,
+                self._index.shift,
+                keys,
+                done,
+                min(self._index.max_rows, self._rows.capacity),
+                self._draws.limits,
+                self._keys.array,
+                touched,
+                where,
+                counts,
+            )
+            self._initialise(int(counts[0]))
+            if done < 0:
+                self._raise_for(keys, -1 - done)
+            if done == len(keys):
+                return int(counts[1])
+            self._reserve(self._num_rows + 1)
+
+    def _initialise(self, num_rows: int) -> None:
+        start, self._num_rows = self._num_rows, num_rows
+        if num_rows > start:
+            positions = np.arange(num_rows - start, dtype=np.int32)
+            draw_rows(self._keys.array[start:num_rows], positions, *self._draws, self._rows.array[start:num_rows])
+            for name, value in self.optimizer.initial_state().items():
+                self._state[name].array[start:num_rows] = value
+
+    def _reserve(self, num_rows: int) -> None:
+        if num_rows > MAX_ROWS:
+            raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
+        for slab in (self._keys, *self._state.values(), self._rows):  # rows last: their capacity is what is trusted
+            slab.reserve(num_rows)
+        self._index.reserve(num_rows)
+
+    def _summed(self, given: list[tuple[Int64s, AnyFloats]], where: Int32s, num_touched: int) -> AnyFloats:
+        if len(self._sums) < num_touched:
+            self._sums = np.empty((num_touched + num_touched // 4, self.dim), self.dtype)
+        sums = self._sums[:num_touched]
+        sums[:] = 0
+        begin = 0
+        for keys, grads in given:
+            scatter_add_rows(grads, where[begin : begin + len(keys)], _NO_MASK, sums)
+            begin += len(keys)
+        return sums
+
+    def _scratch(self, size: int) -> tuple[Int32s, Int32s]:
+        if len(self._positions) < size:
+            self._positions = np.empty(size + size // 4, np.int32)
+            self._touched = np.empty(size + size // 4, np.int32)
+        return self._positions[:size], self._touched[:size]
+
+    def _chunk(self, start: int, stop: int) -> RowChunk:
+        part = slice(start, stop)
+        state = {name: slab.array[part].copy() for name, slab in self._state.items()}
+        return RowChunk(self._keys.array[part].copy(), self._rows.array[part].copy(), state)
+
+    def _raise_for(self, keys: Int64s, bad: int) -> None:
+        if bad < 0:
+            return
+        key = int(keys[bad])
+        table, row_id = key >> ID_BITS, key & ((1 << ID_BITS) - 1)
+        if table in self.tables:
+            spec = self.tables[table]
+            raise ValueError(f"keys[{bad}]: table {spec.name!r} has ids 0 .. {spec.num_embeddings - 1}, not {row_id}")
+        raise ValueError(f"keys[{bad}]: {key} is of table {table}, this store has {sorted(self.tables)}")
+
+
+def largest_usable(dtype: np.dtype[Any], num_terms: int) -> Any:
+    """Largest magnitude of which `num_terms` values can be added without overflow, as a scalar of `dtype`."""
+    return dtype.type(np.finfo(dtype).max / max(num_terms, 1))
+
+
+@kernel
+def count_unusable(values: AnyFloats, limit: Any) -> int:
+    """How many of `values` (n,) are NaN, or beyond `limit` in magnitude."""
+    count = 0
+    for i in range(values.size):
+        count += not abs(values[i]) <= limit
+    return count
