@@ -1,0 +1,1 @@
+"""The flights example's model: an ordinary Python package with an ordinary PyTorch module."""

@@ -1,0 +1,31 @@
+"""What can be wrong with training data, in words that a user can act on.
+
+UserError (heterps_runtime.errors, a ValueError)
+└── DataError            a field of spec.data, a file, a column or a value is wrong
+    └── DataCacheError   the local cache cannot be written: maxBytes, a full disk, no permission
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from heterps_runtime.errors import UserError
+
+__all__ = ["DataCacheError", "DataError", "nearest"]
+
+
+class DataError(UserError):
+    """Wrong data: the message names the manifest's field or the file, the value, and what to do."""
+
+
+class DataCacheError(DataError):
+    """The local data cache cannot be written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'carrier'?` if one of `known` resembles `name`, else an empty string."""
+    names = list(known)
+    by_lower = {n.lower(): n for n in names}
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""

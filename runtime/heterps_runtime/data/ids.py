@@ -1,0 +1,88 @@
+"""From a column's values to 64-bit ids: the rule that a model in use must apply, too.
+
+It is short enough to be repeated in plain Python wherever a trained model serves:
+
+    def feature_id(value):  # an int, a str, or None for a missing value
+        if isinstance(value, int):
+            return value
+        return int.from_bytes(hashlib.blake2b((value or "").encode(), digest_size=8).digest(), "little", signed=True)
+
+    row = feature_id(value) % num_embeddings  # of that table
+
+Integers are used as they are, so a table of `num_embeddings` rows holds the ids 0 .. num_embeddings - 1 without
+collisions; `%` is Python's (and torch's and numpy's), never negative. Text is hashed with blake2b, whose value depends
+on nothing but the text. A missing value, of either kind, counts as the empty text. Booleans are 0 and 1. Ids are signed
+because that is what tensors hold; unsigned integers of 2^63 and above are taken as their two's complement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["MISSING_ID", "column_ids", "list_ids", "text_id"]
+
+Ids = npt.NDArray[np.int64]
+
+
+def text_id(value: str | bytes) -> int:
+    """The signed 64-bit id of a text (as UTF-8) or of bytes."""
+    data = value.encode() if isinstance(value, str) else value
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+#: The id of a missing value.
+MISSING_ID = text_id("")
+
+
+def column_ids(values: Any) -> Ids:
+    """Ids of a single-valued column.
+
+    Each distinct text of the column is hashed once.
+
+    Args:
+        values: a pyarrow Array (N,) of integers, booleans, strings, binaries, nulls, or a dictionary of those.
+
+    Returns:
+        int64 (N,).
+    """
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        ids = column_ids(values.dictionary)
+        # One more entry stands for the missing values, whose indices are null.
+        ids = np.append(ids, MISSING_ID)
+        return ids[_indices(values, len(ids) - 1)]
+    if pa.types.is_null(kind):
+        return np.full(len(values), MISSING_ID, dtype=np.int64)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        missing = np.asarray(values.is_null())
+        filled = pc.fill_null(values, False if pa.types.is_boolean(kind) else 0)
+        wide = filled.cast(pa.uint64() if pa.types.is_uint64(kind) else pa.int64())
+        return np.where(missing, MISSING_ID, np.asarray(wide).view(np.int64))
+    encoded = values.dictionary_encode()
+    texts = [text_id(v if v is not None else b"") for v in encoded.dictionary.to_pylist()]
+    distinct = np.array([*texts, MISSING_ID], dtype=np.int64)
+    return distinct[_indices(encoded, len(texts))]
+
+
+def _indices(values: Any, missing: int) -> Ids:
+    """The indices of a dictionary Array, int64 (N,), with `missing` for null."""
+    return np.asarray(pc.fill_null(values.indices.cast(pa.int64()), missing), dtype=np.int64)
+
+
+def list_ids(values: Any) -> tuple[Ids, Ids]:
+    """Ids of a multi-valued column.
+
+    Args:
+        values: a pyarrow list Array (N,) of what `column_ids` takes; a missing list counts as an empty one.
+
+    Returns:
+        The ids of all lists one after the other, int64 (nnz,), and the lists' lengths, int64 (N,).
+    """
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64)
+    return column_ids(values.flatten()), lengths

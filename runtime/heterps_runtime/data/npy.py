@@ -1,0 +1,77 @@
+"""Writing .npy files whose number of rows is not known in advance.
+
+The header is written with room for any number of rows, data is appended, and the header is rewritten at the end. The
+result is an ordinary .npy file (format 1.0 of numpy.lib.format), which `numpy.load(mmap_mode="r")` reads.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["HEADER_BYTES", "NpyWriter"]
+
+#: Fixed length of the header; the format wants a multiple of 64.
+HEADER_BYTES = 192
+
+
+class NpyWriter:
+    """Appends rows to a .npy file.
+
+    Args:
+        path: the file, replaced if it exists.
+        dtype: of the elements.
+        row_shape: shape of one row, `()` for a vector.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, row_shape: tuple[int, ...]) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.row_shape = row_shape
+        self.num_rows = 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file so far."""
+        return HEADER_BYTES + self.num_rows * self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Append an array (n, *row_shape) of the writer's dtype; raises OSError if the disk is full."""
+        assert rows.dtype == self.dtype, (rows.dtype, self.dtype)
+        assert rows.shape[1:] == self.row_shape, (rows.shape, self.row_shape)
+        self._file.write(np.ascontiguousarray(rows).data)
+        self.num_rows += len(rows)
+
+    def finish(self) -> None:
+        """Write the final header and force everything to the disk."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Closing flushes: on a full disk that fails again, and must not hide the first error.
+        try:
+            self._file.close()
+        except OSError:
+            if error is None:
+                raise
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows, *self.row_shape)
+        text = repr({"descr": self.dtype.str, "fortran_order": False, "shape": shape}).encode("latin1")
+        start = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+        self._file.write(start + text.ljust(HEADER_BYTES - 11) + b"\n")
