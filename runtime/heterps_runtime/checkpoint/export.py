@@ -1,0 +1,290 @@
+"""From a checkpoint to files that plain PyTorch loads.
+
+    OUTPUT/
+        model.safetensors                 the user's state_dict: dense parameters, buffers, every table small enough
+        tables/NAME.safetensors           each larger table: `ids` (n,) sorted, `rows` (n, dim) of the rows that
+                                          training touched
+        model.json                        what is where, how ids were made from values, the job and its metrics
+        README.md                         how to load it, for a person who has never heard of HeterPS
+
+Rows that training never touched have the same initial values that training would have read, so a small table comes
+out whole. Memory stays bounded: tables are laid out on disk first and filled in the order in which the checkpoint's
+files hold their rows; only the sorted ids of one large table (8 bytes per row) are kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_runtime.checkpoint.errors import CheckpointError, StorageError
+from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, TableRecord
+from heterps_runtime.checkpoint.readme import receiver_readme
+from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows, read_dense
+from heterps_runtime.checkpoint.storage import Storage
+
+__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "ExportedModel", "InitialRows", "export_model"]
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+InitialRows = Callable[[TableRecord, Ids], Array]  # (table, ids (n,)) -> rows (n, dim)
+
+DEFAULT_DENSE_LIMIT_BYTES = 1 << 30  # a table up to this size is exported whole
+_CHUNK_ROWS = 65_536
+_ID_BITS = 48  # a row's key is (table index << 48) | id
+_ID_MASK = (1 << _ID_BITS) - 1
+_HASHING = {
+    "integers": "id modulo num_embeddings, non-negative",
+    "strings": "as the integer int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), 'little')",
+    "null": "as the empty string",
+}
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """Where an exported model lies and what it holds."""
+
+    path: str
+    dense_tables: tuple[str, ...]  # exported whole, in model.safetensors
+    row_tables: tuple[str, ...]  # exported as ids and rows
+    num_bytes: int  # of all files
+
+
+def export_model(
+    storage: Storage,
+    manifest: CheckpointManifest,
+    output: str | Path,
+    *,
+    initial_rows: InitialRows,
+    state_dict_names: Mapping[str, str] | None = None,
+    dense_limit_bytes: int = DEFAULT_DENSE_LIMIT_BYTES,
+    metrics: Mapping[str, Any] | None = None,
+) -> ExportedModel:
+    """Write the model of a checkpoint for use without HeterPS.
+
+    The model is built beside `output` and takes its place when complete, so `output` is never half a model.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        manifest: the checkpoint to export.
+        output: a local folder or an address; an older export there is replaced.
+        initial_rows: values of rows that training never touched. The padding row, if untouched, is zero as in PyTorch.
+        state_dict_names: name in the user's `state_dict()` -> name of the parameter, buffer or table in the
+            checkpoint. Tied parameters have several names there, and buffers that are not persistent have none. By
+            default the names are the same.
+        dense_limit_bytes: tables larger than this are exported as ids and rows.
+        metrics: figures for model.json, such as the held-out AUC.
+
+    Raises:
+        DamagedError: the checkpoint is not what its manifest says.
+        StorageError: a file could not be read or written (disk full, ...); `output` is as it was.
+        CheckpointError: a name in `state_dict_names` is not in the checkpoint.
+    """
+    target = Storage.open(output)
+    if target.local:
+        final = Path(target.address)
+        building = final.with_name(f".{final.name}.exporting")
+    else:
+        building = Path(tempfile.mkdtemp(prefix="heterps-export-"))
+    try:
+        shutil.rmtree(building, ignore_errors=True)  # left by an export that was killed
+        (building / "tables").mkdir(parents=True)
+        export = _Export(storage, manifest, building, initial_rows)
+        dense, by_rows = export.write(state_dict_names, dense_limit_bytes, metrics or {})
+        files = [path for path in building.rglob("*") if path.is_file()]
+        num_bytes = sum(path.stat().st_size for path in files)
+        if target.local:
+            _sync(files)
+            _take_place(building, final)
+        else:
+            _upload(building, files, target)
+    except OSError as error:
+        raise StorageError.of("export the model to", target.address, error) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return ExportedModel(target.address, dense, by_rows, num_bytes)
+
+
+class _Export:
+    """One export: names, layout, and the passes over the checkpoint's files that fill it."""
+
+    def __init__(self, storage: Storage, manifest: CheckpointManifest, folder: Path, initial_rows: InitialRows) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._folder = folder
+        self._initial_rows = initial_rows
+        self._tables = {table.name: table for table in manifest.tables}
+
+    def write(
+        self, names: Mapping[str, str] | None, dense_limit_bytes: int, metrics: Mapping[str, Any]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Write all files; returns the names of the tables exported whole and by rows."""
+        values = self._dense_values()
+        names = {name: name for name in (*values, *self._tables)} if names is None else names
+        unknown = sorted(set(names.values()) - set(values) - set(self._tables))
+        if unknown:
+            raise CheckpointError(f"{self._manifest.folder} holds nothing for {', '.join(unknown)} of the model")
+        whole = {
+            name: table
+            for name, table in self._tables.items()
+            if table.num_embeddings * table.dim * np.dtype(table.dtype).itemsize <= dense_limit_bytes
+        }
+        by_rows = {name: table for name, table in self._tables.items() if name not in whole}
+        tensors = self._write_dense(names, values, whole)
+        counts = {name: self._write_rows(table) for name, table in by_rows.items()}
+        self._describe(names, tensors, by_rows, counts, metrics)
+        return tuple(whole), tuple(by_rows)
+
+    def _dense_values(self) -> dict[str, Array]:
+        dense = read_dense(self._storage, self._manifest)
+        values = {name: value for name, value in dense.items() if "::" not in name}  # without optimizer state
+        return values | read_dense(self._storage, self._manifest, role="buffers")
+
+    def _write_dense(
+        self, names: Mapping[str, str], values: Mapping[str, Array], whole: Mapping[str, TableRecord]
+    ) -> dict[str, TensorSpec]:
+        """Write model.safetensors; a tied parameter is written once per name, so that any loader finds it."""
+        specs = {}
+        for name, source in names.items():
+            if source in values:
+                specs[name] = TensorSpec(values[source].dtype, values[source].shape)
+            elif source in whole:
+                table = whole[source]
+                specs[name] = TensorSpec(np.dtype(table.dtype), (table.num_embeddings, table.dim))
+        # "format": some loaders refuse a file that does not say which framework its tensors are meant for.
+        arrays = create_tensor_file(self._folder / "model.safetensors", specs, {"format": "pt"})
+        first: dict[str, str] = {}  # source -> the first name under which it is written
+        for name in specs:
+            source = names[name]
+            if source in first:
+                arrays[name][...] = arrays[first[source]]
+                continue
+            first[source] = name
+            if source in values:
+                arrays[name][...] = values[source]
+                continue
+            self._fill_initial(whole[source], arrays[name])
+            self._fill_trained(whole[source], arrays[name])
+            # The second name of a tied table is copied above, from the finished first one.
+        return specs
+
+    def _fill_initial(self, table: TableRecord, out: Array) -> None:
+        for start in range(0, table.num_embeddings, _CHUNK_ROWS):
+            ids = np.arange(start, min(start + _CHUNK_ROWS, table.num_embeddings), dtype=np.int64)
+            out[start : start + len(ids)] = self._initial_rows(table, ids)
+        if table.padding_idx is not None:
+            out[table.padding_idx] = 0
+
+    def _fill_trained(self, table: TableRecord, out: Array) -> None:
+        for block in iterate_rows(self._storage, self._manifest, _of_table(table), with_state=False):
+            out[block.keys & _ID_MASK] = block.rows
+
+    def _write_rows(self, table: TableRecord) -> int:
+        """Write a large table's touched rows, sorted by id; returns their number."""
+        keep = _of_table(table)
+        parts = [keys[keep(keys)] & _ID_MASK for _, keys in iterate_keys(self._storage, self._manifest)]
+        ids = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        ids.sort()
+        specs = {
+            "ids": TensorSpec(np.dtype(np.int64), (len(ids),)),
+            "rows": TensorSpec(np.dtype(table.dtype), (len(ids), table.dim)),
+        }
+        arrays = create_tensor_file(self._folder / _table_file(table.name), specs, {"format": "pt"})
+        arrays["ids"][...] = ids
+        for block in iterate_rows(self._storage, self._manifest, keep, with_state=False):
+            arrays["rows"][np.searchsorted(ids, block.keys & _ID_MASK)] = block.rows
+        return len(ids)
+
+    def _describe(
+        self,
+        names: Mapping[str, str],
+        tensors: Mapping[str, TensorSpec],
+        by_rows: Mapping[str, TableRecord],
+        counts: Mapping[str, int],
+        metrics: Mapping[str, Any],
+    ) -> None:
+        tables: list[dict[str, Any]] = []
+        for name, table in self._tables.items():
+            entry: dict[str, Any] = {
+                "name": name,
+                "stateDictNames": sorted(n for n, source in names.items() if source == name),
+                "numEmbeddings": table.num_embeddings,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "init": table.init,
+            }
+            if name in by_rows:
+                entry |= {"form": "rows", "file": _table_file(name), "numRows": counts[name]}
+            else:
+                entry |= {"form": "dense", "file": "model.safetensors", "numRows": table.num_embeddings}
+            tables.append(entry)
+        document = {
+            "version": 1,
+            "step": self._manifest.step,
+            "epoch": self._manifest.epoch,
+            "samples": self._manifest.samples,
+            "seed": self._manifest.seed,
+            "metrics": dict(metrics),
+            "hashing": _HASHING,
+            "tables": tables,
+            "tensors": [
+                {"name": name, "dtype": str(spec.dtype), "shape": list(spec.shape)} for name, spec in tensors.items()
+            ],
+            "job": self._manifest.fingerprint,
+        }
+        (self._folder / "model.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if not by_rows:
+            (self._folder / "tables").rmdir()
+        readme = receiver_readme(self._manifest, [(t, _table_file(t.name)) for t in by_rows.values()])
+        (self._folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
+    def mask(keys: Ids) -> npt.NDArray[np.bool_]:
+        of_table: npt.NDArray[np.bool_] = keys >> _ID_BITS == table.index
+        return of_table
+
+    return mask
+
+
+def _table_file(name: str) -> str:
+    """A module's name may hold any character but a dot between its parts; a file's name may not."""
+    return f"tables/{quote(name, safe='')}.safetensors"
+
+
+def _sync(files: list[Path]) -> None:
+    """Put the files on the disk itself: mapped pages are written back at leisure otherwise."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _take_place(building: Path, final: Path) -> None:
+    """Rename a finished export to its final name; an older one there steps aside first and is deleted last."""
+    older = final.with_name(f".{final.name}.replaced")
+    shutil.rmtree(older, ignore_errors=True)
+    if final.exists():
+        final.rename(older)
+    building.rename(final)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _upload(building: Path, files: list[Path], target: Storage) -> None:
+    """Copy a finished export to an object store; model.json goes last, as the sign that the rest is there."""
+    for path in sorted(files, key=lambda p: (p.name == "model.json", p)):
+        with path.open("rb") as stream:
+            target.write_atomic(path.relative_to(building).as_posix(), iter(lambda s=stream: s.read(8 << 20), b""))  # type: ignore[misc]

@@ -1,0 +1,66 @@
+"""The README that lies beside an exported model, for the person who receives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, TableRecord
+
+__all__ = ["receiver_readme"]
+
+_WHOLE = """\
+# A model trained with HeterPS
+
+Trained for {step} steps, {samples} samples. It needs PyTorch and safetensors, not HeterPS:
+
+```python
+from safetensors.torch import load_file
+
+{build}
+model.load_state_dict(load_file("model.safetensors"), strict={strict})
+model.eval()
+```
+
+Values become ids as `model.json` says under "hashing".
+"""
+
+_BY_ROWS = """\
+
+Tables too large for one tensor lie in `tables/`: `ids` are sorted, `rows` has one row for each. Only rows that were
+trained are there; any other id had its initial value, drawn as `model.json` says under "init".
+
+```python
+table = load_file("{file}")
+row = dict(zip(table["ids"].tolist(), table["rows"]))  # id -> tensor ({dim},)
+```
+
+| table | rows of | dim | file |
+|---|---|---|---|
+"""
+
+
+def receiver_readme(manifest: CheckpointManifest, by_rows: Sequence[tuple[TableRecord, str]]) -> str:
+    """Text of the README.
+
+    Args:
+        manifest: the checkpoint that was exported; its fingerprint names the model's entrypoint if it is known.
+        by_rows: tables that were exported as ids and rows, with their files.
+    """
+    model = manifest.fingerprint.get("model")
+    build = "model = ...  # your own module, built as for training"
+    if isinstance(model, dict) and isinstance(model.get("entrypoint"), str) and ":" in model["entrypoint"]:
+        module, _, name = model["entrypoint"].partition(":")
+        arguments = model.get("arguments") or {}
+        text = f"**{_python(arguments)}" if arguments else ""
+        build = f"from {module} import {name}\n\nmodel = {name}({text})"
+    text = _WHOLE.format(step=manifest.step, samples=manifest.samples, build=build, strict=not by_rows)
+    if by_rows:
+        text += _BY_ROWS.format(file=by_rows[0][1], dim=by_rows[0][0].dim)
+        text += "".join(f"| `{t.name}` | {t.num_embeddings} | {t.dim} | `{file}` |\n" for t, file in by_rows)
+    return text
+
+
+def _python(arguments: object) -> str:
+    """JSON values as a Python expression."""
+    return repr(json.loads(json.dumps(arguments)))

@@ -1,0 +1,135 @@
+"""Reading a checkpoint back, into any number of shards.
+
+Row files are read in bounded pieces and filtered by key, so a shard that takes over a part of every old shard's rows
+never holds more than one piece beyond its own. Dense tensors are small and read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_runtime.checkpoint.errors import DamagedError
+from heterps_runtime.checkpoint.format import TensorFile
+from heterps_runtime.checkpoint.manifest import CheckpointManifest
+from heterps_runtime.checkpoint.storage import Storage
+
+__all__ = ["RowBlock", "iterate_keys", "iterate_rows", "read_dense"]
+
+Array = npt.NDArray[Any]
+Keys = npt.NDArray[np.int64]
+Wanted = Callable[[Keys], npt.NDArray[np.bool_]]
+
+_BLOCK_ROWS = 65_536  # 4 MB of rows at dim 16: large against the cost of a call, small against a shard
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of one dim, with their optimizer state. The arrays may be read-only views of the file."""
+
+    dim: int
+    keys: Keys  # (n,)
+    rows: Array  # (n, dim)
+    state: dict[str, Array]  # name -> (n, ...)
+
+
+def iterate_rows(
+    storage: Storage,
+    manifest: CheckpointManifest,
+    wanted: Wanted | None = None,
+    *,
+    with_state: bool = True,
+    block_rows: int = _BLOCK_ROWS,
+) -> Iterator[RowBlock]:
+    """All rows of a checkpoint that are wanted, in bounded pieces.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        manifest: the checkpoint.
+        wanted: keys (n,) -> mask (n,) of those to return, e.g. "its slot is mine"; all if None.
+        with_state: also read the optimizer's state.
+        block_rows: rows read at a time.
+
+    Yields:
+        non-empty blocks; every wanted key is in exactly one.
+
+    Raises:
+        DamagedError: a file is not what the manifest says.
+        StorageError: a file cannot be read.
+    """
+    for file, dim, start, keys in _key_blocks(storage, manifest, block_rows):
+        stop = start + len(keys)
+        # Rows lie in files in an order that has nothing to do with keys: reading the piece and picking is faster
+        # than many small reads. A piece without wanted keys is not read at all.
+        mask = None if wanted is None else wanted(keys)
+        if mask is not None and not mask.any():
+            continue
+        prefix = f"group-{dim}/"
+        names = [n for n in file.specs if n.startswith(f"{prefix}state/")] if with_state else []
+        rows = file.read(f"{prefix}rows", start, stop)
+        state = {name.removeprefix(f"{prefix}state/"): file.read(name, start, stop) for name in names}
+        if any(len(values) != len(keys) for values in (rows, *state.values())):
+            raise DamagedError(f"group-{dim} has arrays of different lengths")
+        if mask is None or mask.all():
+            yield RowBlock(dim, keys, rows, state)
+        else:
+            yield RowBlock(dim, keys[mask], rows[mask], {name: values[mask] for name, values in state.items()})
+
+
+def iterate_keys(
+    storage: Storage, manifest: CheckpointManifest, *, block_rows: int = 16 * _BLOCK_ROWS
+) -> Iterator[tuple[int, Keys]]:
+    """All keys of a checkpoint as (dim, keys (n,)) in bounded pieces, without reading the rows."""
+    for _, dim, _, keys in _key_blocks(storage, manifest, block_rows):
+        yield dim, keys
+
+
+def read_dense(
+    storage: Storage, manifest: CheckpointManifest, names: Collection[str] | None = None, *, role: str = "dense"
+) -> dict[str, Array]:
+    """Dense parameters with their optimizer state, or buffers.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        manifest: the checkpoint.
+        names: parameters wanted; all if None. The state of `NAME` comes along as `NAME::exp_avg` and so on.
+        role: "dense" or "buffers".
+
+    Returns:
+        name -> writable copy of the array.
+
+    Raises:
+        DamagedError: a wanted parameter is in no file, or a file is not what the manifest says.
+        StorageError: a file cannot be read.
+    """
+    found: dict[str, Array] = {}
+    for entry in manifest.files_of(role):
+        with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
+            for stored in file.specs:
+                name = stored.removeprefix(f"{role}/")
+                if names is None or name.partition("::")[0] in names:
+                    if name in found:
+                        raise DamagedError(f"{name} is in more than one {role} file")
+                    found[name] = file.read(stored).copy()
+    absent = sorted(set(names or ()) - set(found))
+    if absent:
+        raise DamagedError(f"{manifest.folder} holds no {role} state of {', '.join(absent)}")
+    return found
+
+
+def _key_blocks(
+    storage: Storage, manifest: CheckpointManifest, block_rows: int
+) -> Iterator[tuple[TensorFile, int, int, Keys]]:
+    """(file, dim, index of the first row, keys) for every piece of every row file."""
+    for entry in manifest.files_of("rows"):
+        with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
+            for name, spec in file.specs.items():
+                if not name.endswith("/keys"):
+                    continue
+                dim = int(name.removeprefix("group-").removesuffix("/keys"))
+                for start in range(0, spec.shape[0], block_rows):
+                    yield file, dim, start, file.read(name, start, start + block_rows)

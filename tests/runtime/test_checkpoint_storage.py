@@ -1,0 +1,130 @@
+"""Files appear whole or not at all, and errors name the path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs as pafs
+
+from heterps_runtime.checkpoint import Storage, StorageAddressError, StorageError
+
+
+@pytest.fixture(params=["local", "remote"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return Storage.open(tmp_path / "jobs")
+    return Storage(pafs._MockFileSystem(), "jobs", "mock://jobs")
+
+
+def test_what_is_written_is_read_listed_and_deleted(storage: Storage) -> None:
+    assert storage.files() == []
+    storage.write_atomic("a/x.bin", b"hello")
+    storage.write_atomic("a/b/y.bin", iter([b"12", b"345"]))
+    storage.write_atomic("c/z.bin", b"")
+    assert [(f.name, f.bytes) for f in storage.files()] == [("a/b/y.bin", 5), ("a/x.bin", 5), ("c/z.bin", 0)]
+    assert [f.name for f in storage.files("a")] == ["a/b/y.bin", "a/x.bin"]
+    assert storage.folders() == ["a", "c"]
+    assert storage.folders("a") == ["a/b"]
+    assert storage.read("a/b/y.bin") == b"12345"
+    with storage.open_file("a/b/y.bin") as stream:
+        stream.seek(1)
+        assert stream.read_buffer(3).to_pybytes() == b"234"
+    assert storage.exists("a/b")
+    assert storage.size("a/b") is None
+    storage.delete("a/x.bin")
+    storage.delete("a/x.bin")
+    storage.delete_dir("a/b")
+    storage.delete_dir("a/b")
+    assert [f.name for f in storage.files()] == ["c/z.bin"]
+
+
+def test_a_producer_that_fails_leaves_the_old_file_and_nothing_else(storage: Storage) -> None:
+    storage.write_atomic("a/x.bin", b"old")
+
+    def broken() -> Iterator[bytes]:
+        yield b"new"
+        raise RuntimeError("the producer's own error")
+
+    with pytest.raises(RuntimeError, match="producer's own"):
+        storage.write_atomic("a/x.bin", broken())
+    assert storage.read("a/x.bin") == b"old"
+    assert [f.name for f in storage.files()] == ["a/x.bin"]
+
+
+def test_an_upload_to_an_object_store_that_breaks_off_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heterps_runtime.checkpoint.storage._ONE_PUT", frozenset({"mock"}))
+    filesystem = pafs._MockFileSystem()
+    filesystem.create_dir("jobs/a", recursive=True)  # object stores have no folders to make
+    storage = Storage(filesystem, "jobs", "mock://jobs")
+
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise RuntimeError("cable pulled")
+
+    with pytest.raises(RuntimeError, match="cable"):
+        storage.write_atomic("a/x.bin", broken())
+    assert storage.files() == []
+    storage.write_atomic("a/x.bin", b"whole")
+    assert storage.read("a/x.bin") == b"whole"
+
+
+def test_a_missing_file_is_told_from_an_unreadable_one(storage: Storage) -> None:
+    with pytest.raises(StorageError, match=r"could not read .*jobs/no/such\.bin") as caught:
+        storage.read("no/such.bin")
+    assert caught.value.missing
+    assert not caught.value.disk_full
+    with pytest.raises(StorageError) as caught:
+        storage.open_file("no/such.bin")
+    assert caught.value.missing
+
+
+def test_a_folder_that_cannot_be_made_is_reported_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"could not write .*file/x\.bin: a file stands where a folder"):
+        Storage.open(tmp_path).write_atomic("file/x.bin", b"1")
+
+
+@pytest.mark.parametrize("address", ["", "nosuch://bucket/path", "ftp://host/path"])
+def test_an_address_that_names_no_storage_is_the_users_error(address: str) -> None:
+    with pytest.raises(StorageAddressError) as caught:
+        Storage.open(address)
+    assert isinstance(caught.value, ValueError)
+    assert address in str(caught.value)
+
+
+def test_file_addresses_and_relative_paths_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Storage.open(f"file://{tmp_path}/a").write_atomic("x", b"1")
+    monkeypatch.chdir(tmp_path)
+    assert Storage.open("a").read("x") == b"1"
+    assert Storage.open(f"file://{tmp_path}/a").address == str(tmp_path / "a")
+    assert Storage.open("a/").address == str(tmp_path / "a")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs of one megabyte needs root")
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_plainly_and_leaves_no_rest(tiny_disk: Path) -> None:
+    storage = Storage.open(tiny_disk)
+    storage.write_atomic("old.bin", bytes(1000))
+    with pytest.raises(
+        StorageError, match=r"could not write .*tiny/new\.bin: the disk is full \(\d+ MB free\)"
+    ) as caught:
+        storage.write_atomic("new.bin", (bytes(100_000) for _ in range(20)))
+    assert caught.value.disk_full
+    assert [path.name for path in tiny_disk.iterdir()] == ["old.bin"]
+    storage.write_atomic("new.bin", bytes(100_000))
