@@ -116,7 +116,9 @@ class DenseStore:
             ValueError: something is missing, left over, or of another shape than its parameter; nothing has changed.
         """
         values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
-        expected = {"step", *values} | {f"{name}::{state}" for name in values for state in _update_of(self.optimizer)[1]}
+        expected = {"step", *values} | {
+            f"{name}::{state}" for name in values for state in _update_of(self.optimizer)[1]
+        }
         if expected != set(snapshot):
             missing, unknown = sorted(expected - set(snapshot)), sorted(set(snapshot) - expected)
             raise ValueError(f"snapshot: does not fit {self.optimizer.name!r}: missing {missing}, unknown {unknown}")
@@ -127,8 +129,7 @@ class DenseStore:
                 saved = snapshot[f"{name}::{state}"]
                 if saved.shape != array.shape or saved.dtype != array.dtype:
                     raise ValueError(
-                        f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, "
-                        f"is {saved.dtype} {saved.shape}"
+                        f"snapshot: {name}::{state} must be {array.dtype} {array.shape}, is {saved.dtype} {saved.shape}"
                     )
                 array[...] = saved
         self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot["step"])

@@ -52,3 +52,67 @@ def decode(data: NDArray[np.generic], precision: Precision, dtype: DTypeLike = n
     convert = _from_fp16 if precision == "fp16" else _from_bf16
     convert(view(data, np.uint16).reshape(-1), values.reshape(-1).view(np.uint32))
     return values if np.dtype(dtype) == np.float32 else values.astype(dtype)
+
+
+# Bit patterns of float32 magnitudes.
+_INFINITY = np.uint32(0x7F800000)
+_FP16_OVERFLOW = np.uint32(0x477FF000)  # 65520, the least magnitude that rounds beyond fp16's largest, 65504
+_FP16_NORMAL = np.uint32(0x38800000)  # 2**-14, fp16's least normal magnitude
+_FP16_REBIAS = np.uint32((127 - 15) << 23)  # difference of the exponents' biases
+_HALF = np.float32(0.5)  # adding it to a subnormal aligns the mantissa at fp16's last place, and rounds
+_HALF_BITS = np.uint32(0x3F000000)
+_TWO_112 = np.float32(2.0**112)  # undoes the exponent bias, for normal and subnormal fp16 alike
+_BF16_OVERFLOW = np.uint32(0x7F7F8000)  # the least magnitude that rounds beyond bf16's largest
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+@kernel
+def _to_fp16(bits: _Bits32, out: _Bits16) -> int:
+    saturated = np.int32(0)
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & _MAGNITUDE)
+        sign = np.uint32(np.uint32(bits[i] >> np.uint32(16)) & np.uint32(0x8000))
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
+        normal = np.uint32(np.uint32(magnitude - _FP16_REBIAS + np.uint32(0xFFF) + odd) >> np.uint32(13))
+        subnormal = np.uint32(np.float32(np.uint32(magnitude).view(np.float32) + _HALF).view(np.uint32) - _HALF_BITS)
+        special = np.uint32(0x7C00) if magnitude == _INFINITY else np.uint32(0x7E00)
+        over = (magnitude >= _FP16_OVERFLOW) & (magnitude < _INFINITY)
+        result = normal if magnitude >= _FP16_NORMAL else subnormal
+        result = np.uint32(0x7BFF) if over else result
+        result = special if magnitude >= _INFINITY else result
+        out[i] = result | sign
+        saturated += np.int32(over)
+    return int(saturated)
+
+
+@kernel
+def _from_fp16(data: _Bits16, bits: _Bits32) -> None:
+    for i in range(data.size):
+        half = np.uint32(data[i])
+        sign = np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16))
+        shifted = np.uint32(np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13))
+        finite = np.float32(np.uint32(shifted).view(np.float32) * _TWO_112).view(np.uint32)
+        special = np.uint32(shifted | _INFINITY)
+        bits[i] = np.uint32(special if shifted >= np.uint32(0x0F800000) else finite) | sign
+
+
+@kernel
+def _to_bf16(bits: _Bits32, out: _Bits16) -> int:
+    saturated = np.int32(0)
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & _MAGNITUDE)
+        sign = np.uint32(np.uint32(bits[i] >> np.uint32(16)) & np.uint32(0x8000))
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(16)) & np.uint32(1))
+        rounded = np.uint32(np.uint32(magnitude + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+        over = (magnitude >= _BF16_OVERFLOW) & (magnitude < _INFINITY)
+        result = np.uint32(0x7F7F) if over else rounded
+        result = np.uint32(0x7FC0) if magnitude > _INFINITY else result
+        out[i] = result | sign
+        saturated += np.int32(over)
+    return int(saturated)
+
+
+@kernel
+def _from_bf16(data: _Bits16, bits: _Bits32) -> None:
+    for i in range(data.size):
+        bits[i] = np.uint32(data[i]) << np.uint32(16)

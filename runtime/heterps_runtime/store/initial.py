@@ -189,7 +189,7 @@ def draw_rows(
         p = positions[i]
         table, row_id = keys[p] >> ID_BITS, keys[p] & _ID_MASK
         if table < 0 or table >= limits.shape[0] or row_id >= limits[table, 0]:
-            return np.int64(p)
+            return int(p)
         kind, offset, factor = limits[table, 1], scales[table, 0], scales[table, 1]
         counter = mix64(streams[table] + np.uint64(row_id) * _ID_FACTOR)
         if row_id == limits[table, 2]:

@@ -9,10 +9,10 @@ C-contiguous, aligned array that counts as writable, because numba compiles one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]  # numba's code generator
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -26,7 +26,9 @@ Int64s = NDArray[np.int64]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PREFETCH_BLOCK = 32  # keys whose memory is requested before the first is used: a few cache-miss latencies' worth of work
+PREFETCH_BLOCK = (
+    32  # keys whose memory is requested before the first is used: a few cache-miss latencies' worth of work
+)
 
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 _FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -42,12 +44,12 @@ def kernel(function: F, *, reassociate: bool = False) -> F:
         function: A function in numba's subset of Python.
         reassociate: Let sums be reordered, so that a reduction uses vector instructions.
     """
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"} if reassociate else False}
+    fastmath: bool | set[str] = {"reassoc"} if reassociate else False
     try:
-        compiled: F = njit(cache=True, **options)(function)
+        compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)(function)
     except RuntimeError:  # "no locator available": nowhere to write
-        compiled = njit(**options)(function)
-    return compiled
+        compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    return cast(F, compiled)  # callable as before; mypy need not see numba's dispatcher
 
 
 @kernel
@@ -59,20 +61,23 @@ def mix64(x: np.uint64) -> np.uint64:
 
 
 @intrinsic
-def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
-    """`prefetch(array, offset)`: ask for the cache line of element `offset` of a C-contiguous array; never faults."""
+def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = context.make_array(signature.args[0])(context, builder, arguments[0])
         i32 = ir.IntType(32)
         pointer = builder.bitcast(builder.gep(values.data, [arguments[1]]), cgutils.voidptr_t)
-        declared = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]), "llvm.prefetch.p0"
-        )
+        function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
+        declare: Any = cgutils.get_or_insert_function
+        declared = declare(builder.module, function_type, "llvm.prefetch.p0")
         builder.call(declared, [pointer, i32(0), i32(3), i32(1)])  # for reading, keep in all caches, data
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
+
+
+prefetch = cast(Callable[[NDArray[Any], Any], None], _prefetch)
+"""`prefetch(array, offset)`: ask for the cache line of element `offset` of a C-contiguous array; never faults."""
 
 
 class _Writable:

@@ -104,7 +104,9 @@ def partition(keys: NDArray[np.int64], slot_to_shard: NDArray[np.int32], num_sha
 
 def _checked_map(slot_to_shard: NDArray[np.int32]) -> Int32s:
     shards: Int32s = view(slot_to_shard, np.int32)
-    assert shards.shape == (NUM_SLOTS,) and shards.min() >= 0 and shards.max() < NUM_SLOTS
+    assert shards.shape == (NUM_SLOTS,)
+    assert shards.min() >= 0
+    assert shards.max() < NUM_SLOTS
     return shards
 
 

@@ -134,7 +134,9 @@ def _mask(skip: NDArray[np.bool_] | None) -> Mask:
 
 
 def _output(array: AnyFloats, dtype: Any) -> AnyFloats:
-    assert array.flags.c_contiguous and array.flags.writeable and array.dtype == dtype
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert array.dtype == dtype
     return array
 
 

@@ -41,9 +41,9 @@ class _Option:
 
     def check(self, value: float) -> str | None:
         """What is wrong with `value`, or None."""
-        if value > self.low or (value == self.low and not self.low_open):
-            if value < self.high or value == self.high == 0.0:
-                return None
+        low_fits = value > self.low or (value == self.low and not self.low_open)
+        if low_fits and (value < self.high or value == self.high == 0.0):
+            return None
         bound = ">" if self.low_open else ">="
         limit = f" and < {self.high:g}" if 0 < self.high < math.inf else " and <= 0" if self.high == 0.0 else ""
         return f"must be finite, {bound} {self.low:g}{limit}, is {value:g}"
@@ -88,7 +88,7 @@ class _Optimizer:
 
     @classmethod
     def _parse(cls, value: Mapping[str, Any], catalogue: Mapping[str, Mapping[str, _Option]], kind: str) -> Any:
-        name = value.get("name")
+        name = value.get("name", "")
         if name not in catalogue:
             raise ValueError(f"{kind}Optimizer.name: {name!r} is unknown, use one of {', '.join(catalogue)}")
         known = catalogue[name]

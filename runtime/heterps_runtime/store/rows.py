@@ -88,7 +88,9 @@ class RowStore:
         """
         given: Int64s = view(keys, np.int64)
         result = np.empty((len(given), self.dim), self.dtype) if out is None else out
-        assert result.shape == (len(given), self.dim) and result.dtype == self.dtype and result.flags.c_contiguous
+        assert result.shape == (len(given), self.dim)
+        assert result.dtype == self.dtype
+        assert result.flags.c_contiguous
         positions, unknown = self._scratch(len(given))
         num_unknown = find_rows(self._index.entries, self._index.shift, given, positions, unknown)
         gather_rows(self._rows.array, positions, result)
@@ -126,10 +128,8 @@ class RowStore:
         for keys, _ in given:
             num_touched = self._claim(keys, touched, where[begin : begin + len(keys)], num_touched)
             begin += len(keys)
-        if len(given) == 1 and num_touched == total:
-            sums = given[0][1]  # every row once: the gradients are the sums
-        else:
-            sums = self._summed(given, where, num_touched)
+        once = len(given) == 1 and num_touched == total  # every row once: the gradients are the sums
+        sums = given[0][1] if once else self._summed(given, where, num_touched)
         state = {name: slab.array for name, slab in self._state.items()}
         self.optimizer.update(self._rows.array, state, touched[:num_touched], sums, scale, step)
         return 0
