@@ -1,0 +1,77 @@
+"""The errors of the controller, all of one tree.
+
+    HeterpsError                 anything that a user or an operator of HeterPS can act upon
+    ├── ManifestError            manifests that cannot be used; holds every problem found
+    └── InstallationError        a file of HeterPS itself is missing
+
+Whoever adds an error adds it here: the command line turns every `HeterpsError` into its text and an exit code, and
+nothing else into either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["MISSING", "HeterpsError", "InstallationError", "ManifestError", "Missing", "Problem"]
+
+
+class Missing:
+    """The type of `MISSING`, the value of a field that is not there (null is a value)."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Missing()
+
+_LONGEST_VALUE = 80  # characters of a value that a message shows
+
+
+class HeterpsError(Exception):
+    """Base of all errors with a message for people."""
+
+
+class InstallationError(HeterpsError):
+    """HeterPS is not installed completely."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a manifest."""
+
+    path: str  # the field as a user writes it, spec.pools[1].name; "" for a whole document or file
+    value: object  # the value found, MISSING if there is none to show
+    message: str  # what must hold
+    fix: str  # what to do about it
+    document: str = ""  # kind and name of the object, "HeterPSJob flights"
+    source: str = ""  # file and line, "job.yaml:12"
+
+    def __str__(self) -> str:
+        places = [text for text in (self.source, self.document, self.path) if text]
+        found = ""
+        if not isinstance(self.value, Missing):
+            shown = _show(self.value)
+            found = f", is {shown}" if self.message.startswith("must ") else f" (found {shown})"
+        return ": ".join([*places, f"{self.message}{found}; {self.fix}"])
+
+
+class ManifestError(HeterpsError, ValueError):
+    """Manifests that cannot be used.
+
+    Attributes:
+        problems: everything that was found, in the order of the file.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems, "a ManifestError needs a problem"
+        self.problems = tuple(problems)
+        lines = [str(problem) for problem in self.problems]
+        super().__init__(lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} problems:", *lines]))
+
+
+def _show(value: object) -> str:
+    """A value as one short line of JSON (which is YAML too)."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

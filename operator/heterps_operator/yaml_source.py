@@ -1,0 +1,248 @@
+"""YAML read as the API server's tools read it, with the line of every field.
+
+PyYAML follows YAML 1.1 in its own way: it lets a key appear twice, makes dates out of strings and numbers out of
+`1:30`, and leaves `1e6` and `y` strings, which kubectl takes for a number and for true. A manifest must mean the same
+on a laptop and on a cluster, so the plain scalars are resolved here as kubectl does it (sigs.k8s.io/yaml), and what
+JSON cannot hold is a problem. What the values must be is the business of `schema`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from heterps_operator.errors import MISSING, Problem
+
+__all__ = ["Document", "Path", "path_text", "read_documents"]
+
+Path = tuple[str | int, ...]  # ("spec", "pools", 1, "name")
+
+_MAX_NODES = 100_000  # aliases can make a small file expand without bounds
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a file."""
+
+    value: Any  # plain JSON values
+    line: int  # where it starts, from 1
+    lines: dict[Path, int] = field(repr=False)  # line of every field and item, from 1
+    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as they were written
+
+    def line_of(self, path: Path) -> int:
+        """The line of a field, or of the nearest thing around it that exists."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, self.line)
+
+
+def path_text(path: Path) -> str:
+    """A path as a user writes it: `spec.pools[1].name`."""
+    text = ""
+    for step in path:
+        if isinstance(step, str) and _NAME.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{step}]"
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves plain scalars as kubectl does."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as in the base class
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$"),
+    list("yYnNtTfFoO"),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|[0-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+.0123456789"),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<$"), ["<"])
+
+_BOOLEANS = {"y": True, "yes": True, "true": True, "on": True, "n": False, "no": False, "false": False, "off": False}
+
+
+def read_documents(text: str, name: str) -> tuple[list[Document], list[Problem]]:
+    """Read all documents of a file; empty ones are passed over.
+
+    Args:
+        text: the file's text.
+        name: the file's name, for messages.
+
+    Returns:
+        The documents, and what is wrong with them as YAML.
+    """
+    documents: list[Document] = []
+    problems: list[Problem] = []
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None, "check_node() found one"
+            if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+                continue
+            reader = _Reader(name)
+            value = reader.read(node, ())
+            problems += reader.problems
+            documents.append(Document(value, node.start_mark.line + 1, reader.lines, reader.texts))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        source = f"{name}:{mark.line + 1}" if mark else name
+        fix = f"correct the YAML at column {mark.column + 1}" if mark else "correct the YAML"
+        problems.append(Problem("", MISSING, f"not valid YAML ({what})", fix, source=source))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not valid YAML ({error.reason}: character {error.character!r})"
+        problems.append(Problem("", MISSING, message, "remove the character", source=f"{name}:{line}"))
+    except _TooLargeError as error:
+        problems.append(Problem("", MISSING, str(error), "write it out without aliases (&, *)", source=name))
+    finally:
+        loader.dispose()
+    return documents, problems
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+def _endless(node: yaml.Node) -> _TooLargeError:
+    return _TooLargeError(f"the alias to line {node.start_mark.line + 1} refers to what contains it")
+
+
+class _Reader:
+    """Turns the nodes of one document into values, and remembers where they stood."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[Path, int] = {}
+        self.texts: dict[Path, str] = {}
+        self.problems: list[Problem] = []
+        self._num_nodes = 0
+        self._open: set[int] = set()  # ids of the nodes that are being read: an alias to one of them has no end
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
+            raise _TooLargeError(f"the document has more than {_MAX_NODES} values")
+        if id(node) in self._open:
+            raise _endless(node)
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._read_mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            assert isinstance(node, yaml.ScalarNode)
+            return self._read_scalar(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _read_mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                for name, pair in self._merged_pairs(value_node, path):
+                    merged.setdefault(name, pair)
+                continue
+            key = self._read_key(key_node, path)
+            if key is None:
+                continue
+            if key in own:
+                first = own[key][0].start_mark.line + 1
+                self._problem((*path, key), key_node, f"given twice, first in line {first}", "remove one of the two")
+                continue
+            own[key] = (key_node, value_node)
+        result = {}
+        for key, (key_node, value_node) in {**merged, **own}.items():
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            result[key] = self.read(value_node, (*path, key))
+        return result
+
+    def _merged_pairs(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, tuple[yaml.Node, yaml.Node]]]:
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._problem(path, source, "<< can only take in mappings", "refer to a mapping, or remove <<")
+                continue
+            if id(source) in self._open:
+                raise _endless(source)
+            self._open.add(id(source))
+            inner: list[yaml.Node] = []
+            for key_node, value_node in source.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    inner.append(value_node)
+                    continue
+                key = self._read_key(key_node, path)
+                if key is not None:
+                    yield key, (key_node, value_node)
+            for value_node in inner:
+                yield from self._merged_pairs(value_node, path)
+            self._open.discard(id(source))
+
+    def _read_key(self, node: yaml.Node, path: Path) -> str | None:
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
+            return str(node.value)
+        text = str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+        self._problem(path, node, f"names of fields must be strings, found {text}", f'write it in quotes: "{text}"')
+        return None
+
+    def _read_scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        text = str(node.value)
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if kind in ("bool", "int", "float"):
+            self.texts[path] = text
+        try:
+            if kind == "bool":
+                return _BOOLEANS[text.lower()]
+            if kind == "null":
+                return None
+            if kind == "int":
+                return _integer(text)
+            if kind == "float":
+                number = float(text.replace("_", ""))
+                if math.isfinite(number):
+                    return int(number) if number.is_integer() and abs(number) < 2**63 else number
+                self._problem(path, node, f"{text} is no number that JSON knows", "give a finite number")
+                return None
+        except (KeyError, ValueError):
+            self._problem(path, node, f"{text} is no {kind}", "correct the value or its tag")
+            return None
+        if kind not in ("str", "binary"):
+            self._problem(path, node, f"values of the kind {node.tag} cannot be used", "remove the tag")
+        return text
+
+    def _problem(self, path: Path, node: yaml.Node, message: str, fix: str) -> None:
+        source = f"{self.name}:{node.start_mark.line + 1}"
+        self.problems.append(Problem(path_text(path), MISSING, message, fix, source=source))
+
+
+def _integer(text: str) -> int:
+    """Read an integer as Go does with base 0: 0x and 0b prefixes, a leading 0 is octal."""
+    digits = text.replace("_", "")
+    sign = -1 if digits.startswith("-") else 1
+    digits = digits.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return sign * int(digits, 10 if set(digits) & {"8", "9"} else 8)
+    return sign * int(digits, 0)
