@@ -1,0 +1,107 @@
+"""What the pool limits do: the highest throughput they allow, who limits it, and what one more pod would be worth.
+
+Both questions are answered with the exact machinery of `sweep`, so the answers are exact too (within its tolerance).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from heterps_planner.cost_model import FloatArray, Segments
+from heterps_planner.provisioning import fastest_provision, schedule_of
+from heterps_planner.sweep import Choice, cheapest_at, fastest_bound, minimise
+
+__all__ = ["fastest", "limiting_pools", "shadow_prices"]
+
+_RESOLUTION = 1 + 2e-9  # two throughputs closer than this are the same
+_NOTICEABLE = 1 + 1e-6  # a throughput higher than this factor counts as an improvement
+
+
+def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, Choice | None]:
+    """Find the highest throughput that any plan within the limits (and the ceiling) reaches.
+
+    Bisection over the throughput; each test is an exact search for any plan that reaches it, and a plan that is found is
+    given all the units that help it, so that a few tests suffice.
+
+    Returns:
+        The throughput (0 if no plan keeps the limits at all) and a plan that reaches it.
+    """
+    segments = replace(segments, floor=0.0)
+    low, best = 0.0, None
+    high = fastest_bound(segments) * _RESOLUTION
+    if high == 0:
+        return 0.0, None
+    theta = 0.0  # cheapest_at raises it to one pod per stage
+    just_above = True
+    while not should_stop():
+        choice = cheapest_at(segments, theta, should_stop).choice
+        if choice is None:
+            if theta <= low * _RESOLUTION:
+                break
+            high = theta
+        else:
+            best = _with_all_units(segments, choice)
+            low = best.throughput
+        if low * _RESOLUTION >= high:
+            break
+        # First ask whether the plan at hand is already the best; if it is not, halve the range.
+        theta = low * _RESOLUTION if just_above else math.sqrt(low * high)
+        just_above = not just_above
+    return low, best
+
+
+def _with_all_units(segments: Segments, choice: Choice) -> Choice:
+    """Give the stages of a plan the pods with which it is fastest, unless that breaks the ceiling."""
+    stages = list(choice.stages)
+    throughput, pods = fastest_provision(schedule_of(segments, stages, [None] * len(stages)), segments)
+    price = float(pods[:-1] @ segments.price_T[[t for _, _, t in stages]]) + pods[-1] * float(
+        segments.price_T[segments.server_pool]
+    )
+    if throughput <= choice.throughput or price > segments.ceiling:
+        return choice
+    return Choice(choice.stages, tuple(map(int, pods[:-1])), int(pods[-1]), throughput, price)
+
+
+def limiting_pools(segments: Segments, best: float) -> list[int]:
+    """Return the pools each of which alone, with three times its limit, would allow more than `best`."""
+    result = []
+    for pool in range(segments.num_pools):
+        wider = segments.with_limit(pool, 3 * float(segments.limit_T[pool]) + 1)
+        if cheapest_at(wider, max(best, 0.0) * _NOTICEABLE).choice is not None:
+            result.append(pool)
+    return result
+
+
+def shadow_prices(
+    segments: Segments, choice: Choice, rate: float, should_stop: Callable[[], bool] = lambda: False
+) -> FloatArray:
+    """Return what one more unit of each pool would save, in dollars per hour at the plan's throughput.
+
+    These are exact differences of optimal costs, not multipliers: the problem is solved again with one more pod. All
+    pools are widened together first; if that does not help, no single one does, otherwise the halves are asked.
+
+    Args:
+        segments: the problem.
+        choice: its optimal plan.
+        rate: cost of that plan, dollars per hour and (sample per second), at search prices.
+        should_stop: when it returns True the pools not yet examined are left at 0.
+    """
+    result = np.zeros(segments.num_pools)
+    groups = [list(range(segments.num_pools))]
+    while groups and not should_stop():
+        group = groups.pop()
+        wider = segments.limit_T.copy()
+        wider[group] += 1
+        found = minimise(replace(segments, limit_T=wider), rate=rate, should_stop=should_stop)
+        if found.choice is None:
+            continue
+        if len(group) == 1:
+            saving = (rate - found.rate) * choice.throughput
+            result[group[0]] = saving / float(segments.units_T[group[0]])
+        else:
+            groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+    return result
