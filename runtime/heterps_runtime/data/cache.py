@@ -25,6 +25,7 @@ import json
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,14 +52,13 @@ _SAY_SECONDS = 1.0  # between messages
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """A complete cache folder, held open so that it is not evicted."""
+    """A complete cache folder. While this object lives, a shared lock on meta.json keeps it from being evicted."""
 
     folder: Path
     num_rows: int
     arrays: dict[str, str]  # name of an array -> file
     multi_valued: tuple[str, ...]
     single_valued: tuple[str, ...]
-    lock: IO[str]  # shared lock on meta.json, for as long as the split is in use
 
 
 def fingerprint(source: Source) -> str:
@@ -135,23 +135,24 @@ def _locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
 def _open(folder: Path, progress: Progress) -> CachedSplit | None:
     """Open a complete cache folder; None if there is none or it is damaged (said aloud)."""
     try:
-        lock = (folder / "meta.json").open()
+        descriptor = os.open(folder / "meta.json", os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        meta = json.load(lock)
+        meta = json.loads((folder / "meta.json").read_text())
         for file, size in meta["sizes"].items():
             found = (folder / file).stat().st_size
             if found != size:
                 raise ValueError(f"{file} has {found} bytes instead of {size}")
         cached = CachedSplit(
-            folder, meta["rows"], meta["arrays"], tuple(meta["multiValued"]), tuple(meta["singleValued"]), lock
+            folder, meta["rows"], meta["arrays"], tuple(meta["multiValued"]), tuple(meta["singleValued"])
         )
     except (OSError, ValueError, KeyError) as error:
-        lock.close()
+        os.close(descriptor)
         progress(0.0, f"the data cache {folder} is damaged ({error}); building it again")
         return None
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    weakref.finalize(cached, os.close, descriptor)  # which releases the lock
     os.utime(folder)  # the time of last use, for eviction
     return cached
 

@@ -135,13 +135,13 @@ class DataSpec:
         Raises:
             DataError: a field is missing or wrong.
         """
-        for field in ("format", "train", "label"):
+        for field in ("train", "label"):
             if not data.get(field):
                 raise DataError(f"spec.data.{field}: is missing")
         cache = data.get("cache") or {}
         limit = cache.get("maxBytes")
         return cls(
-            format=data["format"],
+            format=data.get("format", "parquet"),
             train=str(data["train"]),
             evaluation=str(data["evaluation"]) if data.get("evaluation") else None,
             label=data["label"],
