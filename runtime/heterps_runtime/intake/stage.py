@@ -1,0 +1,252 @@
+"""One stage of a model: consecutive layers as a module of their own.
+
+The caller looks rows up and owns the parameters: `ids` says what to look up, `bind` takes this step's parameters, and
+`forward` computes with what was looked up. A stage shares nothing that changes with the user's module or other stages.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from heterps_runtime.intake import kinds
+from heterps_runtime.intake.aliases import memory_chain
+from heterps_runtime.intake.errors import CutError
+from heterps_runtime.intake.graph import CutGraph
+from heterps_runtime.intake.sites import Site, SiteIds, prepare_ids
+from heterps_runtime.intake.trace import TRAINING
+
+__all__ = ["LOGITS", "StageModule"]
+
+#: The only output of the last stage.
+LOGITS = "logits"
+
+
+class StageModule:
+    """Layers `first` to `last` of a model, both inclusive.
+
+    Attributes:
+        inputs: names of the values that must arrive: the used features for the first stage, live values otherwise.
+        outputs: names of the values to send on; `("logits",)` for the last stage. An input that a later stage needs
+            is among them.
+        gradient_inputs: the inputs that depend on something trainable, in order. The sender wants their gradients
+            (where the tensor that arrives is floating-point), and nobody wants the others'.
+        gradient_outputs: the outputs likewise: the next stage's `gradient_inputs`.
+        sites: the lookups of this stage, in order.
+        parameter_names: trainable dense parameters, qualified as in the user's module.
+        module: the computation, an fx module whose parameters are plain attributes, bound with `bind`.
+    """
+
+    def __init__(self, graph: CutGraph, first: int, last: int) -> None:
+        self._graph = graph
+        self._is_last = last == len(graph.blocks) - 1
+        self._copied: dict[int, Any] = {id(p): p for p in graph.module.parameters()}  # deepcopy shares these
+        arriving = graph.live(first)
+        leaving = [kinds.operands(graph.output)[0]] if self._is_last else list(graph.live(last + 1))
+        self.inputs: tuple[str, ...] = tuple(map(graph.name, arriving))
+        self.outputs: tuple[str, ...] = (LOGITS,) if self._is_last else tuple(map(graph.name, leaving))
+        carrying = {graph.name(n) for n in (*arriving, *leaving) if graph.carries_gradient(n)}
+        self.gradient_inputs: tuple[str, ...] = tuple(n for n in self.inputs if n in carrying)
+        self.gradient_outputs: tuple[str, ...] = (
+            (LOGITS,) if self._is_last else tuple(n for n in self.outputs if n in carrying)
+        )
+        inside = [n for n in graph.nodes if first <= graph.layer.get(n, -2) <= last]
+        self._calls = [graph.sites[n] for n in inside if n in graph.sites]
+        self.sites: tuple[Site, ...] = tuple(call.site for call in self._calls)
+
+        lookups = [n for n in inside if n in graph.sites]
+        self._leaving = leaving
+        self._computed = [n for n in leaving if n not in arriving or n in self._changed(inside, arriving)]
+        self.module, self._forward_inputs = self._emit(inside, arriving, lookups, self._computed)
+        wanted = [n for call in self._calls for n in (call.ids, call.offsets, call.weights) if n is not None]
+        self._ids_module, self._ids_inputs = self._emit(inside, arriving, [], list(dict.fromkeys(wanted)), ids=True)
+        self._wanted = {n: i for i, n in enumerate(dict.fromkeys(wanted))}
+
+        self._slots: dict[str, list[tuple[nn.Module, str]]] = {}
+        self._free_parameters()
+        self.parameter_names: tuple[str, ...] = tuple(n for n in graph.parameter_names.values() if n in self._slots)
+        self._training = True
+        self.bind(self.initial_parameters())
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+    def ids(self, inputs: Mapping[str, Tensor]) -> list[SiteIds]:
+        """What to look up for each site. Computes nothing else, and no gradient.
+
+        Args:
+            inputs: the values that arrive; only those that ids are made from are read.
+        """
+        if not self._calls:
+            return []
+        with torch.no_grad():
+            values = self._ids_module(self._training, *(inputs[name] for name in self._ids_inputs))
+        found: list[SiteIds] = []
+        for call in self._calls:
+            offsets, weights = (None if n is None else values[self._wanted[n]] for n in (call.offsets, call.weights))
+            found.append(prepare_ids(call, values[self._wanted[call.ids]], offsets, weights))
+        return found
+
+    def forward(self, inputs: Mapping[str, Tensor], looked_up: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Compute the stage.
+
+        Args:
+            inputs: the values that arrive, by name.
+            looked_up: per site its rows, (*, dim) for an embedding, or pooled, (B, dim), for a bag.
+
+        Returns:
+            The values to send on, by name. A value that only passes through is returned as it came.
+
+        Raises:
+            CutError: a value that has to travel is no tensor.
+        """
+        values = self.module(self._training, *(inputs[name] for name in self._forward_inputs), *looked_up)
+        computed = dict(zip(self._computed, values, strict=True))
+        result: dict[str, Tensor] = {}
+        for name, node in zip(self.outputs, self._leaving, strict=True):
+            value = computed[node] if node in computed else inputs[name]
+            if not isinstance(value, Tensor):
+                raise CutError(
+                    f"the value {name!r} is a {type(value).__name__}, but only tensors can leave a stage.",
+                    fix="take it apart in forward right where it is made (a, b = self.layer(x)), and pass tensors on.",
+                    where=node.meta["where"],
+                )
+            result[name] = value
+        return result
+
+    # --- state --------------------------------------------------------------------------------------------------------
+    def bind(self, parameters: Mapping[str, Tensor]) -> None:
+        """Use these tensors as parameters from now on. No copy is made, and gradients reach them.
+
+        Args:
+            parameters: by qualified name; those of other stages are passed over, those left out stay as they are.
+        """
+        for name, slots in self._slots.items():
+            value = parameters.get(name)
+            if value is not None:
+                for owner, attribute in slots:
+                    setattr(owner, attribute, value)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Copies of the user's module's values, on the CPU, in the order of `parameter_names`."""
+        names = self._graph.parameter_names
+        return {
+            names[id(p)]: p.detach().clone() for p in self._graph.module.parameters() if names[id(p)] in self._slots
+        }
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The stage's buffers and frozen parameters, live, by their name in the user's module."""
+        constants = self._graph.trace.constants
+        return {
+            name: tensor
+            for module in (self.module, self._ids_module)
+            for name, tensor in module.named_buffers(remove_duplicate=False)
+            if name not in constants
+        }
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Copy values into the stage's buffers, by name; others are passed over."""
+        for name, tensor in self.buffers().items():
+            if name in buffers:
+                tensor.copy_(buffers[name])
+
+    def to(self, device: torch.device | str) -> StageModule:
+        """Move buffers and bound parameters to a device; returns the stage itself."""
+        self.module.to(device)
+        self._ids_module.to(device)
+        self.bind({name: getattr(*slots[0]).detach().to(device) for name, slots in self._slots.items()})
+        return self
+
+    def train(self, mode: bool = True) -> StageModule:
+        """Switch between training and evaluation; returns the stage itself."""
+        self._training = mode
+        self.module.train(mode)
+        self._ids_module.train(mode)
+        return self
+
+    # --- making the modules -------------------------------------------------------------------------------------------
+    def _changed(self, inside: list[fx.Node], arriving: Sequence[fx.Node]) -> set[fx.Node]:
+        """The arriving values that this stage changes in place."""
+        in_place = self._graph.in_place
+        ends = (memory_chain(n, in_place) for n in inside if n in in_place)
+        return {n for chain in ends for n in chain if n in arriving}
+
+    def _emit(
+        self,
+        inside: list[fx.Node],
+        arriving: Sequence[fx.Node],
+        lookups: list[fx.Node],
+        results: list[fx.Node],
+        *,
+        ids: bool = False,
+    ) -> tuple[fx.GraphModule, tuple[str, ...]]:
+        """Write the part of the graph that makes `results`, as a module of (training, inputs..., looked up...)."""
+        source, in_place = self._graph, self._graph.in_place
+        needed = self._needed(inside, results, set() if ids else {n for n in inside if n in in_place})
+        taken = [n for n in arriving if n in needed]
+        changed = set() if ids else self._changed(inside, arriving)
+        graph = fx.Graph()
+        training = graph.placeholder(TRAINING)
+        made: dict[fx.Node, fx.Node] = {n: graph.placeholder(n.name) for n in taken}
+        made.update({n: graph.placeholder(f"lookup_{i}") for i, n in enumerate(lookups)})
+        roots = {memory_chain(n, in_place)[-1] for n in needed if n in in_place}
+        for node in [*taken, *lookups]:  # the caller's tensors are not ours to change, and may be autograd leaves
+            if node in changed or node in roots:
+                made[node] = graph.call_method("clone", (made[node],))
+
+        def copied(node: fx.Node) -> fx.Node:
+            if node not in made:
+                assert node in source.pulled, f"{node} is not at hand in this stage"
+                made[node] = training if node.target == TRAINING else graph.node_copy(node, copied)
+            return made[node]
+
+        for node in inside:
+            if node in needed and node not in made:
+                made[node] = graph.node_copy(node, copied)
+                if node.meta["no_grad"] and not _makes_tuple(node, source):
+                    made[node] = graph.call_method("detach", (made[node],))
+        graph.output(tuple(copied(n) for n in results))
+        targets = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
+        module = fx.GraphModule({t: self._copy_of(t) for t in dict.fromkeys(targets)}, graph, "Stage")
+        return module, tuple(map(source.name, taken))
+
+    def _needed(self, inside: list[fx.Node], results: list[fx.Node], effects: set[fx.Node]) -> set[fx.Node]:
+        within = set(inside)
+        needed: set[fx.Node] = set()
+        waiting = [*results, *effects]
+        while waiting:
+            node = waiting.pop()
+            if node in needed:
+                continue
+            if node not in self._graph.pulled:
+                needed.add(node)
+            if node in self._graph.pulled or (node in within and node not in self._graph.sites):
+                waiting.extend(self._graph.needs(node))
+        return needed
+
+    def _copy_of(self, target: str) -> Any:
+        """A module or tensor of the user's, copied once for this stage; parameters are shared until freed."""
+        constants = self._graph.trace.constants
+        if target in constants:
+            return copy.deepcopy(constants[target], self._copied)
+        owner, _, attribute = target.rpartition(".")
+        return copy.deepcopy(getattr(self._graph.modules[owner], attribute), self._copied)
+
+    def _free_parameters(self) -> None:
+        """Make plain attributes of trainable parameters, and buffers of frozen ones."""
+        for owner in dict.fromkeys([*self.module.modules(), *self._ids_module.modules()]):
+            for attribute, parameter in list(owner._parameters.items()):
+                if parameter is None:
+                    continue
+                del owner._parameters[attribute]
+                if parameter.requires_grad:
+                    setattr(owner, attribute, parameter.detach())
+                    self._slots.setdefault(self._graph.parameter_names[id(parameter)], []).append((owner, attribute))
+                else:
+                    owner.register_buffer(attribute, parameter.detach().clone())
+
+
+def _makes_tuple(node: fx.Node, graph: CutGraph) -> bool:
+    return node.op == "call_module" and kinds.is_multi_output_module(graph.modules[str(node.target)])
