@@ -1,7 +1,8 @@
 """Checkpoints: state as of one commit, on any storage, valid in full or not at all.
 
 The rule: a checkpoint exists once its manifest exists, the manifest is written last, and nothing that an earlier valid
-checkpoint consists of is ever written to. This package imports neither torch nor any other part of the runtime.
+checkpoint consists of is ever written to. This package imports neither torch nor, but for the root of
+the errors, any other part of the runtime.
 """
 
 from heterps_runtime.checkpoint.errors import CheckpointError, DamagedError, StorageAddressError, StorageError

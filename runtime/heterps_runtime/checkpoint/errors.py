@@ -1,8 +1,8 @@
 """What can go wrong with a checkpoint, in the words that a user will read.
 
     CheckpointError
-    ├── StorageError        the place could not be read or written: disk full, no permission, no network
-    ├── StorageAddressError the path or address itself is wrong (also a ValueError: the user's input)
+    ├── StorageError        the place could not be read or written: disk full, no permission, no network (transient)
+    ├── StorageAddressError the path or address itself is wrong (the user's input)
     └── DamagedError        a file is there, but is not what was written: truncated, changed, incomplete
 
 A `StorageError` may pass (training goes on, the last good checkpoint stays); a `DamagedError` does not, so an older
@@ -15,14 +15,16 @@ import errno
 import os
 import shutil
 
+from heterps_runtime.errors import HeterpsRuntimeError, TransientError, UserError
+
 __all__ = ["CheckpointError", "DamagedError", "StorageAddressError", "StorageError"]
 
 
-class CheckpointError(Exception):
+class CheckpointError(HeterpsRuntimeError):
     """Base of all errors of this package."""
 
 
-class StorageAddressError(CheckpointError, ValueError):
+class StorageAddressError(CheckpointError, UserError):
     """A path or URI that names no storage."""
 
 
@@ -30,7 +32,7 @@ class DamagedError(CheckpointError):
     """A file or checkpoint that is not what was written."""
 
 
-class StorageError(CheckpointError):
+class StorageError(CheckpointError, TransientError):
     """A failed operation on a storage.
 
     Attributes:

@@ -5,8 +5,8 @@ Everything above this module knows names relative to one root. Reading, listing 
 
 - local disks: a temporary file beside the target, fsync, rename, fsync of the folder. After a power cut the name
   stands for all bytes or for none.
-- object stores: one put; an object shows only when its upload is complete. pyarrow completes an upload that broke off
-  in the middle when the stream is closed, so a broken one is deleted again.
+- object stores: one put; an object shows only when its upload is complete. pyarrow also completes an upload that broke
+  off in the middle, because its streams cannot be abandoned (apache/arrow#40502), so a broken one is deleted again.
 - other file systems (HDFS): a temporary file, then a move.
 
 `format.py` writes tensors through it; `manifest.py` decides which files form a valid checkpoint.

@@ -1,0 +1,119 @@
+"""What the documents say about the repository is so, and nothing in it belongs to one machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Spelled in parts, so that this file does not contain what it looks for.
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:" + "|".join(("work/(?:main|shared)", "root/", "home/[a-z]+/")) + ")")
+# Where packages come from is the business of the machine that installs them. Image references in Kubernetes manifests
+# are another matter: they always name a host.
+REGISTRIES = re.compile(
+    r"\b(?:" + "|".join(f"{a}\\.{b}" for a, b in (
+        ("pypi", "org"), ("pythonhosted", "org"), ("download.pytorch", "org"), ("npmjs", "(?:com|org)"),
+        ("crates", "io"), ("proxy.golang", "org"),
+    )) + r")\b"
+)  # fmt: skip
+
+
+def tracked_texts() -> list[tuple[str, str]]:
+    """Names and contents of all text files that git knows."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no git checkout, so there are no tracked files to look at")
+    texts = []
+    for name in listed.stdout.decode().split("\0"):
+        path = ROOT / name
+        if name and path.is_file():
+            contents = path.read_bytes()
+            if b"\0" not in contents:
+                texts.append((name, contents.decode()))
+    assert len(texts) > 20
+    return texts
+
+
+def offending(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in tracked_texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    assert offending(MACHINE_PATHS) == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert offending(REGISTRIES) == []
+
+
+def test_the_guards_see_what_they_look_for() -> None:
+    for line in ("cd /" + "root/x", "open('/" + "home/ann/data')", "(/" + "work/main)"):
+        assert MACHINE_PATHS.search(line)
+    assert not MACHINE_PATHS.search("a/root/b and ./work/main/x")
+    assert REGISTRIES.search("https://" + "pypi." + "org/simple")
+    assert not REGISTRIES.search("heterps.io")
+
+
+def requirement_name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return match[0].lower()
+
+
+def declared_dependencies() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    requirements = [
+        *project["project"]["dependencies"],
+        *(r for extra in project["project"]["optional-dependencies"].values() for r in extra),
+        *project["build-system"]["requires"],
+        *(line for line in (ROOT / "requirements.in").read_text().splitlines() if line and not line.startswith("#")),
+    ]
+    return {requirement_name(requirement) for requirement in requirements} - {"heterps"}
+
+
+def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> None:
+    rows = re.findall(
+        r"^\| ([\w.-]+) \| \d+ \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/dependencies.md").read_text(), re.M
+    )
+    explained = {name.lower() for name, reason in rows if len(reason.split()) >= 3}
+    assert explained == declared_dependencies()
+
+
+def test_every_dependency_is_locked_with_hashes() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = {name.lower(): block for name, block in re.findall(r"^([\w.-]+)==((?:.*\\\n)+.*)$", lock, re.M)}
+    missing = {name for name in declared_dependencies() if "--hash=sha256:" not in locked.get(name, "")}
+    assert missing == set()
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    dead = []
+    for name, text in tracked_texts():
+        if not name.endswith(".md"):
+            continue
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target or target.startswith(("#", "mailto:")):
+                continue
+            if not (ROOT / name).parent.joinpath(target.partition("#")[0]).exists():
+                dead.append(f"{name}: {target}")
+    assert dead == []
+
+
+def test_every_make_target_is_explained() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    [phony] = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
+    explained = re.findall(r"^([a-z]+):.*## \S", makefile, re.M)
+    assert sorted(phony.split()) == sorted(explained)
+    shown = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split()[1] for line in shown.splitlines()] == explained
