@@ -1,0 +1,117 @@
+"""The `heterps` command."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib import metadata
+
+from heterps_operator.cli.session import Programs
+from heterps_operator.errors import HeterpsError
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None, programs: Programs | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: without the program's name; None: those of this process.
+        programs: what commands start; None: the runtime and the planner of this installation.
+
+    Returns:
+        The exit code (docs/cli.md).
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _dispatch(options, programs or Programs())
+    except HeterpsError as error:
+        sys.stderr.write(f"heterps: {error}\n")
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:  # outside of the control loop, where nothing runs that would have to end in order
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(options: Namespace, programs: Programs) -> int:
+    # Imported when needed: a planner's child process starts faster without displays and plots.
+    match options.command:
+        case "run":
+            from heterps_operator.cli.run import run
+
+            return run(options, programs)
+        case "plan":
+            from heterps_operator.cli.plan import plan
+
+            return plan(options, programs)
+        case _:
+            from heterps_operator.cli.profile import profile
+
+            return profile(options, programs)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="heterps",
+        description="Train recommendation models on the cheapest mix of hardware that is fast enough.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"heterps {metadata.version('heterps')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run", help="train a job on this machine", description="Profile, plan and train a job on this machine."
+    )
+    _add_job(run)
+    run.add_argument("--output", choices=("text", "json"), default="text", help="how to report (default: text)")
+    run.add_argument("--fresh", action="store_true", help="start over, forgetting earlier progress and checkpoints")
+    run.add_argument("--port", type=_port, default=0, help="port of the coordinator (default: any free one)")
+    run.add_argument("--refresh-profile", action="store_true", help="measure the layers again, and plan anew")
+
+    plan = commands.add_parser(
+        "plan", help="find the cheapest plan", description="Find the cheapest plan that is fast enough, and say why."
+    )
+    _add_job(plan, optional=True)
+    plan.add_argument("--problem", metavar="FILE", help="plan this problem file instead of a job")
+    plan.add_argument("--method", metavar="M", help="planning method (default: the job's, or optimal)")
+    plan.add_argument("--profile", metavar="FILE", help="take the layers' times from this problem file")
+    plan.add_argument("--stages", metavar="FILE", help='take the stages by hand from this file: {"stages": [...]}')
+    plan.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="time limit of the search")
+    plan.add_argument("--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
+    plan.add_argument("--frontier", metavar="PNG", help="draw the cost against the throughput")
+    plan.add_argument("--refresh-profile", action="store_true", help="measure the layers again")
+
+    profile = commands.add_parser(
+        "profile", help="measure a job's layers", description="Measure the model's layers on every pool of a job."
+    )
+    _add_job(profile)
+    profile.add_argument("--output", choices=("table", "json"), default="table", help="(default: table)")
+    profile.add_argument("--to", metavar="FILE", help="write the planning problem to this file")
+    profile.add_argument("--cached", action="store_true", help="measure only what no earlier run has measured")
+    return parser
+
+
+def _add_job(parser: ArgumentParser, optional: bool = False) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?" if optional else None, help="job file (YAML)")
+    parser.add_argument("--work-directory", metavar="D", help="for state, logs, checkpoints (default: .heterps/NAME)")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    parser.add_argument("--verbose", action="store_true", help="show every process")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(text)
+    return port
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The `heterps` command: one module per subcommand; everything below it is usable without it."""

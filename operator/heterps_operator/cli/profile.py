@@ -1,0 +1,119 @@
+"""`heterps profile JOB`: measure the model's layers on every pool, and write a planning problem."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from heterps_operator.cli.session import Driven, Programs, Session, UsageError, drive, open_session
+from heterps_operator.display import Display, make_display
+from heterps_operator.profiles import build_problem, profile_warnings
+from heterps_operator.report import exit_code, render_failure
+from heterps_operator.values import Json
+from heterps_runtime.contract import EXIT_OK
+
+__all__ = ["measure", "profile"]
+
+
+def profile(arguments: Namespace, programs: Programs) -> int:
+    """Measure the pools of the job of the command line; returns the exit code."""
+    machine = arguments.output == "json"
+    console = Console(stderr=machine)
+    display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
+    target = None if arguments.to is None else _writable(arguments.to)
+    session = open_session(arguments.job, arguments.work_directory, programs, goal="profile")
+    with session.workspace.locked():
+        problem, code = measure(session, display, refresh=not arguments.cached, console=console)
+    if problem is None:
+        return code
+    text = json.dumps(problem, indent=2) + "\n"
+    if target is not None:
+        target.write_text(text, encoding="utf-8")
+        display.say(f"problem written to {target}; plan it with: heterps plan --problem {target}")
+    if machine:
+        sys.stdout.write(text)
+    elif not arguments.quiet:
+        console.print(render_profile(problem))
+    return EXIT_OK
+
+
+def measure(
+    session: Session, display: Display, *, refresh: bool, console: Console, port: int = 0
+) -> tuple[dict[str, Any] | None, int]:
+    """Measure what no earlier run has measured, and merge the profiles.
+
+    Args:
+        session: opened with the goal "profile"; its lock must be held.
+        display: is shown the measuring.
+        refresh: measure every pool again.
+        console: for what went wrong.
+        port: of the coordinator; 0: any free one.
+
+    Returns:
+        The planning problem, or None; and the exit code.
+    """
+    known: dict[str, Any] = {} if refresh else session.cached_profiles()
+    if known:
+        names = ", ".join(sorted(known))
+        display.say(f"profile of {names}: taken from an earlier run (measured again with --refresh-profile)")
+    profiles: dict[str, Json] = dict(known)
+    if len(known) < len(session.job.pools):
+        driven: Driven = drive(session, display, profiles=known, port=port)
+        if driven.status.phase != "Profiled":
+            failure = driven.status.failure
+            if failure is not None:
+                Console(stderr=True).print(render_failure(failure.to_json()))
+            return None, exit_code(driven.status, driven.interrupted)
+        profiles = driven.profiles
+    for warning in profile_warnings({pool.name: profiles[pool.name] for pool in session.job.pools}):
+        display.say(f"warning: {warning}")
+    return build_problem(session.job, profiles), EXIT_OK
+
+
+def render_profile(problem: Json) -> Table:
+    """A problem's layers as a table: time per batch on one unit, and how much of it more units share."""
+    pools = [pool["name"] for pool in problem["pools"]]
+    batch = problem["batchSize"]
+    table = Table(
+        title=f"one batch of {batch:,} samples, forward and backward, on one unit",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("layer")
+    table.add_column("kind")
+    for pool in pools:
+        table.add_column(f"{pool}\ncompute", justify="right")
+        table.add_column("\nshared", justify="right")
+        table.add_column("\ntransfer", justify="right")
+        table.add_column("\nspread", justify="right")
+    for layer in problem["layers"]:
+        cells = []
+        for pool in pools:
+            times = layer["pools"].get(pool) or {}
+            cells += _cells(times) if times else ["cannot run", "", "", ""]
+        table.add_row(layer["name"], layer.get("kind", ""), *cells)
+    return table
+
+
+def _cells(times: Json) -> list[str]:
+    return [
+        f"{times['computeSeconds'] * 1e3:.3f} ms",
+        f"{times['parallelFraction']:.0%}",
+        f"{times.get('transferSeconds', 0) * 1e3:.3f} ms",
+        f"{times.get('spread', 0):.1%}",
+    ]
+
+
+def _writable(name: str) -> Path:
+    """The file to write; found out before minutes of measuring."""
+    path = Path(name)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--to {name}: must be a file in a folder that exists")
+    return path

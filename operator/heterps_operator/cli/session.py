@@ -1,0 +1,176 @@
+"""What every command on a job shares: the manifest, its work directory, and one run of the control loop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from heterps_operator.bill import Bill
+from heterps_operator.display import Display
+from heterps_operator.errors import HeterpsError
+from heterps_operator.job import JobSpec
+from heterps_operator.loop import ControlLoop
+from heterps_operator.manifest import load_manifest
+from heterps_operator.planning import PLANNER_COMMAND, PlannerProcess
+from heterps_operator.processes import RUNTIME_COMMAND, ProcessSubstrate
+from heterps_operator.profiles import ProfileCache
+from heterps_operator.status import Status
+from heterps_operator.values import Json
+from heterps_operator.workspace import Workspace
+
+__all__ = ["Programs", "Session", "UsageError", "drive", "open_session"]
+
+
+class UsageError(HeterpsError, ValueError):
+    """An option of the command line that cannot be followed."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs that a session starts; tests give others."""
+
+    runtime: Sequence[str] = RUNTIME_COMMAND
+    planner: Sequence[str] = PLANNER_COMMAND
+
+
+@dataclass(frozen=True)
+class Session:
+    """A job, ready to be run."""
+
+    job: JobSpec
+    path: str  # of the manifest, as the user wrote it
+    workspace: Workspace
+    configuration: dict[str, Any]
+    cache: ProfileCache
+    programs: Programs = field(default_factory=Programs)
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the job's checkpoints lie."""
+        path = (self.configuration["job"]["spec"].get("checkpoint") or {}).get("path")
+        return str(path or self.workspace.path / "checkpoints")
+
+    def cached_profiles(self) -> dict[str, Any]:
+        """Profiles of earlier runs that are still true."""
+        return self.cache.load([pool.name for pool in self.job.pools])
+
+
+@dataclass(frozen=True)
+class Driven:
+    """How a run of the loop has ended."""
+
+    status: Status
+    bill: Bill
+    interrupted: bool
+    profiles: dict[str, Json]
+
+
+def open_session(path: str, work_directory: str | None, programs: Programs, goal: str | None = None) -> Session:
+    """Read a job file and open its work directory.
+
+    Args:
+        path: of the manifest.
+        work_directory: None: `.heterps/JOB` beside where the user stands.
+        programs: what to start.
+        goal: see `JobSpec.goal`.
+
+    Raises:
+        HeterpsError: the manifest or the directory cannot be used.
+    """
+    manifest = load_manifest(path)
+    job = JobSpec.from_manifests(manifest.job, manifest.pools, goal)
+    workspace = Workspace(Path(work_directory) if work_directory else Path(".heterps") / job.name)
+    configuration = manifest.run_configuration(workspace.path)
+    cache = ProfileCache(workspace.profiles, configuration)
+    return Session(job, path, workspace, configuration, cache, programs)
+
+
+def drive(
+    session: Session,
+    display: Display,
+    *,
+    profiles: Mapping[str, Json],
+    status: Status | None = None,
+    bill: Bill | None = None,
+    save: Callable[[Status, Bill], None] = lambda status, bill: None,
+    port: int = 0,
+) -> Driven:
+    """Run the control loop until the job is in a final phase; Ctrl-C stops it in order.
+
+    Args:
+        session: the job; its lock must be held.
+        display: is shown every turn.
+        profiles: those that need no measuring.
+        status: to go on from.
+        bill: charged so far.
+        save: keeps status and bill.
+        port: of the coordinator; 0: any free one.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    _check_port(port)
+    workspace = session.workspace
+    workspace.write_configuration(session.configuration)
+    token = workspace.new_token()
+    substrate = ProcessSubstrate(
+        workspace.path, workspace.configuration, token, runtime_command=session.programs.runtime, port=port
+    )
+    if substrate.leftovers:
+        display.say(f"ended what an earlier run had left behind: {', '.join(substrate.leftovers)}")
+    planner = PlannerProcess(
+        workspace.path / "plan",
+        session.job.method,
+        session.job.planner_timeout_seconds,
+        stages=session.job.stages_by_hand,
+        command=session.programs.planner,
+    )
+    loop = ControlLoop(
+        session.job,
+        substrate,
+        planner,
+        session.cache,
+        token=token,
+        save=save,
+        listener=display,
+        known_profiles=profiles,
+        status=status,
+        bill=bill,
+    )
+    with _signals(loop), display:
+        loop.run()
+    return Driven(loop.status, loop.bill, loop.stop_requested, loop.profiles)
+
+
+def _check_port(port: int) -> None:
+    """Find out before anything is started; the coordinator would find out too, seconds later."""
+    if port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            fix = "choose another, or leave the option out for any free one"
+            raise UsageError(f"--port {port}: cannot be listened on ({error.strerror}); {fix}") from error
+
+
+@contextmanager
+def _signals(loop: ControlLoop) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into an orderly stop, and a second one into an immediate end."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.request_stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

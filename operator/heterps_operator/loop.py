@@ -1,0 +1,250 @@
+"""The control loop: observe, decide, act, wait; until the job is in a final phase.
+
+All judgement is in `reconcile`; this module only carries values between it and the world. A turn is bounded: calls to
+the coordinator have short timeouts, planning is a child process, nothing sleeps. The loop wakes when a process ends,
+when it is asked to stop, and a few times a second to look at the coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from heterps_operator.bill import Bill
+from heterps_operator.client import CoordinatorClient, CoordinatorError
+from heterps_operator.job import JobSpec
+from heterps_operator.planning import PlannerProcess
+from heterps_operator.profiles import ProfileCache
+from heterps_operator.reconcile import reconcile
+from heterps_operator.status import Event, Status
+from heterps_operator.substrate import Substrate
+from heterps_operator.values import (
+    Action,
+    ComputePlan,
+    CoordinatorView,
+    FailJob,
+    Json,
+    Observed,
+    PlanOutcome,
+    RequestStop,
+    SaveProfile,
+    Shutdown,
+    StartProcess,
+    StopProcess,
+    SubmitPlan,
+)
+from heterps_runtime.contract import JobPhase
+
+__all__ = ["ControlLoop", "Listener", "Turn"]
+
+_TICK_SECONDS = 0.3
+_SAVE_SECONDS = 1.0
+_RETRY_SECONDS = 1.0  # after a coordinator that did not answer: a hung one must not slow every turn down
+_ONE_TIME = {SubmitPlan: "plan", RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the loop, for those who show it."""
+
+    job: JobSpec
+    observed: Observed
+    status: Status
+    bill: Bill
+    events: tuple[Event, ...]
+
+
+class Listener(Protocol):
+    """Shows the job to somebody."""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Take note of a turn; must return soon."""
+        ...
+
+
+class ControlLoop:
+    """Runs one job to its end.
+
+    Args:
+        job: what is wanted.
+        substrate: where processes run.
+        planner: makes plans in a child process.
+        cache: profiles of earlier runs.
+        known_profiles: those that need no measuring, by pool.
+        token: the job's secret.
+        status: of an earlier run, made ready by `Status.begin_again`, or a new one.
+        bill: what was charged so far.
+        save: keeps status and bill.
+        listener: is shown every turn.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        substrate: Substrate,
+        planner: PlannerProcess,
+        cache: ProfileCache,
+        *,
+        token: str,
+        save: Callable[[Status, Bill], None],
+        listener: Listener,
+        known_profiles: Mapping[str, Json] | None = None,
+        status: Status | None = None,
+        bill: Bill | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.job = job
+        self.status = status or Status()
+        self.bill = bill or Bill()
+        self.profiles: dict[str, Json] = dict(known_profiles or {})
+        self._cached = frozenset(self.profiles)
+        self._substrate = substrate
+        self._planner = planner
+        self._cache = cache
+        self._token = token
+        self._save = save
+        self._listener = listener
+        self._clock = clock
+        self._client: CoordinatorClient | None = None
+        self._accepted: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._last_contact: float | None = None
+        self._retry_at = 0.0
+        self._outcome: PlanOutcome | None = None
+        self._stop_requested = False
+        self._aborted = False
+        self._saved = 0.0
+        self._pending: list[Event] = []
+
+    def request_stop(self) -> None:
+        """End the job in order; a second call ends its processes at once. Safe in a signal handler."""
+        self._aborted = self._stop_requested
+        self._stop_requested = True
+        self._substrate.wake()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for the end."""
+        return self._stop_requested
+
+    def run(self) -> Status:
+        """Turn until the job is in a final phase (or paused, or aborted).
+
+        Returns:
+            The last status.
+        """
+        try:
+            while True:
+                self.turn()
+                if self.status.final or self.status.phase == "Paused" or self._aborted:
+                    return self.status
+                self._substrate.wait(_TICK_SECONDS)
+        finally:
+            self._planner.close()
+            self._substrate.close()
+            self._charge(self._clock())
+            self._save(self.status, self.bill)
+
+    def turn(self) -> None:
+        """Observe, decide and act once."""
+        observed = self._observe()
+        self._charge(observed.time)
+        decision = reconcile(self.job, observed)
+        self.status = decision.status
+        # What was decided is kept before it is done: a controller killed in between must not count a death twice.
+        matters = decision.status.phase != observed.status.phase or decision.actions or decision.events
+        if matters or observed.time - self._saved >= _SAVE_SECONDS:
+            self._store(observed.time)
+        for action in decision.actions:
+            self._act(action, observed.time)
+        events, self._pending = (*decision.events, *self._pending), []
+        self._listener.on_turn(Turn(self.job, observed, self.status, self.bill, events))
+
+    # --- observing ----------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> Observed:
+        # Processes first: a member that has ended delivered before, so the coordinator's later answer knows of it.
+        processes = self._substrate.processes()
+        view = self._ask_coordinator()
+        outcome = self._planner.poll()
+        if outcome is not None:
+            self._outcome = outcome
+        return Observed(
+            time=self._clock(),
+            status=self.status,
+            processes=processes,
+            coordinator=view,
+            last_contact=self._last_contact,
+            accepted=frozenset(self._accepted),
+            refused=dict(self._refused),
+            profiles=dict(self.profiles),
+            cached_profiles=self._cached,
+            planning=self._planner.running,
+            outcome=self._outcome,
+            stop_requested=self._stop_requested,
+        )
+
+    def _ask_coordinator(self) -> CoordinatorView | None:
+        address = self._substrate.coordinator_address()
+        if address is None:
+            self._client = None
+            return None
+        if self._client is None or self._client.address != address:
+            self._client = CoordinatorClient(address, self._token)
+            self._accepted.clear()
+            self._refused.clear()
+            self._last_contact = None
+            self._retry_at = 0.0
+        if self._clock() < self._retry_at:
+            return None
+        try:
+            view = CoordinatorView.from_json(self._client.status())
+            if view.phase == JobPhase.PROFILING:
+                self.profiles.update(self._client.profiles())
+        except (CoordinatorError, KeyError, TypeError, ValueError):
+            self._retry_at = self._clock() + _RETRY_SECONDS
+            return None
+        self._last_contact = self._clock()
+        return view
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case StartProcess(spec):
+                self._substrate.start(spec)
+            case StopProcess(name, grace_seconds):
+                self._substrate.stop(name, grace_seconds)
+            case SaveProfile(pool, profile):
+                self._cache.save(pool, profile)
+                self._cached |= {pool}
+            case ComputePlan(problem):
+                self._planner.start(problem)
+            case _:
+                self._send(action, now)
+
+    def _send(self, action: Action, now: float) -> None:
+        kind = _ONE_TIME.get(type(action))
+        if self._client is None:
+            return  # it ended since it was observed; the next turn sees that
+        try:
+            self._client.send(action)
+        except CoordinatorError as error:
+            if error.code is not None:
+                self._pending.append(Event("Warning", "RequestRefused", str(error), now))
+                if kind is not None:
+                    self._refused[kind] = str(error)
+                    self._accepted.add(kind)  # asking again would be refused again
+            return
+        if kind is not None:
+            self._accepted.add(kind)
+
+    def _charge(self, now: float) -> None:
+        self.bill = self.bill.accrue(self._substrate.processes(), self.job.prices, now)
+
+    def _store(self, now: float) -> None:
+        self._save(self.status, self.bill)
+        self._saved = now

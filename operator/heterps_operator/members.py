@@ -1,0 +1,50 @@
+"""Which processes a job should have: pure, from the plan alone."""
+
+from __future__ import annotations
+
+from heterps_operator.job import JobSpec
+from heterps_operator.values import ProcessSpec
+from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+
+__all__ = ["COORDINATOR", "coordinator", "members", "profiler", "profiler_name"]
+
+COORDINATOR = "coordinator"
+
+
+def coordinator() -> ProcessSpec:
+    """The coordinator: not charged, as no plan counts it (it uses a small part of a core)."""
+    return ProcessSpec(COORDINATOR, "coordinator")
+
+
+def profiler_name(pool: str) -> str:
+    """Name of the process that measures a pool."""
+    return f"profile-{pool}"
+
+
+def profiler(job: JobSpec, pool_name: str) -> ProcessSpec:
+    """The process that measures the model's layers on a pool; it occupies a pod's units while it does."""
+    pool = job.pool(pool_name)
+    return ProcessSpec(
+        profiler_name(pool_name), "profile", ("--pool", pool_name), pool_name, pool.units_per_pod, pool.threads
+    )
+
+
+def members(job: JobSpec, plan: PlanDocument) -> tuple[ProcessSpec, ...]:
+    """Servers and workers of a plan, in the order in which they are started."""
+    servers = plan.parameterServer
+    result = []
+    for index in range(servers.replicas):
+        # Whole units, shared out as evenly as they go.
+        units = servers.units // servers.replicas + (index < servers.units % servers.replicas)
+        arguments = ("--index", str(index))
+        result.append(ProcessSpec(ps_name(index), "ps", arguments, servers.pool, units, max(1, units)))
+    for number, stage in enumerate(plan.stages):
+        pool = job.pool(stage.pool)
+        for index in range(stage.pods):
+            place = ("--stage", str(number), "--index", str(index))
+            result.append(
+                ProcessSpec(
+                    worker_name(number, index), "worker", place, stage.pool, pool.units_per_pod, pool.threads
+                )
+            )
+    return tuple(result)

@@ -1,0 +1,115 @@
+"""The planner as a child process.
+
+A planner may take minutes and gigabytes, a control loop may take neither: so the loop starts `heterps plan --problem`
+in a process of its own, looks at it on every turn, and ends it when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from heterps_operator.processes import guarded, read_last_lines
+from heterps_operator.state import write_json
+from heterps_operator.values import Json, PlanOutcome
+from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
+
+__all__ = ["PLANNER_COMMAND", "PlannerProcess"]
+
+PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
+# The planner keeps its own time limit; this is for one that does not end: starting Python, writing the answer.
+_MARGIN_SECONDS = 30.0
+
+
+class PlannerProcess:
+    """Runs one planner at a time.
+
+    Args:
+        folder: where problem, stages given by hand, plan and messages are written.
+        method: of the planner.
+        timeout_seconds: for the search itself.
+        command: what starts the planner; its options follow.
+        clock: seconds, for the time limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        method: str,
+        timeout_seconds: float,
+        *,
+        stages: Sequence[Json] = (),
+        command: Sequence[str] = PLANNER_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._method = method
+        self._timeout = timeout_seconds
+        self._stages = list(stages)
+        self._command = tuple(command)
+        self._clock = clock
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._popen is not None
+
+    def start(self, problem: Json) -> None:
+        """Begin to plan; nothing must be running."""
+        assert self._popen is None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "problem.json"
+        write_json(file, problem)
+        options = ["--problem", str(file), "--method", self._method, "--timeout", f"{self._timeout:g}"]
+        if self._stages:
+            by_hand = self._folder / "stages.json"
+            write_json(by_hand, {"stages": self._stages})
+            options += ["--stages", str(by_hand)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
+            self._popen = subprocess.Popen(
+                guarded([*self._command, *options, "--output", "json"]),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=messages,
+                start_new_session=True,
+            )
+        self._started = self._clock()
+
+    def poll(self) -> PlanOutcome | None:
+        """The answer, once; None while there is none."""
+        if self._popen is None:
+            return None
+        code = self._popen.poll()
+        if code is None:
+            if self._clock() - self._started <= self._timeout + _MARGIN_SECONDS:
+                return None
+            self.close()
+            text = (
+                f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); give it more, or use method optimal"
+            )
+            return PlanOutcome(error=text)
+        self._popen = None
+        if code in (EXIT_OK, EXIT_INFEASIBLE):
+            with contextlib.suppress(OSError, ValueError):
+                return PlanOutcome(document=json.loads((self._folder / "plan.json").read_text(encoding="utf-8")))
+        lines = read_last_lines(self._folder / "plan.log", 20)
+        return PlanOutcome(error=lines[-1] if lines else f"the planner ended with exit code {code} and no message")
+
+    def close(self) -> None:
+        """End a planner that is still at work."""
+        if self._popen is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+            self._popen = None

@@ -1,0 +1,160 @@
+"""From measured profiles to a planning problem, and where profiles are kept.
+
+A pool's profile is what `heterps-runtime profile` measured there. It depends on the model, the columns that it reads
+and the batch, not on prices or the throughput floor, so it is kept under a key of the former and serves many plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.job import JobSpec, PoolSpec
+from heterps_operator.state import StateError, read_json, write_json
+from heterps_operator.values import Json
+
+__all__ = ["ProfileCache", "build_problem", "profile_warnings"]
+
+_LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+# Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
+_NO_LIMIT_UNITS = 1_000_000
+_FORMAT = 1  # of a stored profile; a new one makes the old ones unknown
+
+
+def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
+    """Merge the profiles of a job's pools into one planning problem (docs/cli.md).
+
+    Args:
+        job: names the pools, the floor and how much is trained.
+        profiles: by pool; each of the job's pools.
+
+    Raises:
+        ValueError: the profiles do not describe the same layers or the same batch.
+    """
+    first_pool = job.pools[0].name
+    first = profiles[first_pool]
+    names = [layer["name"] for layer in first["layers"]]
+    for pool in job.pools:
+        profile = profiles[pool.name]
+        others = [layer["name"] for layer in profile["layers"]]
+        if others != names:
+            raise ValueError(f"profile of pool {pool.name}: has the layers {others}, pool {first_pool} has {names}")
+        if profile["batchSize"] != first["batchSize"]:
+            raise ValueError(
+                f"profile of pool {pool.name}: measured with {profile['batchSize']} samples per batch, "
+                f"pool {first_pool} with {first['batchSize']}"
+            )
+    rows = int(first["samples"])
+    samples = rows * job.epochs if job.steps is None and job.epochs else (job.steps or 0) * job.global_batch_size
+    layers = []
+    for index, layer in enumerate(first["layers"]):
+        facts = {key: layer[key] for key in _LAYER_FACTS if key in layer}
+        times = {pool.name: _times(profiles[pool.name]["layers"][index]) for pool in job.pools}
+        layers.append({"name": layer["name"], **facts, "pools": times})
+    problem: dict[str, Any] = {
+        "version": 1,
+        "batchSize": int(first["batchSize"]),
+        "globalBatchSize": job.global_batch_size,
+        "samples": samples,
+        "minSamplesPerSecond": job.min_samples_per_second or 0,
+        "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
+        "parameterServer": _servers(job),
+        "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
+        "layers": layers,
+    }
+    if job.max_cost_per_hour is not None:
+        problem["maxCostPerHour"] = float(job.max_cost_per_hour)
+    return problem
+
+
+def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
+    """What the profilers want people to know, one line each."""
+    return [f"profile of pool {pool}: {text}" for pool, p in sorted(profiles.items()) for text in p.get("warnings", ())]
+
+
+def _times(layer: Json) -> dict[str, Any]:
+    """One layer's times on one pool; none if it cannot run there."""
+    return {key: value for key, value in layer.items() if key not in ("name", *_LAYER_FACTS)}
+
+
+def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "deviceType": pool.device_type,
+        "pricePerUnitHour": float(pool.price_per_unit_hour),
+        "maxUnits": _NO_LIMIT_UNITS if pool.max_units is None else pool.max_units,
+        "unitsPerPod": pool.units_per_pod,
+        **stage,
+    }
+
+
+def _servers(job: JobSpec) -> dict[str, Any]:
+    """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool."""
+    candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
+    pool = min(candidates, key=lambda p: (p.price_per_unit_hour, p.name))
+    return {"pool": pool.name, "units": max(1, job.server_replicas) * pool.units_per_pod}
+
+
+class ProfileCache:
+    """Profiles of earlier runs, by what they depend on.
+
+    Args:
+        folder: where they are kept.
+        configuration: the run configuration: manifests with defaults, and where the model's code is found.
+    """
+
+    def __init__(self, folder: Path, configuration: Json) -> None:
+        self._folder = folder
+        self._configuration = configuration
+
+    def load(self, pools: Sequence[str]) -> dict[str, Any]:
+        """The kept profiles of these pools; a damaged one is as good as none, it is measured again."""
+        found = {}
+        for pool in pools:
+            try:
+                document = read_json(self._path(pool))
+            except StateError:
+                continue
+            if document is not None and {"layers", "batchSize", "samples"} <= document.keys():
+                found[pool] = document
+        return found
+
+    def save(self, pool: str, profile: Json) -> None:
+        """Keep a profile."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._path(pool), profile)
+
+    def _path(self, pool: str) -> Path:
+        spec = self._configuration["job"]["spec"]
+        manifest = next(p["spec"] for p in self._configuration["pools"] if p["metadata"]["name"] == pool)
+        training, data = spec["training"], spec["data"]
+        key = {
+            "format": _FORMAT,
+            "model": spec["model"],
+            "source": _source_digest(str(spec["model"]["entrypoint"]), self._configuration.get("pythonPath") or ()),
+            "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
+            "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],
+            "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
+            "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
+        }
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', pool)}-{digest}.json"
+
+
+def _source_digest(entrypoint: str, python_path: Sequence[str]) -> str:
+    """Digest of the file that the entrypoint's module lies in; empty if it is found nowhere.
+
+    The module is not imported: only its file is looked for, in the folders of the run configuration and on sys.path.
+    """
+    parts = entrypoint.partition(":")[0].split(".")
+    for folder in [*python_path, *sys.path]:
+        base = Path(folder or ".", *parts)
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path.is_file():
+                return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""

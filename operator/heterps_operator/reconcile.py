@@ -1,0 +1,276 @@
+"""The heart of the controller: from what is observed to what is to be done.
+
+`reconcile(job, observed)` is a pure function of values. It does no I/O and asks no clock; the same observation gives
+the same decision, and an observation in which the actions have taken effect gives none. So it does not matter whether
+it runs twice a second, after a crash, or twice for one change, and every situation can be tested as a value.
+
+The order of the job: profile every pool -> plan -> start the members -> run and rebalance -> end. What must happen
+first comes first in the code: failures and requests to stop, then ending, then processes of an earlier incarnation,
+then the next step forward. How a job ends is in ending.py, the policy for deaths in failures.py, the processes that a
+plan asks for in members.py, batch sizes in rebalancing.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from heterps_operator import ending, failures, rebalancing
+from heterps_operator.job import JobSpec
+from heterps_operator.members import COORDINATOR, coordinator, members, profiler, profiler_name
+from heterps_operator.profiles import build_problem
+from heterps_operator.status import CONDITION_TYPES, Event, Failure, Status
+from heterps_operator.values import (
+    Action,
+    ComputePlan,
+    CoordinatorView,
+    Decision,
+    Observed,
+    ProcessSpec,
+    ReportLost,
+    SaveProfile,
+    StartProcess,
+    StopProcess,
+    SubmitPlan,
+)
+from heterps_runtime.contract import JobPhase, PlanDocument
+
+__all__ = ["reconcile"]
+
+_STALE_GRACE_SECONDS = 5.0
+_PROFILER_GRACE_SECONDS = 5.0
+# The first steps compile kernels and fill caches; they say nothing about the throughput.
+_STEPS_BEFORE_JUDGING = 20
+_ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
+
+
+def reconcile(job: JobSpec, observed: Observed) -> Decision:
+    """Decide what is to be done now.
+
+    Args:
+        job: what is wanted.
+        observed: what is the case, with the status of the last decision.
+
+    Returns:
+        The actions, the status to remember, and the events that this decision makes.
+    """
+    before = observed.status
+    if before.final:
+        return Decision(before)
+    now = observed.time
+    status = before if before.started is not None else replace(before, started=now, phase_since=now)
+    process = observed.process(COORDINATOR)
+    if process is None or process.spec.incarnation != status.incarnation:
+        observed = replace(observed, coordinator=None)  # what a coordinator of the past says is of the past
+    if job.paused:
+        return Decision(status.with_phase("Paused", now))
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    # 1. Did the job end, must it end?
+    if status.outcome is None:
+        status = ending.judge(job, observed, status)
+    if status.outcome is None and status.stopping_since is None:
+        status, events = failures.judge_exits(job, observed, status)
+
+    # 2. Carry the end out, or go on.
+    if status.outcome is not None:
+        status, actions = ending.wind_down(job, observed, status)
+    elif status.stopping_since is not None:
+        status, actions = ending.orderly_stop(observed, status)
+    else:
+        status, actions = _advance(job, observed, status)
+        if status.outcome is not None:  # the step forward found that there is none
+            status, actions = ending.wind_down(job, observed, status)
+    status = _observe_members(job, observed, status)
+    return Decision(status, actions, events + _news(before, status, observed))
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Take the next step towards a trained model."""
+    now = observed.time
+    if ending.silent_coordinator(job, observed):  # its end is then judged like any other death
+        return status, (StopProcess(COORDINATOR, _STALE_GRACE_SECONDS),)
+    stale = [p for p in observed.processes if p.running and p.spec.incarnation != status.incarnation]
+    if stale:
+        return status, tuple(StopProcess(p.name, _STALE_GRACE_SECONDS) for p in stale if not p.stopping)
+    if now < status.not_before.get("", 0.0):
+        return status, ()
+    saves = tuple(
+        SaveProfile(pool, profile)
+        for pool, profile in sorted(observed.profiles.items())
+        if pool not in observed.cached_profiles
+    )
+    # A profiler that has delivered has nothing else to do, and what it occupies is charged.
+    delivered = [p for p in observed.processes if p.running and p.spec.role == "profile"]
+    ends = tuple(
+        StopProcess(p.name, _PROFILER_GRACE_SECONDS)
+        for p in delivered
+        if p.spec.pool in observed.profiles and not p.stopping
+    )
+    missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
+    if status.plan is not None:
+        status, actions = _run(job, observed, status)
+    elif missing:
+        status, actions = _profile(job, observed, status, missing[0])
+    else:
+        status, actions = _make_plan(job, observed, status)
+    return status, saves + ends + actions
+
+
+def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
+    """Measure the pools one after the other: two at once would measure each other."""
+    status = status.with_phase("Profiling", observed.time)
+    actions = _ensure(observed, status, coordinator())
+    if observed.coordinator is None:
+        return status, actions
+    name = profiler_name(pool)
+    if any(p.running and p.spec.role == "profile" and p.name != name for p in observed.processes):
+        return status, actions
+    return status, actions + _ensure(observed, status, profiler(job, pool))
+
+
+def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Let the planner work on the measured problem, and judge its answer."""
+    now = observed.time
+    pools = ", ".join(pool.name for pool in job.pools)
+    status = status.with_condition("Profiled", True, "AllPoolsMeasured", f"layers measured on {pools}", now)
+    if job.goal == "profile":
+        return _reach(status, "Profiled", now), ()
+    status = status.with_phase("Planning", now)
+    outcome = observed.outcome
+    if outcome is None:
+        if observed.planning:
+            return status, ()
+        try:
+            return status, (ComputePlan(build_problem(job, observed.profiles)),)
+        except ValueError as error:
+            return _fail(status, Failure("ProfileMismatch", str(error)), now), ()
+    document = outcome.document
+    if document is None:
+        return _fail(status, Failure("PlannerFailed", outcome.error), now), ()
+    if not outcome.feasible:
+        reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
+        status = status.with_condition("Planned", False, reason, message, now)
+        return _fail(status, Failure(reason, message), now), ()
+    status = replace(status, plan=document, plan_revision=status.plan_revision + 1)
+    message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
+    status = status.with_condition("Planned", True, "PlanComputed", message, now)
+    if job.goal == "plan":
+        return _reach(status, "Planned", now), ()
+    return _run(job, observed, status)
+
+
+def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Have the plan's processes running, and the batch shared out well."""
+    plan = status.plan
+    assert plan is not None
+    now, view = observed.time, observed.coordinator
+    training = view is not None and view.phase not in (JobPhase.PROFILING, JobPhase.STARTING)
+    if not training and status.phase != "Running":
+        status = status.with_phase("Starting", now)
+    actions = _ensure(observed, status, coordinator())
+    if view is None:
+        return status, actions
+    if view.phase == JobPhase.PROFILING:
+        wanted = "plan" not in observed.accepted
+        return status, (*actions, SubmitPlan(plan)) if wanted else actions
+    parsed = PlanDocument.from_json(dict(plan))
+    for spec in members(job, parsed):
+        actions += _ensure_member(observed, status, view, spec)
+    if training:
+        status = status.with_phase("Running", now)
+        if view.phase == JobPhase.TRAINING:
+            status, submissions = rebalancing.rebalance(job, observed, status, parsed)
+            actions += submissions
+    return status, actions
+
+
+def _ensure(observed: Observed, status: Status, spec: ProcessSpec) -> tuple[Action, ...]:
+    """Start a process if it is not there and its pause is over."""
+    attempt = status.attempts.get(spec.name, 1)
+    spec = replace(spec, incarnation=status.incarnation, attempt=attempt)
+    present = observed.process(spec.name)
+    if present is not None and (present.running or failures.is_current(present, status)):
+        return ()
+    if observed.time < status.not_before.get(spec.name, 0.0):
+        return ()
+    return (StartProcess(spec),)
+
+
+def _ensure_member(observed: Observed, status: Status, view: CoordinatorView, spec: ProcessSpec) -> tuple[Action, ...]:
+    """Start a member; one that died is first made known to the coordinator, so that its work goes to others."""
+    process, member = observed.process(spec.name), view.member(spec.name)
+    if process is not None and not process.running and not failures.is_current(process, status):
+        same_job = process.spec.incarnation == status.incarnation
+        if same_job and member is not None and member.state == "ready":
+            return (ReportLost(spec.name, failures.describe_exit(process.exit_code)),)
+    return _ensure(observed, status, spec)
+
+
+def _reach(status: Status, outcome: str, now: float) -> Status:
+    return replace(status, outcome=outcome, outcome_since=now)
+
+
+def _fail(status: Status, failure: Failure, now: float) -> Status:
+    return replace(_reach(status, "Failed", now), failure=failure)
+
+
+# --- what is worth telling --------------------------------------------------------------------------------------------
+
+
+def describe_plan(plan: Any) -> str:
+    """A plan in one line: `cpu x2 [embedding..concat] -> accelerator x1 [mlp]`."""
+    return " -> ".join(
+        f"{stage['pool']} x{stage['units']} [{_span(list(stage['layers']))}]" for stage in plan["stages"]
+    )
+
+
+def _span(layers: list[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
+
+
+def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
+    """Set the conditions that follow from the members' state and the throughput."""
+    view, now = observed.coordinator, observed.time
+    if view is None or status.plan is None or view.phase == JobPhase.PROFILING or status.outcome is not None:
+        return status
+    if view.members:
+        absent = [m for m in view.members if m.state != "ready"]
+        text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
+        if absent:
+            details = ", ".join(f"{m.name} {m.message or m.state}" for m in absent)
+            status = status.with_condition("PodsReady", False, "WaitingForMembers", f"{text}; {details}", now)
+        else:
+            status = status.with_condition("PodsReady", True, "AllReady", text, now)
+    floor = job.min_samples_per_second
+    if floor and view.phase == JobPhase.TRAINING and view.committed_steps >= _STEPS_BEFORE_JUDGING:
+        met = view.samples_per_second >= floor
+        text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
+        status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)
+    return status
+
+
+def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
+    """Events for the conditions that changed with this decision."""
+    events = []
+    for kind in CONDITION_TYPES:
+        old, new = before.condition(kind), after.condition(kind)
+        changed = new.status != old.status or (kind == "Rebalanced" and new.message != old.message)
+        # That a job has not failed, succeeded or been suspended is no news; nor that members are not ready at once.
+        denial = new.status == "False" and (kind in _ENDS or (kind == "PodsReady" and old.status == "Unknown"))
+        if changed and new.status != "Unknown" and not denial:
+            bad = new.status == "False" or kind == "Failed"
+            events.append(Event("Warning" if bad else "Normal", new.reason, new.message, observed.time))
+    if after.phase == "Profiling" and before.phase != "Profiling":
+        events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
+    view = observed.coordinator
+    if after.phase == "Running" and before.phase != "Running" and view is not None:
+        resumed = view.document.get("resumedFromStep")
+        if resumed is not None:
+            text = f"resuming from step {resumed} of {view.total_steps}"
+            events.append(Event("Normal", "Resumed", text, observed.time))
+    return tuple(events)

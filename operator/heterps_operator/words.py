@@ -1,0 +1,51 @@
+"""Numbers for people: one way to write each quantity, everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+__all__ = ["format_duration", "format_money", "format_rate", "sparkline"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def format_rate(samples_per_second: float) -> str:
+    """A throughput: `50,210 samples/s`."""
+    return f"{samples_per_second:,.0f} samples/s"
+
+
+def format_money(dollars: float) -> str:
+    """An amount with as many digits as it takes to see something: `$293.20`, `$0.0034`."""
+    if dollars == 0 or abs(dollars) >= 1:
+        return f"${dollars:,.2f}"
+    digits = min(9, 2 - math.floor(math.log10(abs(dollars))))
+    return f"${dollars:.{max(2, digits)}f}"
+
+
+def format_duration(seconds: float) -> str:
+    """A time span: `8.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A curve in one line of text; more values than `width` are averaged in groups.
+
+    Args:
+        values: finite numbers, oldest first.
+        width: characters, >= 1.
+    """
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
