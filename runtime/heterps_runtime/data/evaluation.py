@@ -50,6 +50,8 @@ class Metrics(ABC):
         Raises:
             DataError: the model's output is NaN.
         """
+        if not len(labels):  # a worker's share may be empty
+            return
         count = int(np.isnan(logits).reshape(len(logits), -1).any(axis=1).sum())
         if count:
             raise DataError(
@@ -243,6 +245,8 @@ class BinaryMetrics(Metrics):
         self._collect(keys >> np.uint64(self._shift - shift), counts)
 
     def _collect(self, keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
+        if not len(keys):
+            return
         self._pending.append((keys, counts))
         self._num_pending += len(keys)
         if self._num_pending >= _PENDING_SAMPLES:

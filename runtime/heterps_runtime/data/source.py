@@ -162,14 +162,12 @@ class Source:
         """Fix the types of CSV columns: numbers as float64, sparse ones as integers if they look so, else as text."""
         with self._open_csv(file, {})[0] as reader:
             schema = reader.schema
-        for name in (*self.spec.dense, self.spec.label):
-            if name in schema.names and (
-                pa.types.is_integer(schema.field(name).type) or pa.types.is_null(schema.field(name).type)
-            ):
+        kinds = {f.name: f.type for f in schema}
+        for name in {*self.spec.dense, self.spec.label} & kinds.keys():
+            if pa.types.is_integer(kinds[name]) or pa.types.is_null(kinds[name]):
                 self._csv_types[name] = pa.float64()
-        for name in self.spec.sparse:
-            if name in schema.names:
-                self._csv_types[name] = pa.int64() if pa.types.is_integer(schema.field(name).type) else pa.string()
+        for name in set(self.spec.sparse) & kinds.keys():
+            self._csv_types[name] = pa.int64() if pa.types.is_integer(kinds[name]) else pa.string()
 
     # --- reading ----------------------------------------------------------------------------------------------------
     def batches(self) -> Iterator[SourceBatch]:
