@@ -2,10 +2,10 @@
 
 [HeterPS] Liu et al., "HeterPS: Distributed deep learning with reinforcement learning based scheduling in heterogeneous
 environments", FGCS 2023, https://arxiv.org/abs/2111.10635. Some equations are wrong or ambiguous as printed; each
-function says which reading is adopted. The readings are numbered as in docs/planner.md ("erratum n").
+function says which reading is adopted; "erratum n" is number n of ERRATA.md beside this file.
 
-Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT` computing
-and transfer seconds of one batch of `B_o` on one unit, `f` the fixed part of either, `alpha`/`beta` parallel fractions.
+Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT`
+computing and transfer seconds of one batch of `B_o` on one unit, `f` the fixed part of either, `alpha`/`beta` parallel fractions.
 
 Invariants, all of them tested:
 - A stage time is `seq + par / k`: the times of the layers of a stage add up to the same form, so prefix sums give
@@ -141,8 +141,8 @@ def pods_for_throughput(
 ) -> FloatArray:
     """Equations (12) and (13) of [HeterPS], corrected: the least k with which a stage reaches a throughput.
 
-    `k = max(1, ceil(c_par / (1/theta - c_seq)), ceil(d_par / (1/theta - d_seq)))`, infinite where a sequential part alone
-    takes 1/theta or longer.
+    `k = max(1, ceil(c_par / (1/theta - c_seq)), ceil(d_par / (1/theta - d_seq)))`, infinite where a sequential part
+    alone takes 1/theta or longer.
 
     Errata: 3 (the printed bound has theta * B_o where B_o / theta is meant), 4 (both computing and transfer have to
     keep up: the maximum of the two bounds), 5 (a denominator <= 0 means that no k suffices; k is whole), 8 (the least k

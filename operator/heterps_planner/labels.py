@@ -5,8 +5,8 @@ from the first layer on; its bound adds the cheapest rest, once at the true pric
 The label with the least bound is extended first, so the first complete one is optimal. A label is dropped if another
 one at the same place costs no more and uses no more of any tracked pool.
 
-Only pools whose limit was seen to be violated are tracked. If the optimum of this relaxed problem keeps all limits, it is
-the optimum of the whole; if not, the pools that it violates are tracked too, and the search starts again. So the
+Only pools whose limit was seen to be violated are tracked. If the optimum of this relaxed problem keeps all limits, it
+is the optimum of the whole; if not, the pools that it violates are tracked too, and the search starts again. So the
 vectors stay short even with 64 pools.
 
 The problem is weakly NP-hard for a fixed number of pools (erratum 22: without shared limits it is polynomial), so the
@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ class _Search:
         room, multiplier, credit, cutoff = self.room, self.multiplier, self.credit, self.cutoff
         nothing = (0.0,) * len(room)
         # (bound, order of creation, next layer, pool before, price so far, priced price so far, usage, history)
-        heap: list[tuple[float, int, int, int, float, float, tuple[float, ...], object]] = [
+        heap: list[tuple[float, int, int, int, float, float, tuple[float, ...], Any]] = [
             (self.priced_start - credit, 0, 0, -1, 0.0, 0.0, nothing, None)
         ]
         settled: dict[tuple[int, int], list[tuple[float, tuple[float, ...]]]] = {}
@@ -160,7 +161,7 @@ class _Search:
                     amount = usage[slot] + pods
                     if amount > room[slot]:
                         continue
-                    child_usage = usage[:slot] + (amount,) + usage[slot + 1 :]
+                    child_usage = (*usage[:slot], amount, *usage[slot + 1 :])
                     child_priced += multiplier[slot] * pods
                 child_bound = max(base + onward, child_price + rest[last + 1][pool], bound)
                 if child_bound >= cutoff:
@@ -186,9 +187,9 @@ def _at_most(a: float, b: float) -> bool:
     return a <= b
 
 
-def _unwind(history: object) -> list[Stage]:
+def _unwind(history: Any) -> list[Stage]:
     stages: list[Stage] = []
     while history is not None:
-        stage, history = history  # type: ignore[misc]
-        stages.append(stage)
+        stages.append(history[0])
+        history = history[1]
     return stages[::-1]

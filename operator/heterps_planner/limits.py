@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from heterps_planner.cost_model import FloatArray, Segments
+from heterps_planner.points import Choice, fastest_bound
 from heterps_planner.provisioning import fastest_provision, schedule_of
-from heterps_planner.sweep import Choice, cheapest_at, fastest_bound, minimise
+from heterps_planner.sweep import cheapest_at, minimise
 
 __all__ = ["fastest", "limiting_pools", "shadow_prices"]
 
@@ -24,13 +25,12 @@ _NOTICEABLE = 1 + 1e-6  # a throughput higher than this factor counts as an impr
 def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, Choice | None]:
     """Find the highest throughput that any plan within the limits (and the ceiling) reaches.
 
-    Bisection over the throughput; each test is an exact search for any plan that reaches it, and a plan that is found is
-    given all the units that help it, so that a few tests suffice.
+    Bisection over the throughput; each test is an exact search for any plan that reaches it, and a plan that is found
+    is given all the units that help it, so that a few tests suffice.
 
     Returns:
         The throughput (0 if no plan keeps the limits at all) and a plan that reaches it.
     """
-    segments = replace(segments, floor=0.0)
     low, best = 0.0, None
     high = fastest_bound(segments) * _RESOLUTION
     if high == 0:

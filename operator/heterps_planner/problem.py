@@ -135,9 +135,7 @@ class Problem:
             raise ProblemError(top.at("version"), f"must be {VERSION}, is {version!r}")
         pools = tuple(_read_pool(path, item) for path, item in top.take_list("pools", most=MAX_POOLS))
         _refuse_duplicates("problem.pools", [pool.name for pool in pools])
-        layers = tuple(
-            _read_layer(path, item, pools) for path, item in top.take_list("layers", most=MAX_LAYERS)
-        )
+        layers = tuple(_read_layer(path, item, pools) for path, item in top.take_list("layers", most=MAX_LAYERS))
         _refuse_duplicates("problem.layers", [layer.name for layer in layers])
         if len(layers) ** 2 * len(pools) > MAX_SEGMENTS:
             raise ProblemError(

@@ -44,7 +44,6 @@ class Provisioned:
 
     rate: FloatArray  # (n,) dollars per hour and (sample per second), infinite if no provision meets floor and limits
     pods: FloatArray  # (n, K)
-    finished: bool = True
 
 
 def schedule_of(segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Schedules:
@@ -91,7 +90,8 @@ def _usage(part: Schedules, pods: FloatArray, num_pools: int) -> FloatArray:
     """Return pods per pool, shape (n, T)."""
     n = len(pods)
     flat = (np.arange(n)[:, None] * num_pools + part.pool).ravel()
-    return np.bincount(flat, weights=pods.ravel(), minlength=n * num_pools).reshape(n, num_pools)
+    counts: FloatArray = np.bincount(flat, weights=pods.ravel(), minlength=n * num_pools).astype(np.float64)
+    return counts.reshape(n, num_pools)
 
 
 def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) -> Provisioned:
@@ -127,7 +127,8 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         with np.errstate(divide="ignore", invalid="ignore"):
             spare, send_spare = 1 / theta[:, None] - part.seq, 1 / theta[:, None] - part.send_seq
             fractional = np.maximum(
-                np.where(spare > 0, part.par / spare, np.inf), np.where(send_spare > 0, part.send_par / send_spare, np.inf)
+                np.where(spare > 0, part.par / spare, np.inf),
+                np.where(send_spare > 0, part.send_par / send_spare, np.inf),
             )
             fractional = np.where(np.isinf(part.most) & (price > 0), fractional, 0.0)
             bound = (price * fractional).sum(axis=1) / theta

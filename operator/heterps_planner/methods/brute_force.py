@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_planner.cost_model import FloatArray, Segments
-from heterps_planner.errors import TooLargeError
+from heterps_planner.errors import DeadlineError, TooLargeError
+from heterps_planner.methods.base import Found, Task
 from heterps_planner.path import Stage
+from heterps_planner.plan import choice_of
 from heterps_planner.provisioning import Schedules, provision
 
-__all__ = ["MAX_SCHEDULES", "Enumeration", "enumerate_schedules"]
+__all__ = ["MAX_SCHEDULES", "Enumeration", "enumerate_schedules", "find"]
 
 MAX_SCHEDULES = 2**24  # some minutes
 _CHUNK = 16_384  # schedules at once
@@ -79,9 +81,26 @@ def enumerate_schedules(
     return result
 
 
-def _stages(
-    segments: Segments, assignment: NDArray[np.int64]
-) -> tuple[Schedules, NDArray[np.intp], NDArray[np.intp]]:
+def find(task: Task) -> Found:
+    """Find the cheapest plan by trying all schedules.
+
+    Raises:
+        TooLargeError: there are more than MAX_SCHEDULES.
+        DeadlineError: the deadline passed before any plan was found.
+    """
+    result = enumerate_schedules(task.segments, task.should_stop, task.progress)
+    if not result.stages:
+        if not result.finished:
+            raise DeadlineError(
+                f"the deadline passed after {result.num_schedules} schedules, none of them feasible; allow more time"
+            )
+        return Found(None)
+    pods = [int(n) for n in result.pods]
+    choice = choice_of(task.segments, result.stages, pods[: len(result.stages)], pods[-1])
+    return Found(choice, result.rate if result.finished else None)
+
+
+def _stages(segments: Segments, assignment: NDArray[np.int64]) -> tuple[Schedules, NDArray[np.intp], NDArray[np.intp]]:
     """Turn layer -> pool assignments into padded stages, the parameter servers being the last one."""
     n, num_layers = assignment.shape
     begins = np.ones((n, num_layers), dtype=bool)

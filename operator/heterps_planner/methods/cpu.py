@@ -1,0 +1,12 @@
+"""Method `cpu`: all layers on the cheapest CPU pool, the homogeneous baseline of [HeterPS], section 6."""
+
+from __future__ import annotations
+
+from heterps_planner.methods.base import Found, Task, best_homogeneous
+
+__all__ = ["find"]
+
+
+def find(task: Task) -> Found:
+    """Find the cheapest plan with a single stage on a CPU pool."""
+    return best_homogeneous(task, "CPU")

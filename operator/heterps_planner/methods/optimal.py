@@ -1,0 +1,16 @@
+"""Method `optimal`: the exact optimum with its certificate (`sweep`)."""
+
+from __future__ import annotations
+
+from heterps_planner.methods.base import Found, Task, check_deadline
+from heterps_planner.sweep import minimise
+
+__all__ = ["find"]
+
+
+def find(task: Task) -> Found:
+    """Find the cheapest plan of all."""
+    result = minimise(task.segments, should_stop=task.should_stop)
+    check_deadline(task, result)
+    task.progress(1.0)
+    return Found(result.choice, result.bound)

@@ -1,0 +1,104 @@
+"""From a problem and the name of a method to a plan: the front door of the planner.
+
+Every plan, whoever found it, is measured against the exact optimum: it carries the optimum's lower bound, so its gap
+says what the method cost, and the optimum's binding limits and shadow prices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from heterps_planner.cost_model import build_segments
+from heterps_planner.errors import ProblemError, UnknownNameError
+from heterps_planner.limits import shadow_prices
+from heterps_planner.methods import METHODS, Task
+from heterps_planner.plan import Infeasible, Plan, build_plan
+from heterps_planner.problem import Problem
+from heterps_planner.refusal import explain_infeasible
+from heterps_planner.sweep import minimise
+
+__all__ = ["check_servers", "deadline_test", "plan"]
+
+
+def deadline_test(deadline: float | None, clock: Callable[[], float]) -> Callable[[], bool]:
+    """Return a function that says whether a deadline on a clock has passed."""
+    if deadline is None:
+        return lambda: False
+    end = deadline
+    return lambda: clock() >= end
+
+
+def check_servers(problem: Problem, ps_pool: str | None, ps_replicas: int) -> None:
+    """Check the choice of parameter servers that a caller may pass with a problem.
+
+    Raises:
+        ProblemError: unknown pool, or a negative number.
+    """
+    if ps_pool is not None and ps_pool not in (names := [pool.name for pool in problem.pools]):
+        raise UnknownNameError("parameterServer.pool", "pool", ps_pool, names)
+    if ps_replicas < 0:
+        raise ProblemError("parameterServer.replicas", f"must be >= 0, is {ps_replicas}")
+
+
+def plan(
+    problem: Problem,
+    method: str = "optimal",
+    *,
+    seed: int = 0,
+    deadline: float | None = None,
+    progress: Callable[[float], None] = lambda fraction: None,
+    ps_pool: str | None = None,
+    ps_replicas: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Plan | Infeasible:
+    """Plan a problem.
+
+    Args:
+        problem: the problem.
+        method: a name in `methods.METHODS`.
+        seed: for methods that draw random numbers.
+        deadline: time on `clock` at which to stop; the best plan so far is returned with its bound.
+        progress: told the fraction of the work done.
+        ps_pool: pool of the parameter servers if the problem does not charge any (default: the first CPU pool).
+        ps_replicas: parameter-server processes; 0: derived from the charged units, or 1.
+        clock: seconds; only differences matter.
+
+    Returns:
+        The plan, or why there is none.
+
+    Raises:
+        UnknownNameError: no such method or pool.
+        TooLargeError: the method cannot handle this size.
+        DeadlineError: the deadline passed before any plan was found.
+    """
+    if method not in METHODS:
+        raise UnknownNameError("scheduling.method", "method", method, METHODS)
+    check_servers(problem, ps_pool, ps_replicas)
+    began = clock()
+    should_stop = deadline_test(deadline, clock)
+    segments = build_segments(problem)
+    found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
+    if found.choice is None:
+        subject = "no plan" if found.segments is None else f"no plan of method '{method}'"
+        refusal = explain_infeasible(problem, found.segments or segments, method, should_stop, subject)
+        return replace(refusal, seconds=clock() - began)
+    rate = found.choice.price / found.choice.throughput
+    if found.lower_rate is None:
+        yardstick = minimise(segments, rate=rate, should_stop=should_stop)
+        best, lower = yardstick.choice or found.choice, yardstick.bound
+    else:
+        best, lower = found.choice, found.lower_rate
+    shadow = shadow_prices(segments, best, best.price / best.throughput, should_stop)
+    result = build_plan(
+        problem,
+        segments,
+        found.choice,
+        method=method,
+        lower_rate=lower,
+        shadow=shadow,
+        ps_pool=ps_pool,
+        ps_replicas=ps_replicas,
+    )
+    return replace(result, seconds=clock() - began)
