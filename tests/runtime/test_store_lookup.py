@@ -1,0 +1,111 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from heterps_runtime.store import Bags, bag_backward, bag_forward, gather, scatter_add, unique_keys
+from heterps_runtime.store.lookup import Mode
+
+NUM_IDS, DIM = 9, 4
+PADDING = 3
+
+
+def draw_ids(rng: np.random.Generator, size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """A full table, ids, and what a worker has in their place: the unique rows and positions among them."""
+    table, ids = rng.normal(size=(NUM_IDS, DIM)), rng.integers(0, NUM_IDS, size)
+    unique, inverse = unique_keys(ids)
+    return table, ids, unique, inverse
+
+
+@pytest.mark.parametrize("padding_idx", [None, PADDING])
+def test_gather_and_scatter_add_are_embedding_and_its_gradient(padding_idx: int | None) -> None:
+    rng = np.random.default_rng(0)
+    table, ids, unique, inverse = draw_ids(rng, 40)
+    grad = rng.normal(size=(40, DIM))
+    weight = torch.from_numpy(table).requires_grad_()
+    expected = functional.embedding(torch.from_numpy(ids), weight, padding_idx=padding_idx)
+    expected.backward(torch.from_numpy(grad))
+    np.testing.assert_array_equal(gather(table[unique], inverse), expected.detach().numpy())
+    skip = None if padding_idx is None else ids == padding_idx
+    accumulator = scatter_add(grad, inverse, np.zeros((len(unique), DIM)), skip)
+    np.testing.assert_allclose(accumulator, weight.grad.numpy()[unique], rtol=1e-14, atol=1e-14)
+    if padding_idx is not None:
+        assert not accumulator[unique == padding_idx].any()
+
+
+def test_results_can_be_written_into_given_memory() -> None:
+    rows, inverse = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([2, 0], np.int32)
+    out = torch.empty(2, 2)
+    gather(rows, inverse, out.numpy())
+    assert out.tolist() == [[4, 5], [0, 1]]
+    accumulator = np.ones((3, 2), np.float32)
+    assert scatter_add(out.numpy(), inverse, accumulator) is accumulator
+    assert accumulator.tolist() == [[1, 2], [1, 1], [5, 6]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(["sum", "mean", "max"]),
+    weighted=st.booleans(),
+    padded=st.booleans(),
+    include_last_offset=st.booleans(),
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+)
+def test_bags_are_embedding_bag_and_its_gradients(
+    mode: Mode, weighted: bool, padded: bool, include_last_offset: bool, lengths: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    table, ids, unique, inverse = draw_ids(rng, sum(lengths))
+    if padded and lengths[0]:
+        ids[: lengths[0]] = PADDING  # one bag with nothing but padding
+        unique, inverse = unique_keys(ids)
+    ends = np.cumsum(lengths)
+    offsets = np.concatenate([[0], ends if include_last_offset else ends[:-1]]).astype(np.int64)
+    weights = rng.normal(size=len(ids)) if weighted and mode == "sum" else None
+    grad = rng.normal(size=(len(lengths), DIM))
+
+    weight = torch.from_numpy(table).requires_grad_()
+    sample_weights = None if weights is None else torch.from_numpy(weights).requires_grad_()
+    expected = functional.embedding_bag(
+        torch.from_numpy(ids),
+        weight,
+        torch.from_numpy(offsets),
+        mode=mode,
+        per_sample_weights=sample_weights,
+        include_last_offset=include_last_offset,
+        padding_idx=PADDING if padded else None,
+    )
+    expected.backward(torch.from_numpy(grad))
+
+    bags = Bags(inverse, offsets, mode, weights, ids == PADDING if padded else None, include_last_offset)
+    rows, accumulator = table[unique], np.zeros((len(unique), DIM))
+    pooled, winners = bag_forward(rows, bags)
+    weights_grad = None if weights is None else np.full(len(ids), np.nan)
+    bag_backward(grad, rows, bags, winners, accumulator, weights_grad)
+    np.testing.assert_allclose(pooled, expected.detach().numpy(), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(accumulator, weight.grad.numpy()[unique], rtol=1e-13, atol=1e-14)
+    if sample_weights is not None:
+        np.testing.assert_allclose(weights_grad, sample_weights.grad.numpy(), rtol=1e-13, atol=1e-14)
+
+
+def test_the_first_of_equal_maxima_gets_the_gradient_as_in_torch() -> None:
+    table = np.array([[1.0], [1.0], [0.0]])
+    weight = torch.from_numpy(table).requires_grad_()
+    functional.embedding_bag(torch.tensor([2, 1, 0]), weight, torch.tensor([0]), mode="max").sum().backward()
+    bags = Bags(np.array([2, 1, 0], np.int32), np.array([0]), "max")
+    pooled, winners = bag_forward(table, bags)
+    accumulator = bag_backward(np.ones_like(pooled), table, bags, winners, np.zeros_like(table))
+    np.testing.assert_array_equal(accumulator, weight.grad.numpy())
+    assert accumulator.tolist() == [[0], [1], [0]]
+
+
+def test_weights_need_mode_sum_as_in_torch() -> None:
+    bags = Bags(np.zeros(1, np.int32), np.zeros(1, np.int64), "mean", np.ones(1))
+    with pytest.raises(ValueError, match="per_sample_weights: only for mode 'sum'"):
+        bag_forward(np.ones((1, 1)), bags)
