@@ -10,9 +10,11 @@ export NUMBA_CACHE_DIR := $(CACHE)/numba
 export MPLCONFIGDIR := $(CACHE)/matplotlib
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export RUFF_CACHE_DIR := $(CACHE)/ruff
-export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 export PYTEST_ADDOPTS := -o cache_dir=$(CACHE)/pytest $(PYTEST_ADDOPTS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some container images set it; every process of a job would then compile torch's modules again (4 s each).
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,6 +27,7 @@ help: ## list these targets
 venv: $(VENV)/.installed ## install everything into .venv (again only if requirements.lock or pyproject.toml change)
 
 # The lock names every package with its hashes. uv, itself in the lock, fetches in parallel: 23 s where pip takes 138 s.
+# uv leaves the compiling of modules to their first import: better one process now than all processes of the first job.
 # uv does not read pip's settings, so it is told of a mirror; where it fails all the same, pip installs the same files.
 $(VENV)/.requirements: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python >= 3.11 is needed, {sys.executable} is {sys.version.split()[0]}; say: make PYTHON=python3.11")'
@@ -36,6 +39,7 @@ $(VENV)/.requirements: requirements.lock
 	$${index:+env UV_DEFAULT_INDEX="$$index"} \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock \
 		|| { echo "uv could not; pip tries the same"; $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock; }
+	@$(BIN)/python -c "import aiohttp, celpy, matplotlib.pyplot, numba, pyarrow.parquet, rich, scipy.optimize, torch.fx, zmq"
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
@@ -71,3 +75,4 @@ lock: ## resolve requirements.in again into requirements.lock (the versions in i
 
 clean: ## delete everything that make has made, training runs in .heterps included
 	rm -rf $(VENV) .cache .heterps examples/*/.heterps examples/*/data dist
+	find . -name __pycache__ -prune -exec rm -rf {} +

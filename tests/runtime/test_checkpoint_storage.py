@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from heterps_runtime.checkpoint import Storage, StorageAddressError, StorageError
+from heterps_runtime.checkpoint import (
+    CheckpointWriter,
+    StateFile,
+    Storage,
+    StorageAddressError,
+    StorageError,
+    TensorSpec,
+    find_latest,
+)
+from heterps_runtime.checkpoint.format import create_tensor_file
+from heterps_runtime.checkpoint.storage import PARTIAL
+from tests.runtime.checkpoint_samples import write_checkpoint
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -128,3 +143,53 @@ def test_a_full_disk_is_said_plainly_and_leaves_no_rest(tiny_disk: Path) -> None
     assert caught.value.disk_full
     assert [path.name for path in tiny_disk.iterdir()] == ["old.bin"]
     storage.write_atomic("new.bin", bytes(100_000))
+
+
+def test_a_disk_that_runs_full_while_checkpointing_keeps_the_last_good_checkpoint(tiny_disk: Path) -> None:
+    storage = Storage.open(tiny_disk)
+    good = write_checkpoint(storage, 10)
+    writer = CheckpointWriter(storage)
+    files = [
+        StateFile("dense-0.safetensors", {"dense/a": np.zeros(10_000)}, "dense"),
+        StateFile("rows-0.safetensors", {"group-1/keys": np.zeros(1_000_000, dtype=np.int64)}, "rows"),
+    ]
+    error = writer.write("step-000000020", files).exception(timeout=60)
+    writer.close()
+    assert isinstance(error, StorageError)
+    assert re.search(r"could not write .*tiny/step-000000020/rows-0\.safetensors: the disk is full", str(error))
+    assert storage.files("step-000000020") == []
+    assert find_latest(storage)[0] == good
+
+
+def test_a_disk_too_small_for_a_model_is_an_error_and_not_a_crash(tiny_disk: Path) -> None:
+    """Writing to mapped pages that the disk has no room for would end the process by SIGBUS."""
+    specs = {"rows": TensorSpec(np.dtype(np.float64), (1_000_000,))}
+    with pytest.raises(StorageError, match="the disk is full"):
+        create_tensor_file(tiny_disk / "model.safetensors", specs)
+    assert list(tiny_disk.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from heterps_runtime.checkpoint import Storage
+
+def chunks():
+    yield bytes(100_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Storage.open(sys.argv[1]).write_atomic("step-000000020/rows-0.safetensors", chunks())
+"""
+
+
+def test_a_process_killed_while_writing_leaves_nothing_that_looks_like_a_checkpoint(tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path)
+    good = write_checkpoint(storage, 10)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    [rest] = storage.files("step-000000020")
+    assert PARTIAL in rest.name
+    latest, skipped = find_latest(storage)
+    assert latest == good
+    assert [folder for folder, _ in skipped] == ["step-000000020"]
+    newest = write_checkpoint(storage, 30, keep=1)
+    assert storage.folders() == [newest.folder]
