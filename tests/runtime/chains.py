@@ -60,7 +60,7 @@ def chained(
         record.append((stage, arriving, parameters, wanted, looked_up, leaving))
         arriving = _fresh(leaving)
     logits = leaving["logits"].detach()
-    incoming = {"logits": upstream}
+    incoming: dict[str, Tensor | None] = {"logits": upstream}
     for stage, inputs, parameters, wanted, looked_up, leaving in reversed(record):
         assert to_features or set(incoming) == set(stage.gradient_outputs)
         pairs = [(leaving[n], g) for n, g in incoming.items() if g is not None and leaving[n].requires_grad]
@@ -133,7 +133,7 @@ def assert_equal(got: Result, expected: Result, *, but: frozenset[str] = frozens
     for name in (set(expected.gradients) | set(got.gradients)) - but:
         zero = torch.zeros_like(next(r.gradients[name] for r in (expected, got) if name in r.gradients))
         ours, theirs = got.gradients.get(name, zero), expected.gradients.get(name, zero)
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=f"{name}: {ours} instead of {theirs}")
 
 
 __all__ = ["Result", "StageModule", "add_row_gradients", "assert_equal", "chained", "look_up", "unsplit"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
@@ -41,7 +42,7 @@ class Flights(nn.Module):
         weekday: Tensor,
         tail: Tensor,
         dense: Tensor,
-    ) -> Tensor:
+    ) -> Any:
         columns = {
             "carrier": carrier,
             "origin": origin,
@@ -70,7 +71,7 @@ class TwoTower(nn.Module):
 
     def forward(
         self, user: Tensor, item: Tensor, history: Tensor, history_offsets: Tensor, tags: Tensor, tags_offsets: Tensor
-    ) -> Tensor:
+    ) -> Any:
         who = self.user_tower(torch.cat([self.users(user), self.history(history, history_offsets)], dim=1))
         what = self.item_tower(torch.cat([self.items(item), self.tags(tags, tags_offsets)], dim=1))
         return (who * what).sum(dim=1) * self.scale
@@ -85,7 +86,7 @@ class Block(nn.Module):
         self.act = nn.ReLU(inplace=True)
         self.second = nn.Linear(size, size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         out = self.second(self.act(self.first(x)))
         out += x
         return self.act(out)
@@ -93,6 +94,8 @@ class Block(nn.Module):
 
 class Residual(nn.Module):
     """Fields stacked into one table with offsets, residual blocks, and a skip over the whole model."""
+
+    starts: Tensor
 
     def __init__(self, dim: int = 4, size: int = 12) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(size)
         self.leave = nn.Linear(size, 2)
 
-    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Any:
         ids = torch.stack([a, b, c], dim=1) + self.starts
         x = self.enter(self.fields(ids).flatten(1))
         y = self.blocks(x)
@@ -130,7 +133,7 @@ class Bags(nn.Module):
         bought_offsets: Tensor,
         price: Tensor,
         one: Tensor,
-    ) -> Tensor:
+    ) -> Any:
         square = self.square(wide)
         closed = self.closed(listed, torch.cat([listed_offsets, listed_offsets.new_full((1,), listed.shape[0])]))
         weighted = self.weighted(bought, bought_offsets, per_sample_weights=price.exp())
@@ -141,6 +144,8 @@ class Bags(nn.Module):
 
 class Awkward(nn.Module):
     """Sizes, tuples, dictionaries, buffers, detached values and directly used parameters across layers."""
+
+    mask: Tensor
 
     class Untraceable(nn.Module):
         """Depends on values, holds no table: it runs untraced. Takes a dictionary, returns a tuple."""
@@ -168,7 +173,7 @@ class Awkward(nn.Module):
         self.gate = nn.Linear(dim, dim)
         self.head = nn.Linear(3 * dim, 1)
 
-    def forward(self, a: Tensor, b: Tensor, numbers: Tensor, absent: Tensor | None = None) -> Tensor:
+    def forward(self, a: Tensor, b: Tensor, numbers: Tensor, absent: Tensor | None = None) -> Any:
         size = a.shape[0]
         left, right = self.table(a), self.other(torch.remainder(b, 30))
         first, second = self.untraceable({"x": left + self.bias, "y": right})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ class Chain(nn.Module):
         self.act = nn.ReLU(inplace=True)
         self.scale = nn.Parameter(torch.rand(4))
 
-    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, numbers: Tensor) -> Any:
         values = [self.tables[0](ids), numbers]
         for i, (kind, left, right) in enumerate(self.steps):
             x, y = values[-1 - left % len(values)], values[-1 - right % len(values)]

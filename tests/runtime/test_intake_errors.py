@@ -16,6 +16,8 @@ from heterps_runtime.intake import EmbeddingError, IntakeError, TracingError, tr
 class Base(nn.Module):
     """A table, a linear layer and a parameter; subclasses say what they do wrong."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 3)
@@ -26,31 +28,31 @@ class Base(nn.Module):
 
 
 class Branches(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         if ids.max() > 3:  # here
             return self.linear(self.table(ids))
         return self.table(ids)
 
 
 class Loops(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return torch.stack([self.table(i) for i in ids])  # here
 
 
 class Length(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.linear(self.table(ids)) / len(ids)  # here
 
 
 class Assigns(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         x = self.table(ids)
         x[:, 0] = 1  # here
         return x
 
 
 class Converts(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table(ids) * int(ids[0])  # here
 
 
@@ -60,42 +62,42 @@ class InnerBranch(Base):
             super().__init__()
             self.table = nn.Embedding(4, 3)
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids: Tensor) -> Any:
             return self.table(ids) if ids.sum() > 0 else ids  # here
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = self.Inner()
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.inner(ids)
 
 
 class Fresh(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return nn.Linear(3, 1)(self.table(ids))  # here
 
 
 class Autocast(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.linear(self.table(ids))  # here
 
 
 class ChangesBuffer(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         x = self.table(ids)
         self.seen.add_(x.sum(0))  # here
         return x
 
 
 class ManyNames(Base):
-    def forward(self, *ids: Tensor) -> Tensor:
+    def forward(self, *ids: Tensor) -> Any:
         return self.table(ids[0])
 
 
 class Dictionary(Base):
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def forward(self, batch: dict[str, Tensor]) -> Any:
         return self.table(batch["user"]) + self.table(batch["item"])
 
 
@@ -132,61 +134,61 @@ class TiedOutput(Base):
         self.out = nn.Linear(3, 10, bias=False)
         self.out.weight = self.table.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.out(self.table(ids))
 
 
 class WholeTable(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table(ids) @ self.table.weight.t()  # here
 
 
 class ScaledTable(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return F.embedding(ids, self.table.weight * 2)  # here
 
 
 class IdsFromRows(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         nearest = self.table(ids).argmax(1)
         return self.table(nearest)  # here
 
 
 class IdsFromParameter(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table((ids * self.shift).long())  # here
 
 
 class RandomIds(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table(torch.randint_like(ids, 10))  # here
 
 
 class ChangedIds(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         ids.clamp_(0, 9)
         return self.table(ids)  # here
 
 
 class LearnedWeights(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.bag(ids, per_sample_weights=self.shift.expand(ids.shape))  # here
 
 
 class WithoutGradient(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         with torch.no_grad():
             x = self.table(ids)  # here
         return self.linear(x)
 
 
 class MaxNorm(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return F.embedding(ids, self.table.weight, max_norm=1.0)  # here
 
 
 class ConstantIds(Base):
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table(ids) + F.embedding_bag(ids, self.bag.weight, mode="mean", per_sample_weights=ids)  # here
 
 
@@ -195,7 +197,7 @@ class Frozen(Base):
         super().__init__()
         self.table.weight.requires_grad_(False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Any:
         return self.table(ids)
 
 
@@ -257,7 +259,7 @@ def test_bags_without_offsets_are_refused_when_they_arrive() -> None:
 
 def test_different_steps_in_training_and_evaluation_are_a_warning() -> None:
     class Modes(Base):
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids: Tensor) -> Any:
             x = self.table(ids)
             return self.linear(x) if self.training else x
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ BCE = "torch.nn.functional:binary_cross_entropy_with_logits"
 
 
 @pytest.fixture
-def users() -> Iterator[types.ModuleType]:
+def users() -> Iterator[Any]:
     """An importable module of the user's."""
     module = types.ModuleType("users_losses")
     sys.modules["users_losses"] = module
@@ -47,7 +48,7 @@ def test_class_losses_take_labels_of_any_number_type(entrypoint: str) -> None:
         torch.testing.assert_close(resolve_loss(entrypoint)(logits, label), F.cross_entropy(logits, LABEL[:3]) * 3)
 
 
-def test_the_parts_of_a_batch_add_up_to_the_whole(users: types.ModuleType) -> None:
+def test_the_parts_of_a_batch_add_up_to_the_whole(users: Any) -> None:
     users.mean = lambda logits, label: ((logits - label) ** 2).mean()
     users.each = lambda logits, label: (logits - label) ** 2
     for name in (BCE, "torch.nn:MSELoss", "users_losses:mean", "users_losses:each"):
@@ -55,7 +56,7 @@ def test_the_parts_of_a_batch_add_up_to_the_whole(users: types.ModuleType) -> No
         torch.testing.assert_close(loss(LOGITS[:2], LABEL[:2]) + loss(LOGITS[2:], LABEL[2:]), loss(LOGITS, LABEL))
 
 
-def test_a_loss_of_the_users_own_is_a_mean_unless_it_can_sum(users: types.ModuleType) -> None:
+def test_a_loss_of_the_users_own_is_a_mean_unless_it_can_sum(users: Any) -> None:
     def summing(logits: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
         errors = (logits - label).abs()
         return errors.sum() if reduction == "sum" else errors.mean()
@@ -66,7 +67,7 @@ def test_a_loss_of_the_users_own_is_a_mean_unless_it_can_sum(users: types.Module
     torch.testing.assert_close(resolve_loss("users_losses:mean")(LOGITS, LABEL), expected)
 
 
-def test_a_loss_module_of_the_users_keeps_its_own_settings(users: types.ModuleType) -> None:
+def test_a_loss_module_of_the_users_keeps_its_own_settings(users: Any) -> None:
     users.weighted = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))
     expected = F.binary_cross_entropy_with_logits(LOGITS, LABEL.float(), pos_weight=torch.tensor(3.0)) * 6
     torch.testing.assert_close(resolve_loss("users_losses:weighted")(LOGITS, LABEL), expected)
@@ -92,7 +93,7 @@ def test_shapes_that_do_not_fit_say_what_is_expected(entrypoint: str, logits: Te
         resolve_loss(entrypoint)(logits, LABEL)
 
 
-def test_a_loss_that_fails_or_is_no_loss_is_explained(users: types.ModuleType) -> None:
+def test_a_loss_that_fails_or_is_no_loss_is_explained(users: Any) -> None:
     class Needs(nn.Module):
         def __init__(self, size: int) -> None:
             super().__init__()

@@ -63,7 +63,7 @@ def build_model(entrypoint: str, arguments: dict[str, Any], seed: int, dtype: to
         )
     _check_arguments(target, entrypoint, arguments)
     writes = _TableWrites()
-    with _seeded(seed), _default_dtype(dtype), _tables_on_meta(), torch.device("cpu"), writes:
+    with _seeded(seed), _default_dtype(dtype), _tables_on_meta(), writes:
         try:
             module = target(**arguments)
         except IntakeError:
@@ -204,6 +204,11 @@ class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.warnings: list[str] = []
         self._values_given_at: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare every process the seconds that importing torch's compiler takes: nothing is compiled here."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
