@@ -8,6 +8,7 @@ structural schemas checked (jsonschema knows all of it but the `x-kubernetes-*` 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +25,8 @@ from heterps_operator.structure import OBJECT_META, structural_faults
 from heterps_operator.yaml_source import Path, path_text
 
 __all__ = ["Fault", "Schema", "crd_folder", "load_schemas"]
+
+_CHAIN = re.compile(r"\bself((?:\.[A-Za-z]+\b(?!\())*)")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def load_schemas() -> Mapping[str, Schema]:
         spec = yaml.load(file.read_text(encoding="utf-8"), Loader=_loader())["spec"]  # noqa: S506  # a safe loader
         openapi = spec["versions"][0]["schema"]["openAPIV3Schema"]
         openapi["properties"]["metadata"] = OBJECT_META
+        openapi["required"] = [*openapi["required"], "metadata"]  # an API server demands a name of every object
         kind = spec["names"]["kind"]
         schemas[kind] = Schema(kind, spec["scope"] == "Namespaced", openapi)
     return schemas
@@ -132,18 +136,15 @@ def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, br
     for rule in schema.get("x-kubernetes-validations", ()):
         if cel.is_transition_rule(rule["rule"]) and old is MISSING:
             continue
-        target = (*path, *rule.get("fieldPath", "").split(".")[1:])
-        if any(target[: len(place)] == place for place in broken):
-            continue  # what is there has a fault already
+        read = _fields_read(rule["rule"], path)
+        if any(place[: len(field)] == field or field[: len(place)] == place for place in broken for field in read):
+            continue  # what it reads has a fault of its own, so the rule would judge something that nobody wrote
+        target = next(iter(read)) if len(read) == 1 else path
+        if "fieldPath" in rule:
+            target = (*path, *rule["fieldPath"].split(".")[1:])
         message, fix = rule["message"].split("; ", maxsplit=1)
-        try:
-            if cel.holds(rule["rule"], value, old):
-                continue
-        except cel.RuleError:
-            # Only an object whose types are wrong gets here, and that has been said in better words.
-            assert broken, f"rule {rule['rule']!r} fails at {path_text(path)}"
-            continue
-        yield Fault(target, _at(value, target[len(path) :]), message, fix)
+        if not cel.holds(rule["rule"], value, old):
+            yield Fault(target, _at(value, target[len(path) :]), message, fix)
     if isinstance(value, dict):
         for name, item in value.items():
             inner = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
@@ -154,6 +155,12 @@ def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, br
         for i, item in enumerate(value):
             before = _same_item(schema, item, old)
             yield from _rule_faults(schema["items"], item, before, (*path, i), broken)
+
+
+@lru_cache(maxsize=256)
+def _fields_read(rule: str, path: Path) -> frozenset[Path]:
+    """The fields that a rule reads, from its text; functions called on a field are none."""
+    return frozenset((*path, *chain.split(".")[1:]) for chain in _CHAIN.findall(rule))
 
 
 def _same_item(schema: Mapping[str, Any], item: Any, old: Any) -> Any:

@@ -98,7 +98,7 @@ def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Pat
         elif error.validator == "additionalProperties":
             yield path, error.instance[path[-1]], "is not a field", _suggest(openapi, schema, path)
         elif error.validator == "x-kubernetes-list-type":
-            yield path, _shown(error.instance), error.message, "remove or rename one of the two"
+            yield path, MISSING, error.message, "remove or rename one of the two"
         else:
             yield path, _shown(error.instance), *_bound(error, schema, texts.get(path))
 

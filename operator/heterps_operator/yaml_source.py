@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from heterps_operator.errors import MISSING, Problem
+from heterps_operator.errors import MISSING, ManifestError, Problem
 
 __all__ = ["Document", "Path", "path_text", "read_documents"]
 
@@ -90,12 +90,20 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[Problem]]
         name: the file's name, for messages.
 
     Returns:
-        The documents, and what is wrong with them as YAML.
+        The documents, and what is wrong with them as JSON.
+
+    Raises:
+        ManifestError: the text is not YAML; nothing behind that place was read.
     """
     documents: list[Document] = []
     problems: list[Problem] = []
-    loader = _Loader(text)
+
+    def refuse(message: str, fix: str, line: int | None) -> ManifestError:
+        source = name if line is None else f"{name}:{line}"
+        return ManifestError([*problems, Problem("", MISSING, message, fix, source=source)])
+
     try:
+        loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
             assert node is not None, "check_node() found one"
@@ -107,18 +115,15 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[Problem]]
             documents.append(Document(value, node.start_mark.line + 1, reader.lines, reader.texts))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        assert mark is not None, "errors of the parser have a place"
         what = " ".join(part for part in (error.context, error.problem) if part)
-        source = f"{name}:{mark.line + 1}" if mark else name
-        fix = f"correct the YAML at column {mark.column + 1}" if mark else "correct the YAML"
-        problems.append(Problem("", MISSING, f"not valid YAML ({what})", fix, source=source))
+        fix = f"correct the YAML at column {mark.column + 1}"
+        raise refuse(f"not valid YAML ({what})", fix, mark.line + 1) from error
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        message = f"not valid YAML ({error.reason}: character {error.character!r})"
-        problems.append(Problem("", MISSING, message, "remove the character", source=f"{name}:{line}"))
+        message = f"not valid YAML ({error.reason}, found number {error.character!r})"
+        raise refuse(message, "remove the character", text.count("\n", 0, error.position) + 1) from error
     except _TooLargeError as error:
-        problems.append(Problem("", MISSING, str(error), "write it out without aliases (&, *)", source=name))
-    finally:
-        loader.dispose()
+        raise refuse(str(error), "write it out without aliases (&, *)", None) from error
     return documents, problems
 
 
@@ -219,9 +224,15 @@ class _Reader:
             if kind == "null":
                 return None
             if kind == "int":
-                return _integer(text)
+                whole = _integer(text)
+                if -(2**63) <= whole < 2**63:
+                    return whole
+                self._problem(
+                    path, node, f"{text} has more than 64 bits", "give a smaller number, or write it in quotes"
+                )
+                return None
             if kind == "float":
-                number = float(text.replace("_", ""))
+                number = float(text.replace("_", "")) if text[-1] not in "fFnN" else math.nan
                 if math.isfinite(number):
                     return int(number) if number.is_integer() and abs(number) < 2**63 else number
                 self._problem(path, node, f"{text} is no number that JSON knows", "give a finite number")
