@@ -30,7 +30,10 @@ class ReferenceStore:
     def initial(self, key: int) -> NDArray[Any]:
         spec = self.tables[key >> 48]
         ids = np.array([key & ID_MASK])
-        return initial_rows(self.seed, spec.name, ids, self.dim, np.float64, spec.init, spec.padding_idx)[0]
+        row: NDArray[Any] = initial_rows(self.seed, spec.name, ids, self.dim, np.float64, spec.init, spec.padding_idx)[
+            0
+        ]
+        return row
 
     def pull(self, keys: NDArray[Any]) -> NDArray[Any]:
         rows = [self.rows[k] if k in self.rows else self.initial(k) for k in keys.tolist()]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from heterps_runtime.store import DenseOptimizer, DenseStore
 
 SHAPES = {"tower.weight": (7, 3), "tower.bias": (7,), "temperature": ()}
-CASES = {
+CASES: dict[str, tuple[dict[str, str], Any, dict[str, Any]]] = {
     "sgd": ({"name": "sgd", "learningRate": "0.1"}, torch.optim.SGD, {"lr": 0.1}),
     "momentum": (
         {"name": "sgd", "learningRate": "0.1", "momentum": "0.9", "weightDecay": "0.02"},

@@ -3,6 +3,7 @@
 import mmap
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_a_view_costs_a_copy_only_where_the_kernels_could_not_read() -> None:
 
 
 def test_a_kernel_compiles_where_no_cache_can_be_written() -> None:
-    scope: dict = {}
+    scope: dict[str, Any] = {}
     exec("def double(x):\n    return 2 * x\n", scope)  # code without a file has no place for a cache
     assert kernel(scope["double"])(21) == 42
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -43,7 +45,8 @@ def test_keys_may_be_strided_or_read_only_or_unaligned() -> None:
     keys = np.arange(20, dtype=np.int64) // 2
     frozen = np.frombuffer(keys.tobytes(), np.int64)
     shifted = np.frombuffer(b"x" + keys.tobytes(), np.int64, offset=1)
-    for variant in (frozen, shifted, np.repeat(keys, 2)[::2], keys.astype(np.int32)):
+    variants: list[Any] = [frozen, shifted, np.repeat(keys, 2)[::2], keys.astype(np.int32)]
+    for variant in variants:
         unique, inverse = unique_keys(variant)
         assert unique.tolist() == list(range(10))
         np.testing.assert_array_equal(inverse, keys)

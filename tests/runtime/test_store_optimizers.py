@@ -29,10 +29,13 @@ def train_with_store(optimizer: SparseOptimizer, dtype: type, scale: float = 0.5
     return before, store.pull(keys)
 
 
-def train_with_torch(optimizer_class, weight: NDArray[Any], scale: float = 0.5, **options) -> NDArray[Any]:
+def train_with_torch(
+    optimizer_class: Any, weight: NDArray[Any], options: dict[str, Any], scale: float = 0.5
+) -> NDArray[Any]:
+    checked: Any = torch.sparse.check_sparse_tensor_invariants
     parameter = torch.nn.Parameter(torch.from_numpy(weight.copy()))
     optimizer = optimizer_class([parameter], **options)
-    with torch.sparse.check_sparse_tensor_invariants(True):  # torch warns unless one chooses
+    with checked(True):  # torch warns unless one chooses
         for ids, grads in batches(weight.dtype.type):
             values = torch.from_numpy(grads) * scale
             parameter.grad = torch.sparse_coo_tensor(torch.from_numpy(ids)[None], values, weight.shape).coalesce()
@@ -69,7 +72,7 @@ def test_sparse_training_equals_torch(
     tolerance: float,
 ) -> None:
     before, after = train_with_store(optimizer, dtype)
-    expected = train_with_torch(torch_class, before, **options)
+    expected = train_with_torch(torch_class, before, options)
     np.testing.assert_allclose(after, expected, rtol=tolerance, atol=tolerance)
     assert np.abs(after - before).max() > 0.1
 

@@ -190,7 +190,7 @@ def test_rows_move_to_any_number_of_stores_and_train_on_as_before(name: str, num
             shard.load(keys[mine], rows[mine], {n: a[mine] for n, a in state.items()})
     for t in (3, 4):
         whole.apply(steps[t - 1], 0.5, t)
-        routed: list[list] = [[] for _ in shards]
+        routed: list[list[Any]] = [[] for _ in shards]
         for keys, grads in steps[t - 1]:
             order, counts = partition(keys, slot_to_shard, num_shards)
             for s, mine in enumerate(np.split(order, np.cumsum(counts)[:-1])):
@@ -199,9 +199,9 @@ def test_rows_move_to_any_number_of_stores_and_train_on_as_before(name: str, num
             shard.apply(pushes, 0.5, t)
     assert sum(map(len, shards)) == len(whole)
     merged = [np.concatenate(arrays) for arrays in zip(*(sorted_items(s) for s in shards), strict=True)]
-    order = np.argsort(merged[0])
+    by_key = np.argsort(merged[0])
     for array, expected in zip(merged, sorted_items(whole), strict=True):
-        np.testing.assert_array_equal(array[order], expected)
+        np.testing.assert_array_equal(array[by_key], expected)
 
 
 def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None:
@@ -230,7 +230,11 @@ def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None
     ],
 )
 def test_rows_that_do_not_fit_are_not_loaded(change: dict[str, Any], message: str) -> None:
-    given = {"keys": make_key(0, [1, 2]), "rows": np.zeros((2, DIM)), "state": {"sum": np.zeros((2, 1))}} | change
+    given: dict[str, Any] = {
+        "keys": make_key(0, [1, 2]),
+        "rows": np.zeros((2, DIM)),
+        "state": {"sum": np.zeros((2, 1))},
+    } | change
     with pytest.raises(ValueError, match=message):
         row_store().load(**given)
 
