@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow
 from pyarrow import fs as pafs
@@ -48,7 +49,7 @@ class Storage:
     """A folder of files, local or remote. Safe to use from several threads.
 
     Attributes:
-        address: the root as the user named it, made absolute; used in messages.
+        address: the root as the user named it, made absolute and without passwords or options; used in messages.
         local: whether the files lie on this machine's file system.
     """
 
@@ -75,14 +76,20 @@ class Storage:
         if "://" not in text:
             path = os.path.abspath(text)
             return cls(pafs.LocalFileSystem(), path, path)
+        parts = urlsplit(text)
+        # `s3://KEY:SECRET@bucket/path?endpoint_override=...` is allowed; messages go to logs and objects' conditions.
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        if parts.scheme == "s3" and "allow_delayed_open" not in parts.query:
+            # pyarrow then sends files below one part's size (10 MB) in one request instead of a multipart upload's three.
+            text += f"{'&' if parts.query else '?'}allow_delayed_open=true"
         try:
             filesystem, path = pafs.FileSystem.from_uri(text)
         except (*_ERRORS, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(text, address)
             raise StorageAddressError(
-                f"cannot open {text!r}: {reason}; use a local path or file://, s3://, gs://, abfs:// or hdfs://"
-            ) from error
-        return cls(filesystem, path, path if isinstance(filesystem, pafs.LocalFileSystem) else text)
+                f"cannot open {address}: {reason}; use a local path or file://, s3://, gs://, abfs:// or hdfs://"
+            ) from None
+        return cls(filesystem, path, path if isinstance(filesystem, pafs.LocalFileSystem) else address)
 
     def path(self, name: str) -> str:
         """Full path or address of `name`, for messages (and, if `local`, for the operating system)."""
