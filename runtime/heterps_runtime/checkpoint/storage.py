@@ -80,7 +80,7 @@ class Storage:
         # `s3://KEY:SECRET@bucket/path?endpoint_override=...` is allowed; messages go to logs and objects' conditions.
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         if parts.scheme == "s3" and "allow_delayed_open" not in parts.query:
-            # pyarrow then sends files below one part's size (10 MB) in one request instead of a multipart upload's three.
+            # Files below one part's size (10 MB) then take one request instead of a multipart upload's three.
             text += f"{'&' if parts.query else '?'}allow_delayed_open=true"
         try:
             filesystem, path = pafs.FileSystem.from_uri(text)
