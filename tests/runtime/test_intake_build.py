@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -50,6 +52,21 @@ def test_a_table_of_2_to_the_40_rows_costs_nothing(write: Write) -> None:
     assert module["bag"].weight.is_meta  # type: ignore[index]
     assert module["out"].weight.device.type == "cpu"  # type: ignore[index]
     assert nn.Embedding(2, 2).weight.device.type == "cpu", "the constructor is restored"
+
+
+def test_building_and_tracing_do_not_import_torchs_compiler() -> None:
+    script = (
+        "import sys, torch; from heterps_runtime.intake import build_model, trace_model\n"
+        "module = build_model('tests.runtime.models:build_two_tower', {}, seed=0, dtype=torch.float32)\n"
+        "model = trace_model(module); model.stage(0, len(model.layers) - 1)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{paths}"}
+    )
+    assert done.returncode == 0
 
 
 def test_dense_parameters_are_those_of_plain_pytorch_when_tables_come_last(write: Write) -> None:

@@ -34,6 +34,8 @@ MAX_ROWS = 2**48
 #: Attribute of a built module that carries what `trace_model` should repeat to the user.
 BUILD_WARNINGS = "_heterps_build_warnings"
 _LOCATION = "_heterps_location"
+#: Initialisers need not run on meta tensors; running one would import torch's compiler, which takes seconds.
+_ONLY_VALUES = frozenset({"normal_", "uniform_", "fill_", "zero_"})
 _FIELD = "model.entrypoint"
 _NO_VALUES = (
     "drop the assignment and name the rows' initial distribution in model.embeddingInit; a small fixed table of "
@@ -207,14 +209,17 @@ class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Spare every process the seconds that importing torch's compiler takes: nothing is compiled here."""
+        """Nothing is compiled here, so torch's compiler need not be imported (it takes seconds)."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-            self._record(str(func._schema.name), args)
+            name = str(func._schema.name).removeprefix("aten::")
+            self._record(name, args)
+            if name in _ONLY_VALUES:
+                return args[0]
         return func(*args, **(kwargs or {}))
 
     def _record(self, name: str, args: tuple[Any, ...]) -> None:
@@ -225,7 +230,7 @@ class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             self._values_given_at = self._values_given_at or where
             return
         text = (
-            f"{where}: initialising an embedding table in place ({name.removeprefix('aten::')}) has no effect; "
+            f"{where}: initialising an embedding table in place ({name}) has no effect; "
             "rows are initialised as model.embeddingInit says"
         )
         if text not in self.warnings:
