@@ -96,8 +96,8 @@ def build(tables: dict[str, pa.Table]) -> tuple[pa.Table, npt.NDArray[np.bool_]]
     flights = tables["flights"]
     # The timetable's own congestion: departures planned from this airport in this hour, cancelled ones included.
     hour_key = pc.binary_join_element_wise(flights["origin"], pc.cast(flights["time_hour"], pa.string()), "|")
-    _, inverse, counts = np.unique(hour_key.to_numpy(zero_copy_only=False), return_inverse=True, return_counts=True)
-    flights = flights.append_column("departures", pa.array(counts[inverse]))
+    hours = hour_key.combine_chunks().dictionary_encode().indices.to_numpy()
+    flights = flights.append_column("departures", pa.array(np.bincount(hours)[hours]))
     flights = flights.filter(pc.is_valid(flights["arr_delay"]))  # cancelled and diverted flights have none
 
     weather = look_up([flights["origin"], flights["time_hour"]], tables["weather"], ["origin", "time_hour"])
@@ -120,10 +120,8 @@ def build(tables: dict[str, pa.Table]) -> tuple[pa.Table, npt.NDArray[np.bool_]]
         "seats": numbers(planes["seats"]),
     }
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    date = np.array(
-        [f"2013-{m:02}-{d:02}" for m, d in zip(flights["month"].to_pylist(), flights["day"].to_pylist(), strict=True)],
-        dtype="datetime64[D]",
-    )
+    months = np.datetime64("2013-01", "M") + (numbers(flights["month"]).astype(np.int64) - 1)
+    dates = months.astype("datetime64[D]") + (numbers(flights["day"]).astype(np.int64) - 1)
     columns["carrier"] = flights["carrier"]
     columns["flight"] = flights["flight"]
     columns["tailnum"] = pc.fill_null(flights["tailnum"], MISSING)
@@ -131,7 +129,7 @@ def build(tables: dict[str, pa.Table]) -> tuple[pa.Table, npt.NDArray[np.bool_]]
     columns["model"] = pc.fill_null(planes["model"], MISSING)
     columns["manufacturer"] = pc.fill_null(planes["manufacturer"], MISSING)
     columns["month"], columns["hour"] = flights["month"], flights["hour"]
-    columns["weekday"] = pa.array((date.astype(np.int64) + 3) % 7)  # 0 is Monday: 1970-01-01 was a Thursday
+    columns["weekday"] = pa.array((dates.astype(np.int64) + 3) % 7)  # 0 is Monday: 1970-01-01 was a Thursday
     for name, values in dense.items():
         mean, deviation = np.nanmean(values[train]), np.nanstd(values[train])
         columns[name] = pa.array(np.nan_to_num((values - mean) / deviation).astype(np.float32))

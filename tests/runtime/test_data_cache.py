@@ -208,7 +208,7 @@ def test_the_least_recently_used_data_set_makes_room(tmp_path: Path) -> None:
     old, recent = sorted(folders(specs[0]), key=lambda f: -json.loads((f / "meta.json").read_text())["rows"])
     os.utime(old, ns=(1, 1))
     _, messages = opened(specs[2])
-    assert f"removing the data set {old.name} from the cache" in messages
+    assert f"removed the data set {old.name} from the cache" in messages
     assert recent in folders(specs[0])
     assert old not in folders(specs[0])
 
@@ -219,6 +219,17 @@ def test_a_data_set_in_use_is_never_removed(tmp_path: Path) -> None:
     with pytest.raises(DataCacheError, match=r"beside .*Ki of data sets in use; raise it to at least"):
         open_dataset(fixed_spec(tmp_path, rows=500, cache=limit), "train")
     assert in_use.batch(np.array([999]), ["flight"])["flight"].tolist() == [1999]
+
+
+def test_the_rest_of_another_data_sets_killed_build_is_removed_unless_it_goes_on(tmp_path: Path) -> None:
+    spec = fixed_spec(tmp_path, cache={"maxBytes": "1Gi"})
+    for name in ("killed", "alive"):
+        (spec.cache_directory / f"{name}.building").mkdir(parents=True)
+        (spec.cache_directory / f"{name}.lock").touch()
+    with (spec.cache_directory / "alive.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        open_dataset(spec, "train")
+    assert [p.name for p in spec.cache_directory.glob("*.building")] == ["alive.building"]
 
 
 def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

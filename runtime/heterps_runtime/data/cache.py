@@ -27,7 +27,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -138,6 +138,8 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
         descriptor = os.open(folder / "meta.json", os.O_RDONLY)
     except FileNotFoundError:
         return None
+    # Locked before it is looked at: from here on nobody evicts it, and what was evicted meanwhile is seen as missing.
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
         meta = json.loads((folder / "meta.json").read_text())
         for file, size in meta["sizes"].items():
@@ -151,7 +153,6 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
         os.close(descriptor)
         progress(0.0, f"the data cache {folder} is damaged ({error}); building it again")
         return None
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
     weakref.finalize(cached, os.close, descriptor)  # which releases the lock
     os.utime(folder)  # the time of last use, for eviction
     return cached
@@ -176,6 +177,7 @@ class _Builder:
         # A damaged folder and the rest of an interrupted build: nobody else writes here, for we hold the lock.
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.building, ignore_errors=True)
+        self._note(0.0)
         if self.source.num_rows is not None and not self.multi:
             self._make_room(self._fixed_bytes(self.source.num_rows), exact=True)
         self.building.mkdir()
@@ -256,6 +258,10 @@ class _Builder:
 
     def _say(self, fraction: float, rows: int) -> None:
         self.progress(fraction, f"preparing the data: {rows:,} rows ({fraction:.0%})")
+        self._note(fraction)
+
+    def _note(self, fraction: float) -> None:
+        """Leave the progress in the lock file, for those who wait."""
         self.lock.seek(0)
         self.lock.truncate()
         self.lock.write(f"{100 * fraction:.0f}\n")
@@ -285,22 +291,37 @@ class _Builder:
         Returns:
             The bytes that remain; more than `allowed` if those are in use.
         """
-        sizes = {}
-        for meta in self.folder.parent.glob("*/meta.json"):
-            if meta.parent not in (self.folder, self.building):
+        directory = self.folder.parent
+        for left in directory.glob("*.building"):
+            if left != self.building:
+                _remove_unless_locked(left, directory / f"{left.stem}.lock")  # of a build that was killed
+        used, sizes = {}, {}
+        for meta in directory.glob("*/meta.json"):
+            if meta.parent in (self.folder, self.building):
+                continue
+            with suppress(FileNotFoundError):  # another process may be evicting, too
+                used[meta.parent] = meta.parent.stat().st_mtime_ns
                 sizes[meta.parent] = sum(f.stat().st_size for f in meta.parent.iterdir())
-        for folder in sorted(sizes, key=lambda f: f.stat().st_mtime_ns):
+        for folder in sorted(sizes, key=lambda f: used[f]):
             if sum(sizes.values()) <= allowed:
                 break
-            with (folder / "meta.json").open() as meta_file:
-                try:
-                    fcntl.flock(meta_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue  # in use
-                self.progress(0.0, f"removing the data set {folder.name} from the cache, to stay within maxBytes")
-                shutil.rmtree(folder)
+            if _remove_unless_locked(folder, folder / "meta.json"):
                 del sizes[folder]
+                self.progress(0.0, f"removed the data set {folder.name} from the cache, to stay within maxBytes")
         return sum(sizes.values())
+
+
+def _remove_unless_locked(folder: Path, lock_file: Path) -> bool:
+    """Remove a folder unless another process holds its lock; whether it is gone."""
+    try:
+        with lock_file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return not folder.exists()
+    return True
 
 
 def _size(count: int) -> str:
