@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
 from heterps_operator.cli.session import Programs
 from heterps_operator.errors import HeterpsError
+from heterps_planner.errors import PlannerError
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 
 __all__ = ["main"]
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, programs: Programs | None = Non
     options = _parser().parse_args(arguments)
     try:
         return _dispatch(options, programs or Programs())
-    except HeterpsError as error:
+    except (HeterpsError, PlannerError) as error:
         sys.stderr.write(f"heterps: {error}\n")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:  # outside of the control loop, where nothing runs that would have to end in order
@@ -100,16 +101,18 @@ def _add_job(parser: ArgumentParser, optional: bool = False) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise ValueError(text)
-    return port
+    if not text.isdecimal() or int(text) > 65535:
+        raise ArgumentTypeError(f"must be a port, 0 to 65535, is {text!r}")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ValueError(text)
+        raise ArgumentTypeError(f"must be a number of seconds > 0, is {text!r}")
     return seconds
 
 

@@ -95,6 +95,8 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
                 incarnation=status.incarnation + 1,
                 attempts={},
                 not_before={"": observed.time + pause},
+                last_observation=None,
+                observations=(),
             ).with_phase("Restarting", observed.time)
             text = f"{name} ended ({end}): everything starts again from the last checkpoint in {pause:g} s"
             events.append(Event("Warning", "JobRestarts", text, observed.time))

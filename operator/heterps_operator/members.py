@@ -43,8 +43,6 @@ def members(job: JobSpec, plan: PlanDocument) -> tuple[ProcessSpec, ...]:
         for index in range(stage.pods):
             place = ("--stage", str(number), "--index", str(index))
             result.append(
-                ProcessSpec(
-                    worker_name(number, index), "worker", place, stage.pool, pool.units_per_pod, pool.threads
-                )
+                ProcessSpec(worker_name(number, index), "worker", place, stage.pool, pool.units_per_pod, pool.threads)
             )
     return tuple(result)

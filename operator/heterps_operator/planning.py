@@ -104,7 +104,9 @@ class PlannerProcess:
             with contextlib.suppress(OSError, ValueError):
                 return PlanOutcome(document=json.loads((self._folder / "plan.json").read_text(encoding="utf-8")))
         lines = read_last_lines(self._folder / "plan.log", 20)
-        return PlanOutcome(error=lines[-1] if lines else f"the planner ended with exit code {code} and no message")
+        if not lines:
+            return PlanOutcome(error=f"the planner ended with exit code {code} and no message")
+        return PlanOutcome(error=lines[-1].removeprefix("heterps: "))
 
     def close(self) -> None:
         """End a planner that is still at work."""

@@ -17,9 +17,11 @@ from typing import Any
 from heterps_operator.job import JobSpec, PoolSpec
 from heterps_operator.state import StateError, read_json, write_json
 from heterps_operator.values import Json
+from heterps_planner.errors import UnknownNameError
 
-__all__ = ["ProfileCache", "build_problem", "profile_warnings"]
+__all__ = ["ProfileCache", "adapt_problem", "build_problem", "profile_warnings"]
 
+_STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
@@ -72,6 +74,36 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
     return problem
 
 
+def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
+    """A problem file's layer times under a job's present pools, prices, limits and floor.
+
+    Args:
+        problem: with measured layers, from `heterps profile JOB --to FILE`.
+        job: what is to be planned.
+
+    Raises:
+        ProblemError: the problem does not know a pool of the job.
+    """
+    measured = {pool.get("name"): pool for pool in problem.get("pools") or () if isinstance(pool, dict)}
+    pools = []
+    for pool in job.pools:
+        if pool.name not in measured:
+            raise UnknownNameError("problem.pools", "pool", pool.name, map(str, measured))
+        stage = {key: measured[pool.name][key] for key in _STAGE_FACTS if key in measured[pool.name]}
+        pools.append(_pool(pool, stage))
+    names = {pool.name for pool in job.pools}
+    layers = []
+    for layer in problem.get("layers") or ():
+        times = {name: entry for name, entry in layer.get("pools", {}).items() if name in names}
+        layers.append({**layer, "pools": times})
+    adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _servers(job)}
+    adapted |= {"globalBatchSize": job.global_batch_size, "minSamplesPerSecond": job.min_samples_per_second or 0}
+    adapted.pop("maxCostPerHour", None)
+    if job.max_cost_per_hour is not None:
+        adapted["maxCostPerHour"] = float(job.max_cost_per_hour)
+    return adapted
+
+
 def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
     """What the profilers want people to know, one line each."""
     return [f"profile of pool {pool}: {text}" for pool, p in sorted(profiles.items()) for text in p.get("warnings", ())]
@@ -89,7 +121,7 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
         "pricePerUnitHour": float(pool.price_per_unit_hour),
         "maxUnits": _NO_LIMIT_UNITS if pool.max_units is None else pool.max_units,
         "unitsPerPod": pool.units_per_pod,
-        **stage,
+        **{key: stage[key] for key in _STAGE_FACTS if key in stage},
     }
 
 

@@ -105,7 +105,9 @@ class Status:
     members_ended: float | None = None  # since then only the coordinator is left
     orderly: bool = False  # the coordinator itself ended the job, its members end by themselves
     failure: Failure | None = None
-    last_rebalance: float | None = None
+    last_observation: float | None = None  # when the workers' speeds were noted last
+    last_rebalance: float | None = None  # when a new division of the batch was last thought about
+    observations: tuple[Mapping[str, tuple[int, float]], ...] = ()  # (batch, seconds) by worker, oldest first
     result: Json | None = None  # the coordinator's last status
 
     @property
@@ -156,6 +158,10 @@ class Status:
         """
         try:
             fields = dict(value)
+            fields["observations"] = tuple(
+                {name: (int(seen[0]), float(seen[1])) for name, seen in entry.items()}
+                for entry in fields["observations"]
+            )
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
             if fields.get("failure") is not None:
                 failure = dict(fields["failure"])

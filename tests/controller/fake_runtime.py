@@ -170,7 +170,7 @@ def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
                         return self.answer(404, {"error": "no such path"})
                 self.answer(200, {})
 
-        do_GET = do_PUT = do_POST = handle_request
+        do_GET = do_PUT = do_POST = handle_request  # noqa: N815
 
     return Handler
 

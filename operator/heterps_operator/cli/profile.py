@@ -8,10 +8,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from heterps_operator.cli.session import Driven, Programs, Session, UsageError, drive, open_session
+from heterps_operator.console import Console, make_console
 from heterps_operator.display import Display, make_display
 from heterps_operator.profiles import build_problem, profile_warnings
 from heterps_operator.report import exit_code, render_failure
@@ -24,7 +24,7 @@ __all__ = ["measure", "profile"]
 def profile(arguments: Namespace, programs: Programs) -> int:
     """Measure the pools of the job of the command line; returns the exit code."""
     machine = arguments.output == "json"
-    console = Console(stderr=machine)
+    console = make_console(stderr=machine)
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
     target = None if arguments.to is None else _writable(arguments.to)
     session = open_session(arguments.job, arguments.work_directory, programs, goal="profile")
@@ -68,7 +68,7 @@ def measure(
         if driven.status.phase != "Profiled":
             failure = driven.status.failure
             if failure is not None:
-                Console(stderr=True).print(render_failure(failure.to_json()))
+                make_console(stderr=True).print(render_failure(failure.to_json()))
             return None, exit_code(driven.status, driven.interrupted)
         profiles = driven.profiles
     for warning in profile_warnings({pool.name: profiles[pool.name] for pool in session.job.pools}):
@@ -86,13 +86,11 @@ def render_profile(problem: Json) -> Table:
         box=None,
         padding=(0, 2, 0, 0),
     )
-    table.add_column("layer")
-    table.add_column("kind")
+    table.add_column("layer", overflow="fold")
+    table.add_column("kind", overflow="fold")
     for pool in pools:
-        table.add_column(f"{pool}\ncompute", justify="right")
-        table.add_column("\nshared", justify="right")
-        table.add_column("\ntransfer", justify="right")
-        table.add_column("\nspread", justify="right")
+        for head in (f"{pool}\ncompute ms", "\nshared", "\nsend ms", "\nspread"):
+            table.add_column(head, justify="right", no_wrap=True)
     for layer in problem["layers"]:
         cells = []
         for pool in pools:
@@ -104,9 +102,9 @@ def render_profile(problem: Json) -> Table:
 
 def _cells(times: Json) -> list[str]:
     return [
-        f"{times['computeSeconds'] * 1e3:.3f} ms",
+        f"{times['computeSeconds'] * 1e3:.3f}",
         f"{times['parallelFraction']:.0%}",
-        f"{times.get('transferSeconds', 0) * 1e3:.3f} ms",
+        f"{times.get('transferSeconds', 0) * 1e3:.3f}",
         f"{times.get('spread', 0):.1%}",
     ]
 

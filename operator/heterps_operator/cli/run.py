@@ -7,10 +7,9 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 
-from rich.console import Console
-
 from heterps_operator.bill import Bill
 from heterps_operator.cli.session import Programs, Session, drive, open_session
+from heterps_operator.console import make_console
 from heterps_operator.display import Display, make_display
 from heterps_operator.report import build_report, render_report
 from heterps_operator.status import Status
@@ -24,7 +23,7 @@ def run(arguments: Namespace, programs: Programs) -> int:
     """Run the job of the command line; returns the exit code."""
     machine = arguments.output == "json"
     # A program reads stdout, so people get stderr.
-    console = Console(stderr=machine)
+    console = make_console(stderr=machine)
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
     session = open_session(arguments.job, arguments.work_directory, programs)
     with session.workspace.locked():
@@ -32,7 +31,7 @@ def run(arguments: Namespace, programs: Programs) -> int:
     if machine:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     elif not arguments.quiet or report["failure"] is not None:
-        (Console(stderr=True) if arguments.quiet else console).print(render_report(report, arguments.job))
+        (make_console(stderr=True) if arguments.quiet else console).print(render_report(report, arguments.job))
     code: int = report["exitCode"]
     return code
 

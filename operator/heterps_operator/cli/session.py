@@ -23,6 +23,8 @@ from heterps_operator.profiles import ProfileCache
 from heterps_operator.status import Status
 from heterps_operator.values import Json
 from heterps_operator.workspace import Workspace
+from heterps_planner.balancing import POLICIES
+from heterps_planner.methods import METHODS
 
 __all__ = ["Programs", "Session", "UsageError", "drive", "open_session"]
 
@@ -84,11 +86,21 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
         HeterpsError: the manifest or the directory cannot be used.
     """
     manifest = load_manifest(path)
+    _check_policies(manifest.job["spec"], path)
     job = JobSpec.from_manifests(manifest.job, manifest.pools, goal)
     workspace = Workspace(Path(work_directory) if work_directory else Path(".heterps") / job.name)
     configuration = manifest.run_configuration(workspace.path)
     cache = ProfileCache(workspace.profiles, configuration)
     return Session(job, path, workspace, configuration, cache, programs)
+
+
+def _check_policies(spec: Json, path: str) -> None:
+    """Refuse what the API allows and this version cannot do, before anything is measured."""
+    for section, name, known in (("scheduling", "method", list(METHODS)), ("balancing", "policy", list(POLICIES))):
+        value = (spec.get(section) or {}).get(name)
+        if value is not None and value not in known:
+            choices = ", ".join(known)
+            raise UsageError(f"{path}: spec.{section}.{name}: must be one of {choices} in this version, is {value!r}")
 
 
 def drive(

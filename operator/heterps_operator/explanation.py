@@ -1,0 +1,124 @@
+"""A plan and its reasons, for people: tables, and sentences instead of multipliers."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from heterps_operator.words import format_duration, format_money, format_rate
+from heterps_planner.explain import Explanation
+from heterps_planner.plan import Plan
+from heterps_planner.problem import Problem
+
+__all__ = ["describe_proof", "describe_shadow_prices", "render_plan"]
+
+_PADDING = (0, 2, 0, 0)
+
+
+def render_plan(problem: Problem, plan: Plan, explanation: Explanation) -> RenderableType:
+    """Everything that `heterps plan` says."""
+    seconds = problem.samples / plan.throughput
+    summary = Table.grid(padding=_PADDING)
+    summary.add_column(style="bold", no_wrap=True)
+    summary.add_column(overflow="fold")
+    floor = f", the floor is {format_rate(problem.min_samples_per_second)}" if problem.min_samples_per_second else ""
+    summary.add_row("throughput", f"{format_rate(plan.throughput)} predicted{floor}")
+    summary.add_row(
+        "cost",
+        f"{format_money(plan.cost)} for {problem.samples:,.0f} samples: {format_money(plan.cost_per_hour)}/h "
+        f"for {format_duration(seconds)}",
+    )
+    summary.add_row("proof", describe_proof(plan))
+    summary.add_row("limited by", describe_bottleneck(explanation))
+    for sentence in describe_shadow_prices(plan):
+        summary.add_row("limits", sentence)
+    parts: list[RenderableType] = [_stages(plan, explanation), Text(), summary]
+    if explanation.alternatives:
+        parts += [Text(), _alternatives(plan, explanation)]
+    return Group(*parts)
+
+
+def describe_proof(plan: Plan) -> str:
+    """How good a plan is, and how sure that is."""
+    if plan.optimal:
+        return f"optimal (gap 0): no plan that is fast enough costs less; found in {plan.seconds:.3f} s"
+    return (
+        f"within {plan.gap:.2%} of the optimum: no plan that is fast enough costs less than "
+        f"{format_money(plan.lower_bound)} (method {plan.method}, {plan.seconds:.3f} s)"
+    )
+
+
+def describe_bottleneck(explanation: Explanation) -> str:
+    """What a faster plan would have to make faster."""
+    if explanation.bottleneck == "parameterServer":
+        return "the parameter servers"
+    stage = next(s for s in explanation.stages if s.name == explanation.bottleneck)
+    compute = stage.compute_sequential + stage.compute_parallel
+    if stage.transfer > compute:
+        return f"{stage.name} on {stage.pool}, by sending its output to the next stage"
+    fixed = stage.compute_sequential / compute
+    return f"{stage.name} on {stage.pool}, by computing ({fixed:.0%} of it does not shrink with more units)"
+
+
+def describe_shadow_prices(plan: Plan) -> list[str]:
+    """What one more unit of each limited pool would be worth."""
+    if not plan.binding_limits:
+        return ["none binds: more units of any pool would not make training cheaper"]
+    sentences = []
+    for pool in plan.binding_limits:
+        saving = plan.shadow_prices.get(pool, 0.0)
+        sentences.append(f"{pool} binds: one more unit of it would save {format_money(saving)} per hour")
+    return sentences
+
+
+def _stages(plan: Plan, explanation: Explanation) -> Table:
+    table = Table(box=None, padding=_PADDING, header_style="bold")
+    for name in ("stage", "layers", "pool"):
+        table.add_column(name, no_wrap=name != "layers", overflow="fold")
+    for name in ("units", "samples/s alone", "busy", "share of cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage, budget in zip(plan.stages, explanation.stages, strict=True):
+        table.add_row(
+            stage.name,
+            Text(", ".join(stage.layers)),
+            stage.pool,
+            str(stage.units),
+            f"{budget.throughput:,.0f}",
+            f"{budget.busy_fraction:.0%}",
+            f"{budget.cost_share:.0%}",
+        )
+    servers = plan.parameter_server
+    rest = max(0.0, 1.0 - sum(budget.cost_share for budget in explanation.stages))
+    table.add_row("servers", f"{servers.replicas} shard(s)", servers.pool, str(servers.units), "", "", f"{rest:.0%}")
+    return table
+
+
+def _alternatives(plan: Plan, explanation: Explanation) -> Table:
+    title = "the cheapest plan of each other kind"
+    table = Table(title=title, title_justify="left", box=None, padding=_PADDING, header_style="bold")
+    table.add_column("plan", overflow="fold")
+    for name in ("cost", "per hour", "samples/s", "compared"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(
+        "this plan",
+        format_money(plan.cost),
+        format_money(plan.cost_per_hour),
+        f"{plan.throughput:,.0f}",
+        "",
+        style="bold",
+    )
+    for other in explanation.alternatives:
+        if other.cost is None or other.cost_per_hour is None or other.throughput is None:
+            table.add_row(Text(other.name), "", "", "", "not fast enough", style="dim")
+            continue
+        percent = other.extra_percent
+        compared = "" if percent is None else "the same" if abs(percent) < 0.05 else f"{percent:+,.1f} %"
+        table.add_row(
+            Text(other.name),
+            format_money(other.cost),
+            format_money(other.cost_per_hour),
+            f"{other.throughput:,.0f}",
+            compared,
+        )
+    return table

@@ -1,0 +1,256 @@
+"""A world of values for `reconcile`: actions take effect at once, everything else happens when a test says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from heterps_operator.job import Balancing, JobSpec, PoolSpec, RunPolicy
+from heterps_operator.reconcile import reconcile
+from heterps_operator.status import Event, Status
+from heterps_operator.values import (
+    Action,
+    ComputePlan,
+    CoordinatorView,
+    Decision,
+    FailJob,
+    Observed,
+    PlanOutcome,
+    ProcessView,
+    ReportLost,
+    RequestStop,
+    SaveProfile,
+    Shutdown,
+    StartProcess,
+    StopProcess,
+    SubmitAllocation,
+    SubmitPlan,
+)
+
+POOLS = (PoolSpec("cpu", "CPU", Decimal("0.04"), 8), PoolSpec("gpu", "GPU", Decimal("2.42"), 2))
+PLAN: dict[str, Any] = {
+    "version": 1,
+    "method": "optimal",
+    "feasible": True,
+    "stages": [
+        {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 0, "layers": ["embedding"], "units": 2,
+         "pods": 2},
+        {"name": "stage-1", "pool": "gpu", "firstLayer": 1, "lastLayer": 2, "layers": ["mlp", "head"], "units": 1,
+         "pods": 1},
+    ],
+    "parameterServer": {"pool": "cpu", "replicas": 1, "units": 1},
+    "throughput": 52_000.0,
+    "costPerHour": 2.54,
+    "cost": 0.01,
+}  # fmt: skip
+MEMBERS = ("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
+PROFILE: dict[str, Any] = {
+    "batchSize": 512,
+    "samples": 10_000,
+    "layers": [
+        {"name": name, "kind": "Linear", "computeSeconds": 0.01, "parallelFraction": 0.9, "spread": 0.01}
+        for name in ("embedding", "mlp", "head")
+    ],
+    "stage": {"stageSeconds": 0.001, "stageParallelFraction": 0.0, "stageFixedSeconds": 0.001},
+    "measured": {"threads": [1, 2]},
+    "warnings": [],
+}
+
+
+def make_job(**changes: Any) -> JobSpec:
+    job = JobSpec(
+        "tiny",
+        POOLS,
+        512,
+        min_samples_per_second=20_000.0,
+        run_policy=RunPolicy(backoff_limit=2, start_deadline_seconds=900.0),
+        balancing=Balancing(policy="optimal", interval_seconds=10.0),
+    )
+    return replace(job, **changes)
+
+
+class World:
+    """Holds what `Observed` shows and lets actions take effect."""
+
+    def __init__(self, job: JobSpec | None = None, status: Status | None = None) -> None:
+        self.job = job or make_job()
+        self.time = 1_000.0
+        self.status = status or Status()
+        self.processes: dict[str, ProcessView] = {}
+        self.document: dict[str, Any] | None = None
+        self.answers = True
+        self.last_contact: float | None = None
+        self.accepted: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self.profiles: dict[str, Any] = {}
+        self.cached: frozenset[str] = frozenset()
+        self.planning = False
+        self.outcome: PlanOutcome | None = None
+        self.stop_requested = False
+        self.actions: list[Action] = []
+        self.events: list[Event] = []
+
+    # --- the loop ---
+
+    def observed(self) -> Observed:
+        view = CoordinatorView.from_json(self.document) if self.document is not None and self.answers else None
+        if view is not None:
+            self.last_contact = self.time
+        return Observed(
+            time=self.time,
+            status=self.status,
+            processes=tuple(self.processes.values()),
+            coordinator=view,
+            last_contact=self.last_contact,
+            accepted=frozenset(self.accepted),
+            refused=dict(self.refused),
+            profiles=dict(self.profiles),
+            cached_profiles=self.cached,
+            planning=self.planning,
+            outcome=self.outcome,
+            stop_requested=self.stop_requested,
+        )
+
+    def turn(self) -> Decision:
+        observed = self.observed()
+        decision = reconcile(self.job, observed)
+        assert reconcile(self.job, observed) == decision, "the same observation gives the same decision"
+        self.status = decision.status
+        self.events += decision.events
+        self.actions += decision.actions
+        for action in decision.actions:
+            self._apply(action)
+        return decision
+
+    def settle(self) -> list[Action]:
+        """Turn until nothing is left to do; returns the actions on the way."""
+        done: list[Action] = []
+        for _ in range(20):
+            decision = self.turn()
+            done += decision.actions
+            if not decision.actions:
+                break
+        else:
+            raise AssertionError(f"does not come to rest: {done[-3:]}")
+        before = self.status
+        assert self.turn().actions == (), "at rest, another look does nothing"
+        assert self.status == before, "at rest, another look changes nothing"
+        return done
+
+    def _apply(self, action: Action) -> None:
+        match action:
+            case StartProcess(spec):
+                old = self.processes.get(spec.name)
+                assert old is None or not old.running, f"{spec.name} runs already"
+                assert spec.role == "coordinator" or self.document is not None, f"{spec.name} needs a coordinator"
+                self.processes[spec.name] = ProcessView(spec, self.time, pid=len(self.actions))
+                if spec.role == "coordinator":
+                    self.last_contact = None
+                    self.accepted.clear()
+            case StopProcess(name, grace_seconds):
+                process = self.processes[name]
+                assert grace_seconds > 0
+                assert process.running
+                assert not process.stopping, f"{name} is told to end twice"
+                self.processes[name] = replace(process, stopping=True)
+            case SaveProfile(pool, _):
+                self.cached |= {pool}
+            case ComputePlan(_):
+                assert not self.planning
+                self.planning = True
+            case SubmitPlan(plan):
+                assert self.document is not None
+                self.accepted.add("plan")
+                self.document |= {"phase": "Starting", "members": self.make_members(plan)}
+            case SubmitAllocation(batches):
+                assert self.document is not None
+                for member in self.document["members"]:
+                    if member["role"] == "worker":
+                        member["batchSize"] = batches[member["stage"]][member["index"]]
+            case ReportLost(member, _):
+                self.member(member)["state"] = "lost"
+            case RequestStop():
+                self.accepted.add("stop")
+            case FailJob(reason, message):
+                assert self.document is not None
+                self.accepted.add("fail")
+                self.document |= {"phase": "Failed", "error": {"reason": reason, "message": message}}
+            case Shutdown():
+                self.accepted.add("shutdown")
+
+    # --- what happens by itself ---
+
+    @staticmethod
+    def make_members(plan: Any) -> list[dict[str, Any]]:
+        members: list[dict[str, Any]] = [{"name": "ps-0", "role": "ps", "state": "absent"}]
+        for s, stage in enumerate(plan["stages"]):
+            for i in range(stage["pods"]):
+                members.append(
+                    {"name": f"worker-{s}-{i}", "role": "worker", "state": "absent", "stage": s, "index": i,
+                     "batchSize": 512 // stage["pods"], "stepSeconds": 0.1, "computeSeconds": 0.05}
+                )  # fmt: skip
+        return members
+
+    def member(self, name: str) -> dict[str, Any]:
+        assert self.document is not None
+        found: dict[str, Any] = next(m for m in self.document["members"] if m["name"] == name)
+        return found
+
+    def listen(self) -> None:
+        """The coordinator has started to answer."""
+        self.document = {"phase": "Profiling", "committedSteps": 0, "totalSteps": 100, "members": []}
+
+    def deliver(self, pool: str) -> None:
+        """A profiler delivers and ends."""
+        self.profiles[pool] = PROFILE
+        self.end(f"profile-{pool}", 0)
+
+    def answer(self, document: dict[str, Any] | None = None, error: str = "") -> None:
+        """The planner answers."""
+        self.planning = False
+        self.outcome = PlanOutcome(document, error)
+
+    def end(self, name: str, code: int, last_lines: tuple[str, ...] = ("last words",)) -> None:
+        """A process ends."""
+        process = self.processes[name]
+        assert process.running
+        self.processes[name] = replace(process, ended=self.time, exit_code=code, last_lines=last_lines)
+        if name == "coordinator":
+            self.document = None
+
+    def join(self, *names: str) -> None:
+        """Members report to the coordinator."""
+        for name in names:
+            self.member(name)["state"] = "ready"
+
+    def set_phase(self, phase: str, **facts: Any) -> None:
+        assert self.document is not None
+        self.document |= {"phase": phase, **facts}
+
+    def running(self) -> set[str]:
+        return {name for name, process in self.processes.items() if process.running}
+
+    # --- the way there ---
+
+    def profiled(self) -> World:
+        self.settle()
+        self.listen()
+        self.settle()
+        for pool in self.job.pools:
+            self.deliver(pool.name)
+            self.settle()
+        return self
+
+    def planned(self) -> World:
+        self.profiled()
+        self.answer(PLAN)
+        self.settle()
+        return self
+
+    def training(self) -> World:
+        self.planned()
+        self.join(*MEMBERS)
+        self.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
+        self.settle()
+        return self
