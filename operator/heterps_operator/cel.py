@@ -1,8 +1,8 @@
 """Rules of the CRDs (x-kubernetes-validations), evaluated without an API server.
 
 The rules are written in CEL; cel-python evaluates them. Kubernetes adds libraries to CEL of which the rules may use the
-quantities, so those are given to cel-python here. Importing it takes a third of a second, hence only when the first
-rule is evaluated: `heterps --help` does not pay for it.
+quantities, so those are given to cel-python here, and equality as CEL defines it. Importing it takes a third of a
+second, hence only when the first rule is evaluated: `heterps --help` does not pay for it.
 """
 
 from __future__ import annotations
@@ -89,8 +89,48 @@ def _compared(test: Callable[[Decimal, Decimal], bool]) -> Callable[[Any, Any], 
     return function
 
 
+def _equality(expected: bool) -> Callable[[Any, Any], Any]:
+    """Equality of CEL. That of cel-python takes values of different types, at any depth, for an error."""
+
+    def function(one: Any, other: Any) -> Any:
+        from celpy.celtypes import BoolType
+        from celpy.evaluation import CELEvalError
+
+        for operand in (one, other):
+            if isinstance(operand, CELEvalError):
+                return operand
+        return BoolType(_same(one, other) is expected)
+
+    return function
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = {str(name) for name in one}
+        return names == {str(name) for name in other} and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, type) or isinstance(other, type):  # the result of type()
+        return bool(one == other)
+    return _plain(one) == _plain(other)
+
+
+def _plain(value: Any) -> tuple[str, Any]:
+    """A scalar as Python compares it: numbers by value, other things never equal to them."""
+    from celpy.celtypes import BoolType
+
+    if isinstance(value, BoolType):
+        return "bool", bool(value)
+    for name, kind in (("number", float), ("number", int), ("string", str)):
+        if isinstance(value, kind):
+            return name, kind(value)
+    return type(value).__name__, None if value is None else value
+
+
 # The quantity library: https://kubernetes.io/docs/reference/using-api/cel/#kubernetes-quantity-library
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_==_": _equality(True),
+    "_!=_": _equality(False),
     "isQuantity": _is_quantity,
     "quantity": lambda text: parse_quantity(str(text)),
     "isGreaterThan": _compared(lambda one, other: one > other),

@@ -191,3 +191,21 @@ def test_quantities_are_compared_as_kubernetes_compares_them() -> None:
     assert cel.holds("isQuantity(self) && !isQuantity('ten')", "10")
     with pytest.raises(cel.RuleError, match=r"self\.isGreaterThan"):
         cel.holds("self.isGreaterThan(quantity('1'))", "2")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (1, 1, True), (1, 1.0, True), (1, 2, False), (1, "1", False), (1, True, False), (True, True, True),
+        ("a", "a", True), ("a", None, False), (None, None, True), ({}, [], False), ({}, None, False),
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}, True), ({"a": 1}, {"a": "1"}, False),
+        ({"a": 1}, {"b": 1}, False), ([1, 2], [1], False), ([1], ["1"], False), ([None], [0], False),
+    ],
+)  # fmt: skip
+def test_values_of_any_types_can_be_compared(one: Any, other: Any, equal: bool) -> None:
+    assert cel.holds("self == oldSelf", {"x": one}, {"x": other}) is equal
+    assert cel.holds("self != oldSelf", one, other) is not equal
+    assert cel.holds("self.x == oldSelf.x", {"x": one}, {"x": other}) is equal
+    assert cel.holds("type(self) == int", 1)
+    assert cel.holds("type(self) != int", "1")
+    assert not cel.holds("self.missing == 1 && false", {})
