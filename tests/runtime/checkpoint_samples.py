@@ -32,11 +32,11 @@ TABLES = (
     TableRecord(2, "place.weight", num_embeddings=1 << 40, dim=2, init=NORMAL),
 )
 FINGERPRINT = {
-    "model": {"entrypoint": "shop.model:build", "arguments": {"width": 8}},
-    "seed": 7,
-    "globalBatchSize": 64,
-    "optimizer": {"dense": {"name": "adam", "learningRate": "0.01"}},
-    "precision": "fp32",
+    "model.entrypoint": "shop.model:build",
+    "model.arguments": {"width": 8},
+    "training.seed": 7,
+    "training.optimizer.dense": {"name": "adam", "learningRate": "0.01"},
+    "training.precision": "fp32",
 }
 
 

@@ -100,7 +100,7 @@ class Job:
             arrays = dense_arrays(values, role)
             files.append(write_tensors(self.storage, folder_name, f"{role}-0.safetensors", arrays, role=role))
         base = make_manifest(12, folder_name, tuple(files))
-        fingerprint = {"model": {"entrypoint": "model:build", "arguments": {"width": 3}}}
+        fingerprint = {"model.entrypoint": "model:build", "model.arguments": {"width": 3}}
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         self.manifest = CheckpointManifest(**(fields | {"tables": tables, "fingerprint": fingerprint}))
         write_manifest(self.storage, self.manifest)
@@ -274,3 +274,11 @@ def test_a_model_is_exported_to_an_address(job: Job, tmp_path: Path, monkeypatch
     assert [file.name for file in remote.files()] == names
     stored = safetensors.numpy.load(remote.read("model.safetensors"))
     np.testing.assert_array_equal(stored["item.weight"], job.expected["item.weight"])
+
+
+def test_a_model_of_unknown_origin_still_has_a_readme(job: Job, tmp_path: Path) -> None:
+    fields = {name: getattr(job.manifest, name) for name in job.manifest.__dataclass_fields__}
+    export_model(
+        job.storage, CheckpointManifest(**(fields | {"fingerprint": {}})), tmp_path / "m", initial_rows=initial_rows
+    )
+    assert "model = ...  # your own module, built as for training" in (tmp_path / "m" / "README.md").read_text()

@@ -201,16 +201,16 @@ def test_equal_fingerprints_have_nothing_to_explain() -> None:
 def test_every_difference_is_named_with_both_values() -> None:
     job = {
         **FINGERPRINT,
-        "seed": 8,
-        "model": {"entrypoint": "shop.model:build", "arguments": {"width": 16}},
+        "training.seed": 8,
+        "model.arguments": {"width": 16},
         "columns": ["a"],
     }
-    del job["precision"]
+    del job["training.precision"]
     assert explain_mismatch(FINGERPRINT, job) == [
         'columns: the checkpoint has nothing, the job has ["a"]',
         "model.arguments.width: the checkpoint has 8, the job has 16",
-        'precision: the checkpoint has "fp32", the job has nothing',
-        "seed: the checkpoint has 7, the job has 8",
+        'training.precision: the checkpoint has "fp32", the job has nothing',
+        "training.seed: the checkpoint has 7, the job has 8",
     ]
 
 

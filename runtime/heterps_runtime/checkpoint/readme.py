@@ -12,7 +12,8 @@ __all__ = ["receiver_readme"]
 _WHOLE = """\
 # A model trained with HeterPS
 
-Trained for {step} steps, {samples} samples. It needs PyTorch and safetensors, not HeterPS:
+Trained for {step} steps, {samples} samples. It needs PyTorch, safetensors and the model's own code,
+not HeterPS:
 
 ```python
 from safetensors.torch import load_file
@@ -47,11 +48,10 @@ def receiver_readme(manifest: CheckpointManifest, by_rows: Sequence[tuple[TableR
         manifest: the checkpoint that was exported; its fingerprint names the model's entrypoint if it is known.
         by_rows: tables that were exported as ids and rows, with their files.
     """
-    model = manifest.fingerprint.get("model")
     build = "model = ...  # your own module, built as for training"
-    if isinstance(model, dict) and isinstance(model.get("entrypoint"), str) and ":" in model["entrypoint"]:
-        module, _, name = model["entrypoint"].partition(":")
-        arguments = model.get("arguments") or {}
+    module, _, name = str(manifest.fingerprint.get("model.entrypoint", "")).partition(":")
+    if name:
+        arguments = manifest.fingerprint.get("model.arguments") or {}
         text = f"**{_python(arguments)}" if arguments else ""
         build = f"from {module} import {name}\n\nmodel = {name}({text})"
     text = _WHOLE.format(step=manifest.step, samples=manifest.samples, build=build, strict=not by_rows)
