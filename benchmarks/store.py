@@ -1,0 +1,242 @@
+"""How fast the storage engine is, beside numpy and torch doing the same, in one run: `python benchmarks/store.py`.
+
+One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, which is what a
+click log's batch of 4,096 samples with 26 fields comes down to. Contenders take turns. Times are CPU times of the one thread, and the best of the rounds counts:
+on a shared machine the best is what the code can do, and the median (also printed) what one got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from heterps_runtime.store import (
+    Bags,
+    RowStore,
+    SparseOptimizer,
+    TableSpec,
+    UniqueKeys,
+    bag_forward,
+    decode,
+    encode,
+    gather,
+    initial_rows,
+    make_key,
+    scatter_add,
+)
+
+DIM = 16
+BATCH_ROWS = 25_600  # distinct rows of a batch
+BATCH_IDS = 106_496  # 4,096 samples x 26 fields
+NUM_BATCHES = 8  # taken in turn, so that no contender finds its rows in the cache
+
+Contender = Callable[[int], Any]  # takes the number of the batch
+
+
+def store_of(name: str, num_rows: int) -> RowStore:
+    """A store that has trained all `num_rows` rows once."""
+    optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
+    store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows)})
+    for part in np.array_split(make_key(0, np.random.default_rng(0).permutation(num_rows)), 40):
+        store.apply([(part, np.ones((len(part), DIM), np.float32))], 1.0, 1)
+    return store
+
+
+def torch_optimizer(name: str, weight: torch.Tensor) -> torch.optim.Optimizer:
+    """The optimizer that a PyTorch user would take for `nn.Embedding(sparse=True)`."""
+    classes: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
+    optimizer: torch.optim.Optimizer = classes[name]([weight], lr=0.05)
+    return optimizer
+
+
+def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
+    """Pull and apply: name -> (elements per call, contenders)."""
+    rng = np.random.default_rng(1)
+    ids = [rng.choice(num_rows, BATCH_ROWS, replace=False) for _ in range(NUM_BATCHES)]
+    keys = [make_key(0, i) for i in ids]
+    tensors = [torch.from_numpy(i) for i in ids]
+    grads = rng.normal(size=(BATCH_ROWS, DIM)).astype(np.float32)
+    grads_tensor = torch.from_numpy(grads)
+    table = rng.normal(size=(num_rows, DIM)).astype(np.float32)
+    weight = torch.from_numpy(table)
+    out = np.empty_like(grads)
+    sums = np.zeros((num_rows, 1), np.float32)
+    stores = {name: store_of(name, num_rows) for name in ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")}
+    store = stores["rowwise-adagrad"]
+
+    def numpy_rowwise(b: int) -> None:
+        sums[ids[b]] += (grads**2).mean(1, keepdims=True)
+        table[ids[b]] -= 0.05 * grads / (np.sqrt(sums[ids[b]]) + 1e-10)
+
+    cases: dict[str, tuple[int, dict[str, Contender]]] = {
+        "pull": (
+            BATCH_ROWS,
+            {
+                "heterps": lambda b: store.pull(keys[b], out),
+                "numpy": lambda b: table[ids[b]],  # no hash index: the row number is the id
+                "torch": lambda b: weight.index_select(0, tensors[b]),
+            },
+        ),
+        "pull, rows not yet trained": (
+            BATCH_ROWS,
+            {
+                "heterps": lambda b: initial_rows(b, "t", ids[b], DIM),
+                "numpy": lambda b: rng.standard_normal((BATCH_ROWS, DIM), np.float32),
+                "torch": lambda b: torch.randn(BATCH_ROWS, DIM),
+            },
+        ),
+        "apply rowwise-adagrad": (
+            BATCH_ROWS,
+            {"heterps": lambda b: store.apply([(keys[b], grads)], 1e-4, 2), "numpy": numpy_rowwise},
+        ),
+        "apply rowwise-adagrad, 2 pushes": (
+            2 * BATCH_ROWS,
+            {"heterps": lambda b: store.apply([(keys[b], grads), (keys[b - 1], grads)], 1e-4, 2)},
+        ),
+    }
+
+    def torch_step(name: str) -> Contender:
+        parameter = torch.nn.Parameter(torch.randn(num_rows, DIM))
+        optimizer = torch_optimizer(name, parameter)
+
+        def step(b: int) -> None:
+            parameter.grad = torch.sparse_coo_tensor(
+                tensors[b][None], grads_tensor, parameter.shape, check_invariants=False
+            )
+            optimizer.step()
+
+        return step
+
+    def heterps_step(name: str) -> Contender:
+        return lambda b: stores[name].apply([(keys[b], grads)], 1e-4, 2)
+
+    for name in ("sgd", "adagrad", "adam", "ftrl"):
+        contenders = {"heterps": heterps_step(name)}
+        if name != "ftrl":
+            contenders["torch"] = torch_step(name)
+        cases[f"apply {name}"] = BATCH_ROWS, contenders
+    return cases
+
+
+def worker_cases() -> dict[str, tuple[int, dict[str, Contender]]]:
+    """What a worker does with a batch: name -> (elements per call, contenders)."""
+    rng = np.random.default_rng(2)
+    ids = [
+        np.minimum(rng.zipf(1.3, BATCH_IDS), 10**6) + 10**6 * rng.integers(0, 26, BATCH_IDS) for _ in range(NUM_BATCHES)
+    ]
+    deduplicate = UniqueKeys()
+    pairs = [deduplicate(i) for i in ids]
+    num_unique = max(len(unique) for unique, _ in pairs)
+    inverses = [inverse for _, inverse in pairs]
+    tensors = [torch.from_numpy(i) for i in inverses]
+    rows = rng.normal(size=(num_unique, DIM)).astype(np.float32)
+    grads = rng.normal(size=(BATCH_IDS, DIM)).astype(np.float32)
+    out, accumulator = np.empty_like(grads), np.zeros_like(rows)
+    offsets = np.arange(0, BATCH_IDS, 26)
+    as_tensor = {name: torch.from_numpy(a) for name, a in (("rows", rows), ("grads", grads), ("offsets", offsets))}
+    halves = {p: encode(grads, p).data for p in ("fp16", "bf16")}
+    torch_halves = {"fp16": as_tensor["grads"].half(), "bf16": as_tensor["grads"].bfloat16()}
+    return {
+        "unique keys": (
+            BATCH_IDS,
+            {
+                "heterps": lambda b: deduplicate(ids[b]),
+                "numpy": lambda b: np.unique(ids[b], return_inverse=True),
+                "torch": lambda b: torch.unique(torch.from_numpy(ids[b]), return_inverse=True),
+            },
+        ),
+        "gather": (
+            BATCH_IDS,
+            {
+                "heterps": lambda b: gather(rows, inverses[b], out),
+                "numpy": lambda b: np.take(rows, inverses[b], 0, out, "clip"),
+                "torch": lambda b: as_tensor["rows"].index_select(0, tensors[b]),
+            },
+        ),
+        "scatter-add": (
+            BATCH_IDS,
+            {
+                "heterps": lambda b: scatter_add(grads, inverses[b], accumulator),
+                "numpy": lambda b: np.add.at(accumulator, inverses[b], grads),
+                "torch": lambda b: torch.zeros_like(as_tensor["rows"]).index_add_(0, tensors[b], as_tensor["grads"]),
+            },
+        ),
+        "bags of 26, sum": (
+            BATCH_IDS,
+            {
+                "heterps": lambda b: bag_forward(rows, Bags(inverses[b], offsets)),
+                "torch": lambda b: torch.nn.functional.embedding_bag(
+                    tensors[b], as_tensor["rows"], as_tensor["offsets"].int(), mode="sum"
+                ),
+            },
+        ),
+        "encode fp16 (elements)": (
+            grads.size,
+            {
+                "heterps": lambda b: encode(grads, "fp16"),
+                "numpy": lambda b: grads.astype(np.float16),
+                "torch": lambda b: as_tensor["grads"].half(),
+            },
+        ),
+        "decode fp16 (elements)": (
+            grads.size,
+            {
+                "heterps": lambda b: decode(halves["fp16"], "fp16"),
+                "numpy": lambda b: halves["fp16"].view(np.float16).astype(np.float32),
+                "torch": lambda b: torch_halves["fp16"].float(),
+            },
+        ),
+        "encode bf16 (elements)": (
+            grads.size,
+            {"heterps": lambda b: encode(grads, "bf16"), "torch": lambda b: as_tensor["grads"].bfloat16()},
+        ),
+        "decode bf16 (elements)": (
+            grads.size,
+            {"heterps": lambda b: decode(halves["bf16"], "bf16"), "torch": lambda b: torch_halves["bf16"].float()},
+        ),
+    }
+
+
+def measure(contenders: dict[str, Contender], num_rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each call, contenders in turn, after one call each that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for r in range(-1, num_rounds):
+        for name, call in contenders.items():
+            start = time.thread_time()
+            call(r % NUM_BATCHES)
+            if r >= 0:
+                seconds[name].append(time.thread_time() - start)
+    return seconds
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
+    parser.add_argument("--rounds", type=int, default=40, help="timed calls per contender")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch.optim.Adagrad's own tensors
+    print(f"million per CPU second, best (median) of {arguments.rounds} calls; {arguments.rows:,} rows of {DIM} floats")
+    print(f"{'':34}{'heterps':>18}{'numpy':>18}{'torch':>18}")
+    for case, (size, contenders) in (row_cases(arguments.rows) | worker_cases()).items():
+        seconds = measure(contenders, arguments.rounds)
+        cells = ""
+        for name in ("heterps", "numpy", "torch"):
+            cell = "-"
+            if name in seconds:
+                best, median = (size / 1e6 / f(seconds[name]) for f in (min, statistics.median))
+                cell = f"{best:.1f} ({median:.1f})"
+            cells += f"{cell:>18}"
+        print(f"{case:34}{cells}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
