@@ -22,6 +22,7 @@ __all__ = [
     "EXIT_OK",
     "PATH_ALLOCATION",
     "PATH_CHECKPOINT",
+    "PATH_ENDPOINT",
     "PATH_FAIL",
     "PATH_HEALTH",
     "PATH_LOST",
@@ -57,6 +58,7 @@ EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM, after an orderly stop
 # --- the coordinator's HTTP interface (Authorization: Bearer TOKEN, but for health and metrics) -----------------------
 PATH_HEALTH = "/healthz"  # GET: 200 while the event loop turns
 PATH_METRICS = "/metrics"  # GET: Prometheus text, the whole job's figures
+PATH_ENDPOINT = "/v1/endpoint"  # GET: {"port": N}, where members connect their control socket
 PATH_STATUS = "/v1/status"  # GET: the job as the coordinator sees it
 PATH_PROFILES = "/v1/profiles"  # GET: {pool: profile}; PUT /v1/profiles/POOL: a profiler's result
 PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument; fixes stages, workers and servers

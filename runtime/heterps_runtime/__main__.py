@@ -1,0 +1,122 @@
+"""`heterps-runtime ROLE`: what the pods (or local processes) of a job run.
+
+    coordinator   membership, commits, checkpoints, the job's HTTP interface
+    ps            a parameter server
+    worker        computes a stage
+    profile       measures the model's layers on a pool
+
+Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 done, 1 a failure
+that may pass, 2 wrong input (the last line says what and how to mend it), 143 ended by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from heterps_runtime.errors import HeterpsRuntimeError, UserError
+from heterps_runtime.process import log
+
+__all__ = ["entry", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a role; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which ends the job in order
+    try:
+        config = _load_config()
+        _run(options, config)
+    except ValueError as error:  # wrong input: our own errors for it are all ValueErrors
+        if not isinstance(error, HeterpsRuntimeError) and not type(error).__module__.startswith("heterps_runtime"):
+            traceback.print_exc()
+        log(f"{type(error).__name__}: {error}")
+        return EXIT_BAD_INPUT
+    except HeterpsRuntimeError as error:
+        log(f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def entry() -> NoReturn:
+    """The command. Ends at once: sockets and threads of a finished role have nothing left to say."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(options: argparse.Namespace, config: RunConfig) -> None:
+    # Each role imports only what it needs: a parameter server never loads torch.
+    sys.path[:0] = [p for p in config.python_path if p not in sys.path]
+    if options.role == "coordinator":
+        from heterps_runtime.coordinator.server import CoordinatorServer
+
+        server = CoordinatorServer(config, _token(), options.host, options.port, options.ready_file)
+        asyncio.run(server.run())
+    elif options.role == "ps":
+        from heterps_runtime.link import Credentials
+        from heterps_runtime.ps.server import ParameterServer
+
+        ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
+    elif options.role == "worker":
+        from heterps_runtime.worker.main import run_worker
+
+        run_worker(config, options.stage, options.index, options.pool, options.host)
+    else:
+        from heterps_runtime.profiler.main import run_profiler
+
+        run_profiler(config, options.pool)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="heterps-runtime", description="Processes of a HeterPS job.")
+    roles = parser.add_subparsers(dest="role", required=True)
+    coordinator = roles.add_parser("coordinator", help="membership, commits, checkpoints, HTTP")
+    coordinator.add_argument("--port", type=int, default=0, help="HTTP port; 0: any free one")
+    coordinator.add_argument("--ready-file", type=Path, help="written with the address once it listens")
+    ps = roles.add_parser("ps", help="a parameter server")
+    worker = roles.add_parser("worker", help="computes a stage")
+    worker.add_argument("--stage", type=int, required=True)
+    profile = roles.add_parser("profile", help="measures the model's layers on a pool")
+    for role in (ps, worker):
+        role.add_argument("--index", type=int, required=True)
+    for role in (ps, worker, profile):
+        role.add_argument("--pool", required=True)
+    for role in (coordinator, ps, worker):
+        role.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    return parser
+
+
+def _load_config() -> RunConfig:
+    path = os.environ.get(ENV_CONFIG)
+    if not path:
+        raise UserError(f"the environment lacks {ENV_CONFIG}, the path of the run configuration")
+    return RunConfig.load(path)
+
+
+def _token() -> str:
+    token = os.environ.get(ENV_TOKEN)
+    if not token:
+        raise UserError(f"the environment lacks {ENV_TOKEN}, the job's shared secret")
+    return token
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # Nothing to save: what is committed is safe, what is not is done again.
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,152 @@
+"""The run configuration: one JSON file that every process of a job reads (`$HETERPS_CONFIG`).
+
+It holds the `HeterPSJob` manifest and its NodePools as the user wrote them, with defaults applied, and nothing else, so
+that a job's file, its custom resource and what the runtime does share one vocabulary. The controller has validated it
+against the CRDs; here it is only read into typed values.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from heterps_runtime.errors import UserError
+
+__all__ = ["PoolConfig", "RunConfig"]
+
+Consistency = Literal["sync", "hybrid", "async"]
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """What a process must know about its node pool."""
+
+    name: str
+    device_type: Literal["CPU", "GPU", "XPU"]
+    torch_device: str  # cpu | cuda | xpu | auto
+    units_per_pod: int
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether workers of this pool keep dense replicas and all-reduce (else the parameter servers hold them)."""
+        return self.device_type != "CPU"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A job as the runtime sees it. Field names follow the manifest (docs/api.md)."""
+
+    name: str
+    entrypoint: str
+    arguments: dict[str, Any]
+    loss: str
+    embedding_init: dict[str, Any]
+    data: dict[str, Any]
+    global_batch_size: int
+    micro_batches: int
+    epochs: int | None  # either epochs or steps is set
+    steps: int | None
+    consistency: Consistency
+    max_staleness: int  # commits that a read may lag behind; 0 in sync
+    dense_optimizer: dict[str, Any]
+    sparse_optimizer: dict[str, Any]
+    seed: int
+    precision: Literal["fp32", "fp64"]
+    wire_precision: Literal["full", "fp16", "bf16"]
+    checkpoint_path: str
+    checkpoint_every: int  # steps
+    checkpoint_keep: int
+    hang_timeout_seconds: float
+    pools: dict[str, PoolConfig]
+    work_directory: Path
+    python_path: tuple[str, ...]
+
+    @property
+    def dtype_name(self) -> str:
+        """Numpy's name of the training precision."""
+        return "float64" if self.precision == "fp64" else "float32"
+
+    @property
+    def binary(self) -> bool:
+        """Whether the loss is a binary cross-entropy on logits, so labels are 0/1 and AUC means something."""
+        return self.loss.rsplit(":", 1)[-1].endswith("binary_cross_entropy_with_logits")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must agree for a checkpoint of one run to be continued by another."""
+        return {
+            "model.entrypoint": self.entrypoint,
+            "model.arguments": self.arguments,
+            "model.loss": self.loss,
+            "model.embeddingInit": self.embedding_init,
+            "data.label": self.data.get("label"),
+            "data.dense": self.data.get("dense", []),
+            "data.sparse": self.data.get("sparse", []),
+            "training.globalBatchSize": self.global_batch_size,
+            "training.optimizer.dense": self.dense_optimizer,
+            "training.optimizer.sparse": self.sparse_optimizer,
+            "training.precision": self.precision,
+            "training.seed": self.seed,
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunConfig:
+        """Read a run configuration file.
+
+        Raises:
+            UserError: the file is missing, no JSON, or lacks a field.
+        """
+        try:
+            document = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise UserError(f"run configuration {path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise UserError(f"run configuration {path}: is not valid JSON: {error}") from error
+        try:
+            return cls.from_json(document)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"run configuration {path}: missing or malformed field {error}") from error
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> RunConfig:
+        """Read a run configuration that is already parsed; raises KeyError for a missing field."""
+        spec = document["job"]["spec"]
+        model, training, servers = spec["model"], spec["training"], spec["parameterServer"]
+        work = Path(document["workDirectory"])
+        checkpoint = spec.get("checkpoint", {})
+        consistency = training["consistency"]
+        return cls(
+            name=document["job"]["metadata"]["name"],
+            entrypoint=model["entrypoint"],
+            arguments=model.get("arguments", {}),
+            loss=model["loss"],
+            embedding_init=model.get("embeddingInit", {"distribution": "normal"}),
+            data=spec["data"],
+            global_batch_size=training["globalBatchSize"],
+            micro_batches=training["microBatches"],
+            epochs=None if training.get("steps") else training.get("epochs", 1),
+            steps=training.get("steps"),
+            consistency=consistency,
+            max_staleness=0 if consistency == "sync" else training["maxStaleness"],
+            dense_optimizer=training["optimizer"]["dense"],
+            sparse_optimizer=training["optimizer"]["sparse"],
+            seed=training["seed"],
+            precision=training.get("precision", "fp32"),
+            wire_precision=servers.get("wirePrecision", "full"),
+            checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
+            checkpoint_every=checkpoint.get("everySteps", 1000),
+            checkpoint_keep=checkpoint.get("keep", 3),
+            hang_timeout_seconds=float(spec.get("runPolicy", {}).get("hangTimeoutSeconds", 120)),
+            pools={
+                pool["metadata"]["name"]: PoolConfig(
+                    pool["metadata"]["name"],
+                    pool["spec"]["deviceType"],
+                    pool["spec"].get("torchDevice", "auto"),
+                    pool["spec"].get("unitsPerPod", 1),
+                )
+                for pool in document["pools"]
+            },
+            work_directory=work,
+            python_path=tuple(document.get("pythonPath", ())),
+        )

@@ -1,0 +1,571 @@
+"""The coordinator's decisions: a state machine over messages, without sockets, threads or clock.
+
+The one rule (docs/protocol.md): a step is committed once, here, when every worker of the generation has reported that
+its share of the step is computed and acknowledged by the servers. Everything else follows: a lost worker costs the
+uncommitted step, a checkpoint is the state at a commit, a new allocation takes effect at a step nobody has begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from heterps_runtime.allocation import Allocation
+from heterps_runtime.checkpoint.format import FileEntry
+from heterps_runtime.checkpoint.writer import Barrier
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.coordinator.members import Member, Roster
+from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.transport import Message
+
+__all__ = ["CheckpointRecord", "CoordinatorCore", "Effects"]
+
+HEARTBEAT_TIMEOUT_SECONDS = 20.0
+_MAX_EVENTS = 200
+
+
+class CheckpointRecord(Protocol):
+    """What the core needs to know of a valid checkpoint."""
+
+    @property
+    def step(self) -> int:
+        """Committed steps that it holds."""
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the checkpoint path."""
+
+
+class Effects(Protocol):
+    """What the core asks of the world. Each call returns at once; results come back as calls to the core."""
+
+    def send(self, member: str, message: Message) -> None:
+        """Queue a message for a member; messages to one member stay in order."""
+
+    def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
+        """Make a checkpoint valid; answers with `manifest_written` or `checkpoint_failed`."""
+
+    def checkpoint_folder(self, step: int) -> str:
+        """A fresh folder for a checkpoint of `step`."""
+
+    def discard_checkpoint(self, folder: str) -> None:
+        """Remove what an unfinished checkpoint left behind."""
+
+    def export(self, step: int) -> None:
+        """Write the model from the checkpoint of `step`; answers with `exported` or `fail`."""
+
+
+class CoordinatorCore:
+    """State of one job. Every public method is one input; `effects` are the outputs."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        effects: Effects,
+        clock: Callable[[], float],
+        latest: CheckpointRecord | None = None,
+        resumed_samples: int = 0,
+        merge_evaluation: Callable[[Sequence[Message]], dict[str, Any]] = lambda messages: {},
+    ) -> None:
+        self.config = config
+        self._effects = effects
+        self._clock = clock
+        self._merge_evaluation = merge_evaluation
+        self.phase = JobPhase.PROFILING
+        self.roster: Roster | None = None
+        self.generation = 0
+        self.running = False  # `go` has been given for the generation in force
+        self._formed: tuple[str, ...] = ()  # members of the generation in force
+        self._must_restore = False  # servers or replicas do not hold the state of `committed`
+        self._ever_formed = False
+        self.allocation: Allocation | None = None
+        self._next_allocation: Allocation | None = None
+        self._done: dict[int, dict[str, dict[str, Any]]] = {}
+        self.latest = latest
+        self.progress = Progress(config, committed=latest.step if latest else 0, samples=resumed_samples)
+        self.resumed_from = latest.step if latest else None
+        self.profiles: dict[str, Any] = {}
+        self.notes: dict[str, str] = {}  # what members say that are not there yet
+        self.events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self.error: dict[str, str] | None = None
+        self.evaluation: dict[str, Any] | None = None
+        self._evaluated: dict[str, Message] = {}
+        self.evaluation_rows = 0
+        self.model_path: str | None = None
+        self._barrier: Barrier | None = None  # of the checkpoint being written
+        self._checkpoint_asked = False
+        self._stop_asked = False
+        self.checkpoint_failures = 0
+        self.checkpoint_error = ""
+        self._last_progress = clock()
+
+    # --- inputs from the controller -----------------------------------------------------------------------------------
+
+    def set_plan(self, plan: PlanDocument) -> None:
+        """Fix stages, workers and servers.
+
+        Raises:
+            ValueError: the plan names unknown pools, or another plan is already in force.
+        """
+        for i, stage in enumerate(plan.stages):
+            if stage.pool not in self.config.pools:
+                raise ValueError(
+                    f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(self.config.pools)}"
+                )
+        if self.roster is not None:
+            if self.roster.plan == plan:
+                return
+            raise ValueError("plan: another plan is in force; stop the job and start it with the new plan")
+        self.roster = Roster(plan)
+        self.phase = JobPhase.STARTING
+        self._last_progress = self._clock()
+        self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(self.roster.expected)} processes")
+
+    def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
+        """Change batch sizes; returns the first step that uses them.
+
+        Raises:
+            ValueError: wrong number of stages or workers, or sizes that do not add up to the global batch.
+        """
+        if self.allocation is None or self.roster is None:
+            raise ValueError("allocation: training has not started")
+        if [len(s) for s in batches] != [len(s) for s in self.allocation.batches]:
+            raise ValueError(
+                f"allocation.stages: needs {[len(s) for s in self.allocation.batches]} batch sizes per stage, "
+                f"has {[len(s) for s in batches]}"
+            )
+        sums = [sum(stage) for stage in batches]
+        if any(total != self.config.global_batch_size for total in sums):
+            raise ValueError(
+                f"allocation.stages: each must add up to training.globalBatchSize "
+                f"{self.config.global_batch_size}, are {sums}"
+            )
+        # Nobody begins a step later than committed + staleness before the next commit, and commits follow this
+        # message on every connection: from here on it is in time for everybody.
+        from_step = self.progress.committed + self.config.max_staleness + 2
+        allocation = Allocation(from_step, tuple(tuple(int(b) for b in s) for s in batches))
+        if self.running:
+            self._next_allocation = allocation
+            self._broadcast_workers(Message("allocation", self._describe_allocation(allocation)))
+        else:
+            self.allocation = allocation
+        self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
+        return from_step
+
+    def member_lost(self, name: str, reason: str) -> None:
+        """A process is known to be gone."""
+        if self.roster is None or name not in self.roster.present or self.phase in JobPhase.FINAL:
+            return
+        member = self.roster.present.pop(name)
+        self._event("MemberLost", f"{name}: {reason}", warning=True)
+        self._after_loss(member)
+
+    def request_checkpoint(self) -> None:
+        """Write a checkpoint at the next commit."""
+        self._checkpoint_asked = True
+
+    def request_stop(self) -> None:
+        """Write a checkpoint, then end all members in order."""
+        if self.phase in JobPhase.FINAL or self._stop_asked:
+            return
+        self._stop_asked = True
+        self._event("StopRequested", "ending after a checkpoint")
+        if self.phase == JobPhase.TRAINING and self.running:
+            self._between_steps()
+        elif self._barrier is None:
+            self._finish(JobPhase.STOPPED)
+
+    def fail(self, reason: str, message: str) -> None:
+        """End the job as failed."""
+        if self.phase in JobPhase.FINAL:
+            return
+        self.error = {"reason": reason, "message": message}
+        self._event(reason, message, warning=True)
+        self._finish(JobPhase.FAILED)
+
+    def tick(self) -> None:
+        """Look at the clock: lost heartbeats, hangs."""
+        if self.roster is None or self.phase in JobPhase.FINAL:
+            return
+        now = self._clock()
+        for member in list(self.roster.present.values()):
+            if now - member.last_seen > HEARTBEAT_TIMEOUT_SECONDS:
+                self.member_lost(member.name, f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s")
+        idle = now - self._last_progress
+        if self.running and self.phase == JobPhase.TRAINING and idle > self.config.hang_timeout_seconds:
+            reported = set(self._done.get(self.progress.committed, {}))
+            missing = [m.name for m in self.roster.all_workers() if m.name not in reported]
+            self.fail(
+                "Hang",
+                f"no step was committed for {idle:.0f} s (runPolicy.hangTimeoutSeconds); "
+                f"step {self.progress.committed} waits for {', '.join(missing) or 'the servers'}",
+            )
+
+    # --- inputs from members ------------------------------------------------------------------------------------------
+
+    def handle(self, sender: str, message: Message) -> None:
+        """Take a member's message; messages of other generations or unknown members are passed over."""
+        if self.phase in JobPhase.FINAL:
+            # Somebody who comes (or comes back) after the end is told so.
+            if message.op == "join":
+                self._effects.send(sender, Message("shutdown", {"reason": self.phase}))
+            return
+        if message.op == "join":
+            self._join(sender, message.fields)
+            return
+        member = self.roster.present.get(sender) if self.roster else None
+        if message.op == "failed" and member is None:
+            self._member_failed(sender, message.fields)
+            return
+        if message.op == "pulse" and member is None:
+            self.notes[sender] = str(message.fields.get("message", ""))
+            return
+        if member is None or message.fields.get("incarnation", member.incarnation) != member.incarnation:
+            return
+        member.last_seen = self._clock()
+        if message.op == "pulse":
+            member.message = str(message.fields.get("message", member.message))
+            member.totals.update(message.fields.get("totals", {}))
+        elif message.op == "failed":
+            self._member_failed(member.name, message.fields)
+        elif message.fields.get("generation") != self.generation:
+            return
+        elif message.op == "ready":
+            self._ready(member)
+        elif message.op == "done":
+            self._report(member, message.fields)
+        elif message.op == "checkpointed":
+            self._checkpointed(member, message.fields)
+        elif message.op == "evaluated":
+            self._collect_evaluation(member, message)
+
+    def _join(self, sender: str, fields: dict[str, Any]) -> None:
+        if self.roster is None or sender not in self.roster.expected:
+            self._effects.send(sender, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
+            return
+        member = Member(
+            name=sender,
+            role=fields["role"],
+            incarnation=fields["incarnation"],
+            pool=fields["pool"],
+            address=fields["address"],
+            stage=fields.get("stage", -1),
+            index=fields["index"],
+            store_address=fields.get("storeAddress", ""),
+            metrics_port=fields.get("metricsPort", 0),
+            last_seen=self._clock(),
+        )
+        previous = self.roster.present.get(sender)
+        if previous is not None:
+            if previous.incarnation == member.incarnation:
+                return  # a repeated join after a reconnect
+            self.roster.present.pop(sender)
+            self._event("MemberLost", f"{sender}: replaced by a new process", warning=True)
+            self._after_loss(previous)
+        if "numRows" in fields:
+            problem = self.progress.set_rows(int(fields["numRows"]))
+            if problem:
+                self.fail("DataChanged", problem)
+                return
+            self.evaluation_rows = int(fields.get("evaluationRows", 0))
+        self.roster.present[sender] = member
+        if member.role == "ps" and self._ever_formed:
+            self._must_restore = True  # a new server process is empty
+        self._last_progress = self._clock()
+        if self.roster.complete() if not self._ever_formed else self.roster.viable():
+            self._form_generation()
+
+    def _after_loss(self, member: Member) -> None:
+        assert self.roster is not None
+        self.running = False
+        if member.role == "ps":
+            self._must_restore = True
+        elif self.config.pools[member.pool].all_reduces and not self.roster.workers(member.stage):
+            self._must_restore = True  # the last replica of a stage took its dense parameters along
+        self._abandon_checkpoint("a member was lost")
+        if self._ever_formed and self.roster.viable():
+            self._form_generation()
+
+    def _member_failed(self, name: str, fields: dict[str, Any]) -> None:
+        """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""
+        text = f"{name}: {fields.get('message', '')}"
+        if fields.get("permanent"):
+            self.fail(str(fields.get("reason", "BadInput")), text)
+        else:
+            self._event(str(fields.get("reason", "MemberError")), text, warning=True)
+
+    # --- generations --------------------------------------------------------------------------------------------------
+
+    def _form_generation(self) -> None:
+        """Announce the present members as the new generation; work goes on at the first uncommitted step."""
+        assert self.roster is not None
+        roster, progress = self.roster, self.progress
+        if progress.total_steps is None:
+            return  # no stage-0 worker has said how many rows there are
+        self.generation += 1
+        self.running = False
+        progress.stop_clock(self._clock())
+        self._done.clear()
+        self._abandon_checkpoint("the membership changed")
+        restore = None
+        if self._must_restore or not self._ever_formed:
+            step = self.latest.step if self.latest else 0
+            if step != progress.committed:
+                self._event(
+                    "RolledBack", f"from step {progress.committed} to {step}, the last checkpoint", warning=True
+                )
+            progress.rewind(step)
+            restore = {"step": step, "folder": self.latest.folder if self.latest else None}
+            if self.phase in (JobPhase.EVALUATING, JobPhase.EXPORTING) and step < progress.total_steps:
+                self.phase = JobPhase.TRAINING
+        self._ever_formed, self._must_restore = True, False
+        counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
+        kept = self._next_allocation or self.allocation
+        if kept is None or [len(s) for s in kept.batches] != counts:
+            kept = Allocation.even(self.config.global_batch_size, counts)
+        self.allocation, self._next_allocation = Allocation(0, kept.batches), None
+        self._formed = tuple(roster.present)
+        members = [*roster.all_workers(), *roster.servers()]
+        for member in members:
+            member.state = "joined"
+        announcement = {
+            "generation": self.generation,
+            "committed": progress.committed,
+            "total": progress.total_steps,
+            "numRows": progress.num_rows,
+            "plan": roster.plan.to_json(),
+            "stages": [
+                [{"name": m.name, "address": m.address, "store": m.store_address} for m in roster.workers(i)]
+                for i in range(len(roster.stage_names))
+            ],
+            "servers": [{"name": m.name, "address": m.address} for m in roster.servers()],
+            "allocation": self._describe_allocation(self.allocation),
+            "restore": restore,
+        }
+        for member in members:
+            self._effects.send(member.name, Message("generation", announcement))
+        self._note_batches()
+        self._event(
+            "GenerationFormed", f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
+        )
+
+    def _ready(self, member: Member) -> None:
+        member.state = "ready"
+        assert self.roster is not None
+        self._last_progress = self._clock()
+        if self.running or any(m.state != "ready" for m in self.roster.present.values()):
+            return
+        self.running = True
+        self.progress.start_clock(self._clock())
+        for name in self._formed:
+            self._effects.send(name, Message("go", {"generation": self.generation}))
+        if self.phase == JobPhase.STARTING:
+            self.phase = JobPhase.TRAINING
+            self._event("TrainingStarted", f"at step {self.progress.committed} of {self.progress.total_steps}")
+        if self.phase == JobPhase.EVALUATING:
+            self._evaluate()
+        else:
+            self._between_steps()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _report(self, member: Member, fields: dict[str, Any]) -> None:
+        if not self.running or self.phase != JobPhase.TRAINING:
+            return
+        step = int(fields["step"])
+        self._done.setdefault(step, {})[member.name] = fields
+        member.observe_step(fields["figures"])
+        self._last_progress = self._clock()
+        if step == self.progress.committed:
+            self._commit_ready_steps()
+
+    def _commit_ready_steps(self) -> None:
+        assert self.roster is not None
+        workers = self.roster.all_workers()
+        while self.running and self.phase == JobPhase.TRAINING and self._pending_allows():
+            step = self.progress.committed
+            reports = self._done.get(step, {})
+            if len(reports) < len(workers):
+                return
+            if not self._healthy(step, reports):
+                return
+            size = self.progress.batch_size(step)
+            commit = Message("commit", {"generation": self.generation, "step": step, "batchSize": size})
+            for name in self._formed:
+                self._effects.send(name, commit)
+            del self._done[step]
+            loss = math.fsum(r["lossSum"] for r in reports.values()) / size
+            self.progress.commit(loss, self._clock())
+            if self.progress.finished:
+                self.progress.stop_clock(self._clock())
+            if self._next_allocation and self.progress.committed >= self._next_allocation.from_step:
+                self.allocation, self._next_allocation = self._next_allocation, None
+                self._note_batches()
+            self._between_steps()
+
+    def _pending_allows(self) -> bool:
+        """Whether a further commit is wanted: not after the last step, nor once a stop waits for its checkpoint."""
+        total = self.progress.total_steps
+        return (total is None or self.progress.committed < total) and not self._stop_asked
+
+    def _healthy(self, step: int, reports: dict[str, dict[str, Any]]) -> bool:
+        bad = [name for name, r in reports.items() if not math.isfinite(r["lossSum"]) or r.get("nonFinite")]
+        if not bad:
+            return True
+        last = f"the last good checkpoint is step {self.latest.step}" if self.latest else "there is no checkpoint yet"
+        what = "loss" if any(not math.isfinite(r["lossSum"]) for r in reports.values()) else "gradient"
+        self.fail(
+            "NaNLoss" if what == "loss" else "NaNGradient",
+            f"the {what} of step {step} is not finite (seen by {', '.join(sorted(bad))}); "
+            f"the step was not applied; {last}. "
+            "Lower training.optimizer.*.learningRate or look for extreme values in data.dense.",
+        )
+        return False
+
+    def _between_steps(self) -> None:
+        """After a commit: checkpoint when due, stop when asked, finish after the last step."""
+        progress = self.progress
+        assert progress.total_steps is not None
+        finished = progress.committed >= progress.total_steps
+        due = progress.committed % self.config.checkpoint_every == 0 and progress.committed > 0
+        fresh = self.latest is not None and self.latest.step == progress.committed
+        if self._stop_asked or finished or ((due or self._checkpoint_asked) and not fresh):
+            if fresh:
+                self._after_checkpoint()
+            elif progress.committed == 0:
+                self._finish(JobPhase.STOPPED)
+            elif self._barrier is None:
+                self._start_checkpoint()
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _start_checkpoint(self) -> None:
+        assert self.roster is not None
+        self._checkpoint_asked = False
+        step = self.progress.committed
+        writers = [m.name for m in self.roster.servers()]
+        writers += [self.roster.workers(i)[0].name for i in range(len(self.roster.stage_names))]
+        self._barrier = Barrier(step, self._effects.checkpoint_folder(step), writers)
+        order = {"generation": self.generation, "step": step, "folder": self._barrier.folder}
+        for name in writers:
+            self._effects.send(name, Message("checkpoint", order))
+
+    def _checkpointed(self, member: Member, fields: dict[str, Any]) -> None:
+        barrier = self._barrier
+        if barrier is None or fields["folder"] != barrier.folder:
+            return
+        if fields.get("error"):
+            self.checkpoint_failed(barrier.folder, f"{member.name}: {fields['error']}")
+        elif (
+            barrier.report(member.name, fields["step"], [FileEntry(**e) for e in fields["entries"]])
+            and barrier.complete
+        ):
+            assert self.roster is not None
+            self._effects.write_manifest(barrier, self.progress.describe(), self.roster.plan.to_json())
+
+    def manifest_written(self, record: CheckpointRecord) -> None:
+        """A checkpoint has become valid."""
+        self.latest = record
+        self._event("CheckpointWritten", f"step {record.step}")
+        if self._barrier is not None and record.folder == self._barrier.folder:
+            self._barrier = None
+            if self.running or self._stop_asked:
+                self._between_steps()
+
+    def checkpoint_failed(self, folder: str, reason: str) -> None:
+        """A checkpoint could not be written: training goes on, the last good one stays."""
+        if self._barrier is None or folder != self._barrier.folder:
+            return
+        step, self._barrier = self._barrier.step, None
+        self.checkpoint_failures += 1
+        self.checkpoint_error = reason
+        kept = f"checkpoint of step {self.latest.step} stays" if self.latest else "there is no earlier checkpoint"
+        self._event("CheckpointFailed", f"step {step}: {reason}; {kept}", warning=True)
+        self._effects.discard_checkpoint(folder)
+        if self._stop_asked:
+            self._finish(JobPhase.STOPPED)
+        elif self.progress.finished and step == self.progress.committed and self.running:
+            self.fail("CheckpointFailed", f"training has ended but the model could not be saved: {reason}; {kept}")
+
+    def _abandon_checkpoint(self, why: str) -> None:
+        if self._barrier is not None:
+            self.checkpoint_failed(self._barrier.folder, why)
+
+    def _after_checkpoint(self) -> None:
+        if self._stop_asked:
+            self._finish(JobPhase.STOPPED)
+        elif self.progress.finished and self.phase == JobPhase.TRAINING:
+            if self.evaluation_rows:
+                self.phase = JobPhase.EVALUATING
+                self._evaluate()
+            else:
+                self._export()
+
+    # --- evaluation and the end ---------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        self._evaluated.clear()
+        self._broadcast_workers(Message("evaluate", {"generation": self.generation, "rows": self.evaluation_rows}))
+
+    def _collect_evaluation(self, member: Member, message: Message) -> None:
+        assert self.roster is not None
+        self._last_progress = self._clock()
+        self._evaluated[member.name] = message
+        last = self.roster.workers(len(self.roster.stage_names) - 1)
+        if self.phase == JobPhase.EVALUATING and all(m.name in self._evaluated for m in last):
+            self.evaluation = self._merge_evaluation([self._evaluated[m.name] for m in last])
+            self._event("Evaluated", ", ".join(f"{k} {v:.5g}" for k, v in self.evaluation.items()))
+            self._export()
+
+    def _export(self) -> None:
+        assert self.latest is not None
+        self.phase = JobPhase.EXPORTING
+        self._effects.export(self.latest.step)
+
+    def exported(self, path: str) -> None:
+        """The model has been written."""
+        if self.phase == JobPhase.EXPORTING:
+            self.model_path = path
+            self._event("ModelExported", path)
+            self._finish(JobPhase.SUCCEEDED)
+
+    def _finish(self, phase: str) -> None:
+        self.phase = phase
+        self.running = False
+        self.progress.stop_clock(self._clock())
+        for name in self.roster.present if self.roster else ():
+            self._effects.send(name, Message("shutdown", {"reason": phase}))
+
+    def warn(self, reason: str, message: str) -> None:
+        """Put a warning on the job's record."""
+        self._event(reason, message, warning=True)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _broadcast_workers(self, message: Message) -> None:
+        assert self.roster is not None
+        for member in self.roster.all_workers():
+            self._effects.send(member.name, message)
+
+    def _describe_allocation(self, allocation: Allocation) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "fromStep": allocation.from_step,
+            "batches": [list(stage) for stage in allocation.batches],
+        }
+
+    def _note_batches(self) -> None:
+        assert self.roster is not None
+        assert self.allocation is not None
+        for i, stage in enumerate(self.allocation.batches):
+            for member, size in zip(self.roster.workers(i), stage, strict=True):
+                if member.batch_size != size:
+                    member.batch_size = size
+                    member.figures.clear()  # means of another batch size say nothing about this one
+
+    def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        kind = "Warning" if warning else "Normal"
+        self.events.append({"time": self._clock(), "type": kind, "reason": reason, "message": message})

@@ -1,0 +1,103 @@
+"""Who takes part in a job, and what each of them last said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+
+__all__ = ["Member", "Roster"]
+
+_SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
+
+
+@dataclass
+class Member:
+    """A process that has joined.
+
+    Attributes:
+        incarnation: drawn by the process at its start: tells a replacement from the process it replaces.
+        address: where other members reach it.
+        state: "joined" (waits for a generation) or "ready" (set up for the generation in force).
+    """
+
+    name: str
+    role: str  # worker | ps
+    incarnation: str
+    pool: str
+    address: str
+    stage: int = -1
+    index: int = 0
+    store_address: str = ""  # rendezvous of its process group, for workers that all-reduce
+    metrics_port: int = 0
+    state: str = "joined"
+    message: str = ""
+    last_seen: float = 0.0
+    batch_size: int = 0
+    figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
+    totals: dict[str, float] = field(default_factory=dict)  # counters since the process started
+
+    def observe_step(self, figures: dict[str, float]) -> None:
+        """Take a step's times into the running means."""
+        for name, value in figures.items():
+            previous = self.figures.get(name)
+            self.figures[name] = value if previous is None else previous + _SMOOTHING * (value - previous)
+
+    def describe(self) -> dict[str, Any]:
+        """The member's entry in the job's status."""
+        return {
+            "name": self.name,
+            "role": self.role,
+            "stage": self.stage,
+            "index": self.index,
+            "pool": self.pool,
+            "state": self.state,
+            "message": self.message,
+            "batchSize": self.batch_size,
+            "stepSeconds": self.figures.get("step", 0.0),
+            "computeSeconds": self.figures.get("compute", 0.0),
+            "waitSeconds": self.figures.get("wait", 0.0),
+            "figures": dict(self.figures),
+            "totals": dict(self.totals),
+            "metricsPort": self.metrics_port,
+        }
+
+
+class Roster:
+    """The members that a plan asks for, and those that are there."""
+
+    def __init__(self, plan: PlanDocument) -> None:
+        self.plan = plan
+        self.present: dict[str, Member] = {}
+        self.stage_names = tuple(
+            tuple(worker_name(i, w) for w in range(stage.pods)) for i, stage in enumerate(plan.stages)
+        )
+        self.server_names = tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Names of all processes of the plan."""
+        return (*(name for stage in self.stage_names for name in stage), *self.server_names)
+
+    def workers(self, stage: int) -> list[Member]:
+        """Workers of a stage that are there, by index."""
+        return [self.present[name] for name in self.stage_names[stage] if name in self.present]
+
+    def all_workers(self) -> list[Member]:
+        """Workers that are there, stage by stage."""
+        return [m for stage in range(len(self.stage_names)) for m in self.workers(stage)]
+
+    def servers(self) -> list[Member]:
+        """Parameter servers that are there, by index."""
+        return [self.present[name] for name in self.server_names if name in self.present]
+
+    def complete(self) -> bool:
+        """Whether every process of the plan is there."""
+        return all(name in self.present for name in self.expected)
+
+    def viable(self) -> bool:
+        """Whether training can go on: all parameter servers, and a worker for every stage."""
+        return len(self.servers()) == len(self.server_names) and all(
+            self.workers(stage) for stage in range(len(self.stage_names))
+        )

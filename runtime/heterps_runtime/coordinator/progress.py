@@ -1,0 +1,137 @@
+"""How far a job is: steps, epochs, samples, loss, throughput."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from heterps_runtime.config import RunConfig
+
+__all__ = ["Progress"]
+
+_LOSS_SMOOTHING = 0.05
+_RATE_WINDOW_SECONDS = 10.0
+
+
+class Progress:
+    """Counts committed steps and knows how many there are to be."""
+
+    def __init__(self, config: RunConfig, committed: int, samples: int) -> None:
+        self._config = config
+        self.committed = committed
+        self.samples = samples
+        self.num_rows: int | None = None
+        self.loss: float | None = None  # smoothed
+        self.last_loss: float | None = None
+        self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
+        self._started: float | None = None
+        self._seconds = 0.0  # training time of this run, pauses left out
+        self._samples_this_run = 0
+
+    # --- size of the job ----------------------------------------------------------------------------------------------
+
+    def set_rows(self, rows: int) -> str | None:
+        """Learn the size of the training data; returns a complaint if it differs from what was known."""
+        if self.num_rows is not None and self.num_rows != rows:
+            return (
+                f"data.train: {rows} rows, but another worker (or the checkpoint) saw {self.num_rows}; "
+                "the data must not change during a job"
+            )
+        self.num_rows = rows
+        return None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one pass over the data; the last may be smaller. Needs the number of rows."""
+        assert self.num_rows is not None
+        return -(-self.num_rows // self._config.global_batch_size)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole job, None while the number of rows is unknown."""
+        if self._config.steps:
+            return self._config.steps if self.num_rows is not None else None
+        if self.num_rows is None:
+            return None
+        assert self._config.epochs is not None
+        return self._config.epochs * self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is committed."""
+        return self.total_steps is not None and self.committed >= self.total_steps
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, from 0."""
+        return self.committed // self.steps_per_epoch if self.num_rows else 0
+
+    def batch_size(self, step: int) -> int:
+        """Samples of a step."""
+        assert self.num_rows is not None
+        first = (step % self.steps_per_epoch) * self._config.global_batch_size
+        return min(self._config.global_batch_size, self.num_rows - first)
+
+    # --- progress -----------------------------------------------------------------------------------------------------
+
+    def commit(self, loss: float, now: float) -> None:
+        """A step has been committed with this mean loss."""
+        size = self.batch_size(self.committed)
+        self.committed += 1
+        self.samples += size
+        self._samples_this_run += size
+        self.last_loss = loss
+        self.loss = loss if self.loss is None else self.loss + _LOSS_SMOOTHING * (loss - self.loss)
+        self._commits.append((now, self._samples_this_run))
+        while len(self._commits) > 2 and now - self._commits[0][0] > _RATE_WINDOW_SECONDS:
+            self._commits.popleft()
+
+    def rewind(self, step: int) -> None:
+        """Go back to a checkpoint: samples of dropped steps no longer count."""
+        if self.num_rows is not None and step < self.committed:
+            dropped = sum(self.batch_size(s) for s in range(step, self.committed))
+            self.samples -= dropped
+            self._samples_this_run = max(0, self._samples_this_run - dropped)
+            self._commits.clear()
+        self.committed = step
+
+    def start_clock(self, now: float) -> None:
+        """Training (re)starts now."""
+        if self._started is None:
+            self._started = now
+            self._commits.clear()
+            self._commits.append((now, self._samples_this_run))
+
+    def stop_clock(self, now: float) -> None:
+        """Training pauses or has ended."""
+        if self._started is not None:
+            self._seconds += now - self._started
+            self._started = None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput over the last commits, about ten seconds of them."""
+        if len(self._commits) < 2:
+            return 0.0
+        (t0, n0), (t1, n1) = self._commits[0], self._commits[-1]
+        return (n1 - n0) / (t1 - t0) if t1 > t0 else 0.0
+
+    def seconds_training(self, now: float) -> float:
+        """Wall time spent training in this run."""
+        return self._seconds + (now - self._started if self._started is not None else 0.0)
+
+    def mean_samples_per_second(self, now: float) -> float:
+        """Throughput over this run's whole training time."""
+        seconds = self.seconds_training(now)
+        return self._samples_this_run / seconds if seconds > 0 else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint's manifest keeps of the progress."""
+        return {
+            "step": self.committed,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "numRows": self.num_rows,
+            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
+        }

@@ -1,0 +1,386 @@
+"""The coordinator's process: sockets, HTTP, threads and clock around `CoordinatorCore`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from heterps_runtime.checkpoint import (
+    Barrier,
+    CheckpointManifest,
+    Storage,
+    StorageError,
+    TableRecord,
+    commit,
+    explain_mismatch,
+    export_model,
+    find_latest,
+    new_folder,
+)
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import (
+    PATH_ALLOCATION,
+    PATH_CHECKPOINT,
+    PATH_ENDPOINT,
+    PATH_FAIL,
+    PATH_HEALTH,
+    PATH_LOST,
+    PATH_METRICS,
+    PATH_PLAN,
+    PATH_PROFILES,
+    PATH_SHUTDOWN,
+    PATH_STATUS,
+    PATH_STOP,
+    JobPhase,
+    PlanDocument,
+)
+from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.figures import JobMetrics, describe_job
+from heterps_runtime.data import metrics_for
+from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.process import log
+from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+from heterps_runtime.transport import Message, TokenAuthority, decode, encode, listen_socket
+
+__all__ = ["CoordinatorServer"]
+
+TICK_SECONDS = 0.5
+MAX_BODY_BYTES = 64 * 1024 * 1024  # a profile of a very deep model; plans are far smaller
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class CoordinatorServer:
+    """One job's coordinator.
+
+    Args:
+        config: the job.
+        token: the job's shared secret.
+        host, port: where to serve HTTP; port 0 takes a free one.
+        ready_file: told the address once the coordinator listens.
+    """
+
+    def __init__(self, config: RunConfig, token: str, host: str, port: int, ready_file: Path | None) -> None:
+        self._config = config
+        self._token = token
+        self._host = host
+        self._port = port
+        self._ready_file = ready_file
+        self._storage = Storage.open(config.checkpoint_path)
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
+        self._background: set[asyncio.Task[None]] = set()
+        self._identities: dict[str, bytes] = {}
+        self._model: dict[str, Any] = {"tables": [], "stateNames": None}
+        self._manifests: dict[int, CheckpointManifest] = {}
+        self._ended = asyncio.Event()
+        manifest = self._find_checkpoint()
+        self.core = CoordinatorCore(
+            config,
+            self,
+            time.time,
+            manifest,
+            resumed_samples=manifest.samples if manifest else 0,
+            merge_evaluation=self._merge_evaluation,
+        )
+        self._metrics = JobMetrics(self.core)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authority = TokenAuthority(self._context, token)
+        socket, address = listen_socket(self._context, host, token)
+        self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
+        self._plain = socket
+        self._control_port = int(address.rsplit(":", 1)[1])
+
+    def _find_checkpoint(self) -> CheckpointManifest | None:
+        """The checkpoint to go on from, if there is one and it is this job's.
+
+        Raises:
+            UserError: the newest checkpoint belongs to a job with other settings.
+        """
+        manifest, skipped = find_latest(self._storage)
+        for folder, reason in skipped:
+            log(f"checkpoint {folder} is passed over: {reason}")
+        self._skipped = skipped
+        if manifest is None:
+            return None
+        differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
+        if differences:
+            raise UserError(
+                f"checkpoint.path: {self._config.checkpoint_path} holds checkpoints of another job: "
+                + "; ".join(differences)
+                + ". Use another checkpoint.path, or remove them (heterps run --fresh)."
+            )
+        self._manifests[manifest.step] = manifest
+        return manifest
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until told to end."""
+        for folder, reason in self._skipped:
+            self.core.warn("CheckpointSkipped", f"{folder}: {reason}")
+        runner = web.AppRunner(self._application(), access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise UserError(
+                f"--port: cannot listen on {self._host}:{self._port}: {os.strerror(error.errno or 0)}; "
+                "choose another port, or 0 for any free one"
+            ) from error
+        port = runner.addresses[0][1]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        if self._ready_file is not None:
+            text = json.dumps({"http": f"http://{self._host}:{port}", "pid": os.getpid()})
+            temporary = self._ready_file.with_suffix(".tmp")
+            temporary.write_text(text)
+            temporary.replace(self._ready_file)
+        log(f"coordinator of job {self._config.name} listens on {self._host}:{port}")
+        receiver = asyncio.create_task(self._receive())
+        ticker = asyncio.create_task(self._tick())
+        await self._ended.wait()
+        for task in (receiver, ticker):
+            task.cancel()
+        await asyncio.gather(receiver, ticker, return_exceptions=True)
+        await runner.cleanup()
+        self._executor.shutdown(wait=True)
+        self._plain.close(linger=1000)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart(copy=False)
+            identity = frames[0].bytes
+            sender, _, rest = identity.decode(errors="replace").partition("/")
+            try:
+                message = decode(frames[1:])
+            except TransientError as error:
+                log(f"{sender}: {error}")
+                continue
+            if message.op == "join":
+                self._identities[sender] = identity
+                if "model" in message.fields:
+                    self._model = message.fields["model"]
+            if not rest.endswith("#pulse") or message.op == "pulse":
+                self.core.handle(sender, message)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.core.tick()
+
+    # --- effects of the core ------------------------------------------------------------------------------------------
+
+    def send(self, member: str, message: Message) -> None:
+        """See `Effects.send`."""
+        identity = self._identities.get(member)
+        if identity is not None:
+            # Through the asyncio socket: a send beside it would swallow the wake-up of a message that has arrived.
+            self._socket.send_multipart([identity, *encode(message)], copy=False)
+
+    def checkpoint_folder(self, step: int) -> str:
+        """See `Effects.checkpoint_folder`."""
+        return new_folder(self._storage, step)
+
+    def discard_checkpoint(self, folder: str) -> None:
+        """See `Effects.discard_checkpoint`."""
+        self._in_background(lambda: self._storage.delete_dir(folder), lambda _: None, lambda _: None)
+
+    def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
+        """See `Effects.write_manifest`."""
+        manifest = CheckpointManifest(
+            step=barrier.step,
+            epoch=progress["epoch"],
+            seed=self._config.seed,
+            global_batch_size=self._config.global_batch_size,
+            num_rows=progress["numRows"],
+            samples=progress["samples"],
+            fingerprint=self._config.fingerprint(),
+            slot_map={"servers": plan["parameterServer"]["replicas"]},
+            plan=plan,
+            tables=tuple(
+                TableRecord(
+                    index=t["index"],
+                    name=t["name"],
+                    num_embeddings=t["numEmbeddings"],
+                    dim=t["dim"],
+                    init=self._config.embedding_init,
+                    dtype=self._config.dtype_name,
+                    padding_idx=t["paddingIdx"],
+                )
+                for t in self._model["tables"]
+            ),
+            files=barrier.entries,
+            extra={"loss": progress["loss"]},
+            folder=barrier.folder,
+        )
+
+        def write() -> CheckpointManifest:
+            try:
+                commit(self._storage, manifest, self._config.checkpoint_keep)
+            except StorageError as error:
+                if not self._storage.exists(f"{manifest.folder}/manifest.json"):
+                    raise
+                log(f"old checkpoints could not be removed: {error}")
+            return manifest
+
+        def written(done: CheckpointManifest) -> None:
+            self._manifests = {done.step: done}
+            self.core.manifest_written(done)
+
+        self._in_background(write, written, lambda error: self.core.checkpoint_failed(barrier.folder, str(error)))
+
+    def export(self, step: int) -> None:
+        """See `Effects.export`."""
+        manifest = self._manifests[step]
+        init = EmbeddingInit.from_manifest(self._config.embedding_init)
+        metrics = dict(self.core.evaluation or {})
+
+        def draw(table: TableRecord, ids: Any) -> Any:
+            return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
+
+        def write() -> str:
+            return export_model(
+                self._storage,
+                manifest,
+                self._config.work_directory / "model",
+                initial_rows=draw,
+                state_dict_names=self._model["stateNames"],
+                metrics=metrics,
+            ).path
+
+        self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
+
+    def _merge_evaluation(self, messages: Sequence[Message]) -> dict[str, Any]:
+        merged = metrics_for(self._config.loss)
+        for message in messages:
+            merged.merge(type(merged).from_arrays(dict(zip(message.fields["names"], message.arrays, strict=True))))
+        return merged.results()
+
+    def _in_background(
+        self, work: Callable[[], Any], succeeded: Callable[[Any], None], failed: Callable[[Exception], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def run() -> None:
+            try:
+                result = await loop.run_in_executor(self._executor, work)
+            except Exception as error:  # reported on the job; the coordinator lives on
+                log(f"{type(error).__name__}: {error}")
+                failed(error)
+            else:
+                succeeded(result)
+
+        task = loop.create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # --- HTTP ---------------------------------------------------------------------------------------------------------
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._guard()], client_max_size=MAX_BODY_BYTES)
+        application.add_routes(
+            [
+                web.get(PATH_HEALTH, self._health),
+                web.get(PATH_METRICS, self._serve_metrics),
+                web.get(PATH_ENDPOINT, self._endpoint),
+                web.get(PATH_STATUS, self._status),
+                web.get(PATH_PROFILES, self._profiles),
+                web.put(PATH_PROFILES + "/{pool}", self._put_profile),
+                web.put(PATH_PLAN, self._put_plan),
+                web.put(PATH_ALLOCATION, self._put_allocation),
+                web.post(PATH_CHECKPOINT, self._post_checkpoint),
+                web.post(PATH_LOST, self._post_lost),
+                web.post(PATH_STOP, self._post_stop),
+                web.post(PATH_FAIL, self._post_fail),
+                web.post(PATH_SHUTDOWN, self._post_shutdown),
+            ]
+        )
+        return application
+
+    def _guard(self) -> Any:
+        expected = f"Bearer {self._token}".encode()
+        open_paths = {PATH_HEALTH, PATH_METRICS}
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            given = request.headers.get("Authorization", "").encode()
+            if request.path not in open_paths and not hmac.compare_digest(given, expected):
+                return web.json_response({"error": "missing or wrong token"}, status=401)
+            try:
+                return await handler(request)
+            except (ValueError, KeyError, TypeError) as error:
+                text = f"missing field {error}" if isinstance(error, KeyError) else str(error)
+                return web.json_response({"error": text}, status=400)
+
+        return guard
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        self._metrics.refresh(time.time())
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _endpoint(self, request: web.Request) -> web.Response:
+        return web.json_response({"port": self._control_port})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(describe_job(self.core, self._config, time.time()))
+
+    async def _profiles(self, request: web.Request) -> web.Response:
+        return web.json_response(self.core.profiles)
+
+    async def _put_profile(self, request: web.Request) -> web.Response:
+        pool = request.match_info["pool"]
+        if pool not in self._config.pools:
+            raise ValueError(f"no pool named {pool!r}; there are {sorted(self._config.pools)}")
+        self.core.profiles[pool] = await request.json()
+        return web.json_response({})
+
+    async def _put_plan(self, request: web.Request) -> web.Response:
+        self.core.set_plan(PlanDocument.from_json(await request.json()))
+        return web.json_response({})
+
+    async def _put_allocation(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"fromStep": self.core.set_allocation(body["stages"])})
+
+    async def _post_checkpoint(self, request: web.Request) -> web.Response:
+        self.core.request_checkpoint()
+        return web.json_response({})
+
+    async def _post_lost(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.core.member_lost(str(body["member"]), str(body.get("reason", "")))
+        return web.json_response({})
+
+    async def _post_stop(self, request: web.Request) -> web.Response:
+        self.core.request_stop()
+        return web.json_response({})
+
+    async def _post_fail(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.core.fail(str(body["reason"]), str(body["message"]))
+        return web.json_response({})
+
+    async def _post_shutdown(self, request: web.Request) -> web.Response:
+        if self.core.phase not in JobPhase.FINAL:
+            self.core.fail("Shutdown", "the coordinator was told to end before the job was over")
+        asyncio.get_running_loop().call_later(0.2, self._ended.set)  # let the answer leave first
+        return web.json_response({})

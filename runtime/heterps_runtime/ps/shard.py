@@ -1,0 +1,169 @@
+"""What a parameter server holds and how a step changes it; no sockets.
+
+Gradients of a step are kept until the step is committed, and then applied at once: rows and dense parameters see the
+gradient of the whole batch, as in one process. Pushes are added in the order of the workers' names, whatever order
+they arrived in, so the sums are the same on every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from heterps_runtime.checkpoint import (
+    CheckpointManifest,
+    StateFile,
+    Storage,
+    dense_arrays,
+    iterate_rows,
+    read_dense,
+    row_arrays,
+)
+from heterps_runtime.config import RunConfig
+from heterps_runtime.errors import TransientError
+from heterps_runtime.slots import slot_map
+from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.initial import EmbeddingInit, TableSpec
+from heterps_runtime.store.keys import shard_of
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.rows import RowStore
+
+__all__ = ["Push", "Shard"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Push:
+    """One worker's gradients of one step: sums over its samples."""
+
+    chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
+    dense: dict[str, Array]
+
+
+class Shard:
+    """State of one parameter server.
+
+    Args:
+        config: the job.
+        index: of this server.
+    """
+
+    def __init__(self, config: RunConfig, index: int) -> None:
+        self._config = config
+        self._index = index
+        self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
+        self._init = EmbeddingInit.from_manifest(config.embedding_init)
+        self._dtype = np.dtype(config.dtype_name)
+        self.committed = 0
+        self.tables: dict[int, dict[str, Any]] = {}
+        self.stores: dict[int, RowStore] = {}  # by dimension
+        self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
+        self._pushes: dict[int, dict[str, Push]] = {}
+        self._restore: tuple[Storage, CheckpointManifest] | None = None
+        self._num_servers = 1
+
+    # --- membership ---------------------------------------------------------------------------------------------------
+
+    def begin_generation(self, num_servers: int) -> None:
+        """Uncommitted gradients of the generation before are dropped."""
+        self._pushes.clear()
+        self._num_servers = num_servers
+
+    def reset(self, storage: Storage, manifest: CheckpointManifest | None) -> None:
+        """Forget everything and go on from a checkpoint, or from the beginning; rows are read by `define`."""
+        self.stores.clear()
+        self.tables.clear()
+        self.dense = DenseStore(self.dense.optimizer)
+        self.committed = manifest.step if manifest else 0
+        self._restore = (storage, manifest) if manifest else None
+
+    def define(self, tables: Iterable[Mapping[str, Any]], dense: Mapping[str, Array]) -> None:
+        """Learn of tables and dense parameters; whatever is known already keeps its values.
+
+        Raises:
+            StorageError, DamagedError: the checkpoint to go on from cannot be read.
+        """
+        new = {int(t["index"]): dict(t) for t in tables if int(t["index"]) not in self.tables}
+        self.tables.update(new)
+        by_dim: dict[int, dict[int, TableSpec]] = {}
+        for index, table in self.tables.items():
+            spec = TableSpec(table["name"], table["numEmbeddings"], self._init, table["paddingIdx"])
+            by_dim.setdefault(table["dim"], {})[index] = spec
+        for dim, specs in by_dim.items():
+            if dim not in self.stores:
+                self.stores[dim] = RowStore(dim, self._dtype, self._sparse_optimizer, self._config.seed, specs)
+        unknown = {n: v for n, v in dense.items() if n not in self.dense.names}
+        if self._restore is not None:
+            self._load(bool(new), unknown)
+        else:
+            for name, value in unknown.items():
+                self.dense.add(name, value)
+
+    def _load(self, with_rows: bool, dense: Mapping[str, Array]) -> None:
+        assert self._restore is not None
+        storage, manifest = self._restore
+        if with_rows:
+            slots = slot_map(self._num_servers)
+            wanted = None if self._num_servers == 1 else lambda keys: shard_of(keys, slots) == self._index
+            for block in iterate_rows(storage, manifest, wanted):
+                self.stores[block.dim].load(block.keys, block.rows, block.state)
+        if dense:
+            snapshot = self.dense.snapshot()
+            snapshot.update(read_dense(storage, manifest, list(dense)))
+            snapshot = {n: v for n, v in snapshot.items() if n == "step" or not n.endswith("::step")}
+            snapshot["step"] = np.array(self.committed, np.int64)
+            self.dense.load(snapshot)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def pull(self, dims: Iterable[int], keys: Iterable[Array]) -> list[Array]:
+        """Rows for each group of keys."""
+        return [self.stores[dim].pull(k) for dim, k in zip(dims, keys, strict=True)]
+
+    def push(self, step: int, worker: str, push: Push) -> None:
+        """Keep a worker's gradients until the step is committed; the same push twice counts once."""
+        if step >= self.committed:
+            self._pushes.setdefault(step, {}).setdefault(worker, push)
+
+    def commit(self, step: int, batch_size: int) -> None:
+        """Make a step part of the model."""
+        if step != self.committed:
+            raise TransientError(f"commit of step {step}, but this server stands at step {self.committed}")
+        pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
+        scale = 1.0 / batch_size
+        for dim, store in self.stores.items():
+            given = [(keys, grads) for push in pushes for d, keys, grads in push.chunks if d == dim]
+            if given and store.apply(given, scale, step + 1):
+                raise TransientError(f"step {step}: a gradient is not finite although its worker found none")
+        dense = [push.dense for push in pushes if push.dense]
+        if dense and self.dense.apply(dense, scale, step + 1):
+            raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
+        self.committed = step + 1
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[StateFile]:
+        """Copies of everything, as the files of a checkpoint."""
+        groups = {}
+        for dim, store in self.stores.items():
+            chunk = store.snapshot()
+            groups[dim] = (chunk.keys, chunk.rows, chunk.state)
+        files = [StateFile(f"rows-{self._index}.safetensors", row_arrays(groups), "rows", self._index)]
+        dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
+        if dense:
+            files.append(StateFile(f"dense-ps-{self._index}.safetensors", dense_arrays(dense), "dense", self._index))
+        return files
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that exist on this shard."""
+        return sum(len(store) for store in self.stores.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of rows, state and dense parameters."""
+        return sum(store.nbytes for store in self.stores.values()) + self.dense.nbytes

@@ -1,0 +1,34 @@
+"""Which parameter server holds what: rows by slot, dense parameters whole, balanced by size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from heterps_runtime.store.keys import NUM_SLOTS
+
+__all__ = ["dense_assignment", "slot_map"]
+
+
+def slot_map(num_servers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Server of each slot (NUM_SLOTS,): contiguous, equal ranges of slots."""
+    return (np.arange(NUM_SLOTS) * num_servers // NUM_SLOTS).astype(np.int32)
+
+
+def dense_assignment(sizes: Mapping[str, int], num_servers: int) -> dict[str, int]:
+    """Server of each dense parameter: largest first, each to the least loaded server.
+
+    Args:
+        sizes: elements of every dense parameter of the model, whatever stage it is in: the answer must not depend on
+            the plan.
+        num_servers: number of parameter servers.
+    """
+    load = [0] * num_servers
+    servers = {}
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        server = load.index(min(load))
+        servers[name] = server
+        load[server] += sizes[name]
+    return servers

@@ -1,0 +1,588 @@
+"""The steps of one stage: forward, backward, push, report, in whatever order their inputs arrive.
+
+The engine is one thread that reacts to events: batches from the feed, rows and parameters from the servers, activations
+from the stage before, gradients from the stage after, commits from the coordinator. It computes at most one micro-batch
+between two looks at its sockets. Backward work goes before forward work (1F1B), and a bounded number of micro-batches
+is under way per path, so that activation memory is bounded. Requests are sent as early as the consistency allows, so
+that communication overlaps computation.
+
+In `sync`, micro-batches are computed in their fixed order, which makes the sums of gradients, and so the whole run,
+deterministic. Otherwise they are computed as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from heterps_runtime.allocation import Allocation, MicroBatch, micro_batches
+from heterps_runtime.config import RunConfig
+from heterps_runtime.intake import StageModule
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.transport import Message
+from heterps_runtime.worker.dense import Collectives, Replica
+from heterps_runtime.worker.feed import Feed
+from heterps_runtime.worker.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
+from heterps_runtime.worker.runs import LABEL, Clock, Prepared, StepRun, Work
+from heterps_runtime.worker.servers import Initialised, Pushed, RowsArrived, ServerClient
+
+__all__ = ["Engine", "Surroundings"]
+
+FEED_DEPTH = 2
+
+
+class Surroundings:
+    """What an engine works with in one generation; built by `worker.member`."""
+
+    def __init__(
+        self,
+        *,
+        generation: int,
+        stage: int,
+        num_stages: int,
+        rank: int,
+        committed: int,
+        total: int,
+        num_rows: int,
+        allocation: Allocation,
+        servers: ServerClient,
+        downstream: Downstream | None,
+        upstream: Upstream,
+        replica: Replica | None,
+    ) -> None:
+        self.generation = generation
+        self.stage = stage
+        self.num_stages = num_stages
+        self.rank = rank
+        self.committed = committed
+        self.total = total
+        self.num_rows = num_rows
+        self.allocation = allocation
+        self.servers = servers
+        self.downstream = downstream
+        self.upstream = upstream
+        self.replica = replica
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage reads the data."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.stage == self.num_stages - 1
+
+
+class Engine:
+    """Runs one generation's steps, in training or in evaluation.
+
+    Args:
+        config: the job.
+        module: this worker's stage of the model.
+        tables: shapes of all tables by index.
+        device: where to compute.
+        around: connections and position of this generation.
+        collectives: all-reduce of this stage; unused where the servers hold the dense parameters.
+        loss_sum: (logits, label) -> loss summed over samples.
+        prepare: (step, this worker's micro-batches, training) -> batch; first stage only; runs in the feed's thread.
+        send: says something to the coordinator.
+        wake: interrupts the engine's wait from another thread.
+        post: hands a function to the engine's thread and wakes it.
+        clock: books the time.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        module: StageModule,
+        tables: dict[int, TableShape],
+        device: torch.device,
+        around: Surroundings,
+        collectives: Collectives | None,
+        loss_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        prepare: Callable[[int, tuple[MicroBatch, ...], bool], Prepared] | None,
+        send: Callable[[Message], None],
+        wake: Callable[[], None],
+        post: Callable[[Callable[[], None]], None],
+        clock: Clock,
+    ) -> None:
+        self.around = around
+        self.committed = around.committed
+        self.broken = False  # a peer is gone: wait for the next generation
+        self._config = config
+        self._module = module
+        self._tables = tables
+        self._device = device
+        self._collectives = collectives
+        self._loss_sum = loss_sum
+        self._prepare = prepare
+        self._send = send
+        self._wake = wake
+        self._post = post
+        self._clock = clock
+        self._strict = config.consistency == "sync"
+        self._dense_names = module.parameter_names
+        self._runs: dict[int, StepRun] = {}
+        self._requests: dict[int, Callable[[Any], None]] = {}  # pulls under way -> what to do with the answer
+        self._allocations = [around.allocation]
+        self._feed: Feed[Prepared] | None = None
+        self._bound: StepRun | None = None
+        self._training = True
+        self._last_step = around.total  # in evaluation: batches of the evaluation data
+        self._on_evaluated: Callable[[], None] = lambda: None
+        self._on_scores: Callable[[torch.Tensor, torch.Tensor, float], None] = lambda *_: None
+        self._evaluation_rows = 0
+        self._micro_batches = lru_cache(maxsize=64)(self._compute_micro_batches)
+        self._unique = UniqueKeys()  # of this thread; the feed has its own
+        self._reported_seconds: dict[str, float] = {}
+        self._started = False
+        self._early: list[tuple[bytes, Message]] = []  # activations that came before what they refer to
+        self._evaluation_left = 0
+        self.samples = 0  # computed by this worker, for its metrics
+
+    # --- inputs -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin (or go on) training at the first uncommitted step."""
+        if self.committed < self.around.total:
+            self._begin(self.committed, self.around.total, training=True)
+            self._replay_early()
+
+    def start_evaluation(
+        self,
+        rows: int,
+        on_scores: Callable[[torch.Tensor, torch.Tensor, float], None],
+        on_evaluated: Callable[[], None],
+    ) -> None:
+        """Compute the evaluation data without learning from it.
+
+        Args:
+            rows: number of rows of the evaluation data.
+            on_scores: last stage: called with logits, labels and the loss sum of each micro-batch.
+            on_evaluated: called once this worker's share is done.
+        """
+        self._on_scores, self._on_evaluated, self._evaluation_rows = on_scores, on_evaluated, rows
+        self._micro_batches.cache_clear()
+        steps = -(-rows // self._config.global_batch_size)
+        self._begin(0, steps, training=False)
+        self._evaluation_left = sum(1 for step in range(steps) if self._mine(step))
+        if not self._evaluation_left:
+            on_evaluated()
+        self._replay_early()
+
+    def commit(self, step: int, batch_size: int) -> None:
+        """A step is part of the model now."""
+        run = self._runs.pop(step)
+        if self.around.replica is not None:
+            self.around.replica.apply(run.flat_gradient, batch_size)
+        self.committed = step + 1
+
+    def allocate(self, allocation: Allocation) -> None:
+        """Batch sizes change at a step that nobody has begun."""
+        self._allocations.append(allocation)
+        self._micro_batches.cache_clear()
+        stale = [s for s in self._runs if s >= allocation.from_step]
+        assert not any(self._runs[s].num_forwarded for s in stale), "the coordinator announces changes in time"
+        for step in stale:
+            del self._runs[step]
+        if self._feed is not None:
+            self._feed.close()
+            self._open_feed(max(self._runs, default=self.committed - 1) + 1)
+        self._replay_early()
+
+    def work(self) -> bool:
+        """Do one piece of work if there is any; returns whether there was."""
+        if self.broken:
+            return False
+        self._open_runs()
+        work = self._pick_backward()
+        if work is not None:
+            self._clock.switch("backward")
+            self._backward(work)
+            return True
+        work = self._pick_forward()
+        if work is not None:
+            self._forward(work)
+            return True
+        return False
+
+    def poll(self) -> None:
+        """Take everything that has arrived from servers and peers."""
+        for event in self.around.servers.poll():
+            if isinstance(event, Pushed):
+                run = self._runs.get(event.step)
+                if run is not None:
+                    run.pushed = True
+                    self._report(run)
+            elif not isinstance(event, Initialised):
+                handler = self._requests.pop(event.request, None)
+                if handler is not None:
+                    handler(event.rows if isinstance(event, RowsArrived) else event.values)
+        if self.around.downstream is not None:
+            for message in self.around.downstream.poll():
+                self._take_back(message)
+        for sender, message in self.around.upstream.poll(self.around.generation):
+            self._take_activation(sender, message)
+
+    def waiting_for(self) -> str:
+        """What the engine waits for, to book the time to it."""
+        if not self._runs:
+            return "wait-data" if self.around.is_first else "wait-upstream"
+        run = self._runs[min(self._runs)]
+        if run.num_finished == len(run.expected):
+            return "wait-commit"
+        if run.in_flight:
+            return "wait-downstream"
+        if run.leaves is None and run.dense_request is not None:
+            return "wait-dense"
+        return "wait-rows" if run.waiting else "wait-upstream"
+
+    def close(self) -> None:
+        """Drop everything under way."""
+        if self._feed is not None:
+            self._feed.close()
+        self._runs.clear()
+        self._requests.clear()
+
+    # --- opening steps ------------------------------------------------------------------------------------------------
+
+    def _begin(self, first: int, last: int, *, training: bool) -> None:
+        self._runs.clear()
+        self._requests.clear()
+        self._training, self._last_step, self._bound, self._started = training, last, None, True
+        self._module.train(training)
+        if self._feed is not None:
+            self._feed.close()
+        if self.around.is_first:
+            self._open_feed(first)
+
+    def _open_feed(self, first: int) -> None:
+        assert self._prepare is not None
+        prepare, training = self._prepare, self._training
+        self._feed = Feed(
+            lambda step: prepare(step, self._mine(step), training), first, self._last_step, FEED_DEPTH, self._wake
+        )
+
+    def _open_runs(self) -> None:
+        """Take prepared batches and open the steps that may be asked for."""
+        if self._feed is not None:
+            while len(self._runs) <= self._ahead() + 1:
+                prepared = self._feed.take()
+                if prepared is None:
+                    return
+                self._open_prepared(prepared)
+        elif self._training:
+            # Later stages ask for the next step's parameters early; the servers answer when the version is there.
+            for step in range(self.committed, min(self.committed + 2, self._last_step)):
+                if step not in self._runs:
+                    self._open(step)
+
+    def _open_prepared(self, prepared: Prepared) -> None:
+        run = self._open(prepared.step)
+        run.blocks[0] = prepared.block
+        for position, (micro, inputs, label) in enumerate(
+            zip(prepared.micro_batches, prepared.inputs, prepared.labels, strict=True)
+        ):
+            run.waiting.append(Work(run, micro, inputs, label, prepared.block, position))
+        self._pull_rows(prepared.block, prepared.step)
+
+    def _open(self, step: int) -> StepRun:
+        mine = self._mine(step)
+        lag = self._config.max_staleness if self._config.consistency == "async" else 0
+        version = max(0, step - lag) if self._training else self.committed
+        run = StepRun(step, self._batch_size(step), self._training, version, len(mine), tuple(m.index for m in mine))
+        self._runs[step] = run
+        if not self._dense_names:
+            run.leaves = {}
+        elif self.around.replica is None:
+            run.dense_request = self.around.servers.pull_dense(self._dense_names, version)
+
+            def take(values: dict[str, np.ndarray[Any, Any]], run: StepRun = run) -> None:
+                run.leaves = {n: tensor_of(v, self._device).requires_grad_(self._training) for n, v in values.items()}
+
+            self._requests[run.dense_request] = take
+        if not mine:
+            self._finish(run)
+        return run
+
+    def _pull_rows(self, block: LookupBlock, step: int) -> None:
+        if block.arrived:
+            return
+        version = max(0, step - self._config.max_staleness) if self._training else self.committed
+        self._requests[self.around.servers.pull_rows(block.keys, version)] = block.fill
+
+    def _ahead(self) -> int:
+        """Steps that this stage may begin beyond the first uncommitted one."""
+        if not self._training or self._config.consistency == "async":
+            return self._config.max_staleness
+        return 0 if self._dense_names else self._config.max_staleness
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def _pick_backward(self) -> Work | None:
+        for step in sorted(self._runs):
+            run = self._runs[step]
+            if run.returned:
+                work = min(run.returned, key=lambda w: w.order)
+                if self._strict and work.micro_batch.index != run.expected[run.num_finished]:
+                    return None
+                run.returned.remove(work)
+                return work
+        return None
+
+    def _pick_forward(self) -> Work | None:
+        for step in sorted(self._runs):
+            run = self._runs[step]
+            if self._training and step > self.committed + self._ahead():
+                return None
+            if run.waiting and self._parameters_ready(run):
+                for work in sorted(run.waiting, key=lambda w: w.order):
+                    if self._strict and work.micro_batch.index != run.expected[run.num_forwarded]:
+                        break
+                    if work.block.arrived and self._has_room(work):
+                        run.waiting.remove(work)
+                        return work
+            if run.num_forwarded < len(run.expected) and self._strict:
+                return None
+        return None
+
+    def _parameters_ready(self, run: StepRun) -> bool:
+        if run.leaves is None and self.around.replica is not None and self.around.replica.version >= run.version:
+            private = self._config.consistency == "async" or not self._training
+            run.leaves = self.around.replica.acquire(private=private)
+        return run.leaves is not None
+
+    def _has_room(self, work: Work) -> bool:
+        """Whether the path may have one more micro-batch under way: what 1F1B needs, and one being sent."""
+        if self.around.is_last:
+            return True
+        following = work.micro_batch.path[self.around.stage + 1]
+        under_way = sum(
+            1
+            for run in self._runs.values()
+            for other in (*run.in_flight.values(), *run.returned)
+            if other.micro_batch.path[self.around.stage + 1] == following
+        )
+        return under_way <= self.around.num_stages - self.around.stage
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def _forward(self, work: Work) -> None:
+        run = work.run
+        self._clock.switch("lookup")
+        work.looked_up = work.block.forward(work.position, self._device, training=run.training)
+        before = self._clock.switch("forward")
+        assert before
+        assert run.leaves is not None
+        if self._bound is not run:
+            self._module.bind(run.leaves)
+            self._bound = run
+        with torch.set_grad_enabled(run.training):
+            work.outputs = self._module.forward(work.inputs, work.looked_up)
+        run.num_forwarded += 1
+        self.samples += work.micro_batch.size
+        if self.around.is_last:
+            self._last_stage(work)
+        else:
+            self._send_forward(work)
+
+    def _last_stage(self, work: Work) -> None:
+        run = work.run
+        logits = work.outputs["logits"]
+        if not run.training:
+            with torch.no_grad():
+                loss = self._loss_sum(logits, work.label)
+            self._on_scores(logits.detach().cpu(), work.label.cpu(), float(loss))
+            self._finish_work(work)
+            return
+        loss = self._loss_sum(logits, work.label)
+        run.loss_sum += float(loss.detach())
+        self._clock.switch("backward")
+        torch.autograd.backward(loss)
+        self._finish_work(work)
+
+    def _send_forward(self, work: Work) -> None:
+        self._clock.switch("send")
+        assert self.around.downstream is not None
+        names = [*self._module.outputs, LABEL]
+        tensors = [*(work.outputs[n] for n in self._module.outputs), work.label]
+        fields = {
+            "step": work.run.step,
+            "training": work.run.training,
+            "allocation": self._allocation(work.run.step).from_step,
+            "index": work.micro_batch.index,
+            "names": names,
+            "differentiable": [t.requires_grad for t in tensors],
+        }
+        work.run.in_flight[work.micro_batch.index] = work
+        following = work.micro_batch.path[self.around.stage + 1]
+        self.around.downstream.send_forward(following, fields, [array_of(t) for t in tensors])
+
+    def _backward(self, work: Work) -> None:
+        assert work.gradients is not None
+        pairs = [(work.outputs[n], g) for n, g in work.gradients.items()]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        self._finish_work(work)
+
+    def _finish_work(self, work: Work) -> None:
+        """A micro-batch is through: hand its gradients back and to its rows."""
+        run = work.run
+        if run.training:
+            self._clock.switch("lookup-backward")
+            work.block.backward(work.position, work.looked_up)
+        if work.sender:
+            self._clock.switch("send")
+            fields: dict[str, Any] = {
+                "generation": self.around.generation,
+                "step": run.step,
+                "index": work.micro_batch.index,
+            }
+            leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if run.training else {}
+            fields["names"] = list(leaves)
+            gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves.values()]
+            self.around.upstream.send_backward(work.sender, "backward", fields, [array_of(g) for g in gradients])
+        work.outputs, work.looked_up, work.inputs = {}, [], {}
+        run.num_finished += 1
+        run.remaining -= 1
+        if run.remaining == 0:
+            self._finish(run)
+
+    # --- ending steps -------------------------------------------------------------------------------------------------
+
+    def _finish(self, run: StepRun) -> None:
+        """All of this worker's micro-batches of a step are through: send its gradients away."""
+        if not run.training:
+            del self._runs[run.step]
+            self._evaluation_left -= bool(run.expected)
+            if run.expected and not self._evaluation_left:
+                self._on_evaluated()
+            return
+        self._clock.switch("push")
+        chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
+        run.finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
+        dense: dict[str, np.ndarray[Any, Any]] = {}
+        if self._dense_names and self.around.replica is None:
+            # A worker without samples has pulled parameters that may not be there yet; it adds nothing.
+            leaves = run.leaves or {}
+            dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
+            run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
+        self.around.servers.push(run.step, chunks, dense)
+        run.blocks.clear()
+        if self.around.replica is not None and self._dense_names:
+            self._reduce(run)
+        else:
+            run.reduced = True
+
+    def _reduce(self, run: StepRun) -> None:
+        assert self._collectives is not None
+        assert self.around.replica is not None
+        leaves = run.leaves if run.leaves is not None else self.around.replica.acquire(private=True)
+        parts = [(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in leaves.values()]
+        flat = torch.cat(parts)
+        run.finite = run.finite and bool(torch.isfinite(flat.sum()))
+        run.flat_gradient = flat
+
+        def done(error: Exception | None) -> None:
+            def finish() -> None:
+                if error is not None:
+                    self.broken = True
+                elif self._runs.get(run.step) is run:
+                    run.reduced = True
+                    self._report(run)
+
+            self._post(finish)
+
+        self._collectives.all_reduce(flat, done)
+
+    def _report(self, run: StepRun) -> None:
+        """Tell the coordinator once everything of a step has arrived where it must be."""
+        if run.reported or not (run.pushed and run.reduced):
+            return
+        run.reported = True
+        self._send(
+            Message(
+                "done",
+                {
+                    "generation": self.around.generation,
+                    "step": run.step,
+                    "lossSum": run.loss_sum,
+                    "nonFinite": not run.finite,
+                    "figures": self._figures(),
+                },
+            )
+        )
+
+    def _figures(self) -> dict[str, float]:
+        """Seconds per activity since the last report: about one step's worth."""
+        now = self._clock.snapshot()
+        previous, self._reported_seconds = self._reported_seconds, now
+        delta = {name: seconds - previous.get(name, 0.0) for name, seconds in now.items()}
+        waits = sum(s for n, s in delta.items() if n.startswith("wait"))
+        total = sum(delta.values())
+        return {**delta, "step": total, "wait": waits, "compute": total - waits}
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def _take_activation(self, sender: bytes, message: Message) -> None:
+        fields = message.fields
+        step = int(fields["step"])
+        known = fields["allocation"] in (a.from_step for a in self._allocations)
+        if not self._started or fields["training"] != self._training or not known:
+            # The sender has heard something from the coordinator that is still on its way to us.
+            self._early.append((sender, message))
+            return
+        run = self._runs.get(step) or self._open(step)
+        micro = self._micro_batches(step)[fields["index"]]
+        tensors = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
+        if self._training:
+            for name, differentiable in zip(fields["names"], fields["differentiable"], strict=True):
+                if differentiable:
+                    tensors[name].requires_grad_()
+        label = tensors.pop(LABEL)
+        assert self._unique is not None
+        block = LookupBlock(self._module.sites, self._tables, [self._module.ids(tensors)], self._unique)
+        run.blocks[micro.index] = block
+        run.waiting.append(Work(run, micro, tensors, label, block, 0, sender))
+        self._pull_rows(block, step)
+
+    def _replay_early(self) -> None:
+        early, self._early = self._early, []
+        for sender, message in early:
+            self._take_activation(sender, message)
+
+    def _take_back(self, message: Message) -> None:
+        fields = message.fields
+        run = self._runs.get(int(fields["step"]))
+        work = run.in_flight.pop(fields["index"], None) if run is not None else None
+        if run is None or work is None:
+            return
+        if not run.training:
+            self._finish_work(work)
+            return
+        work.gradients = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
+        run.returned.append(work)
+
+    # --- who computes what --------------------------------------------------------------------------------------------
+
+    def _mine(self, step: int) -> tuple[MicroBatch, ...]:
+        return tuple(m for m in self._micro_batches(step) if m.path[self.around.stage] == self.around.rank)
+
+    def _compute_micro_batches(self, step: int) -> tuple[MicroBatch, ...]:
+        return micro_batches(self._allocation(step), self._batch_size(step), self._config.micro_batches)
+
+    def _allocation(self, step: int) -> Allocation:
+        if not self._training:
+            return self._allocations[-1]
+        return next(a for a in reversed(self._allocations) if a.from_step <= step)
+
+    def _batch_size(self, step: int) -> int:
+        whole = self._config.global_batch_size
+        rows = self.around.num_rows if self._training else self._evaluation_rows
+        return min(whole, rows - (step % -(-rows // whole)) * whole)

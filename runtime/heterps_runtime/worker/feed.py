@@ -1,0 +1,89 @@
+"""Batches prepared ahead of the step that needs them, in a thread of their own (first stage only).
+
+While a step computes, the next ones are read, their ids made unique and their tensors laid out; the engine finds them
+ready, and can ask the parameter servers for their rows at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Feed"]
+
+T = TypeVar("T")
+
+_WAIT_SECONDS = 0.1  # how often a full queue looks whether the feed was closed
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class Feed(Generic[T]):
+    """Runs `prepare(step)` for consecutive steps, a bounded number of steps ahead.
+
+    Args:
+        prepare: makes one step's batch; runs in the feed's thread.
+        first: first step.
+        stop: step after the last.
+        depth: how many prepared steps may wait.
+        notify: called (from the feed's thread) whenever a step is ready.
+    """
+
+    def __init__(
+        self, prepare: Callable[[int], T], first: int, stop: int, depth: int, notify: Callable[[], None]
+    ) -> None:
+        self._prepare = prepare
+        self._range = range(first, stop)
+        self._ready: queue.Queue[T | _Failure] = queue.Queue(maxsize=max(1, depth))
+        self._notify = notify
+        self._closed = threading.Event()
+        self.busy_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread.start()
+
+    def take(self) -> T | None:
+        """The next prepared step, or None if it is not ready yet.
+
+        Raises:
+            BaseException: whatever `prepare` raised for it.
+        """
+        try:
+            item = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, _Failure):
+            raise item.error
+        return item
+
+    def close(self) -> None:
+        """End the thread and drop what is prepared."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for step in self._range:
+            started = time.perf_counter()
+            item: T | _Failure
+            try:
+                item = self._prepare(step)
+            except Exception as error:
+                item = _Failure(error)
+            self.busy_seconds += time.perf_counter() - started
+            while not self._closed.is_set():
+                try:
+                    self._ready.put(item, timeout=_WAIT_SECONDS)
+                    break
+                except queue.Full:
+                    continue
+            if self._closed.is_set():
+                return
+            self._notify()
+            if isinstance(item, _Failure):
+                return

@@ -1,0 +1,82 @@
+"""Starting a worker process."""
+
+from __future__ import annotations
+
+import zmq
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import worker_name
+from heterps_runtime.data import DataSpec, open_dataset
+from heterps_runtime.intake import resolve_loss
+from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.store.warm import WorkerKernels, warm_up
+from heterps_runtime.worker.member import Data, WorkerMember
+from heterps_runtime.worker.model import UserModel, choose_device
+
+__all__ = ["open_data", "run_worker"]
+
+
+def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
+    """The job's data sets, from the local cache; says what it is doing on the way."""
+    spec = DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache")
+
+    def progress(fraction: float, text: str) -> None:
+        if link is not None:
+            link.status = f"{text} {fraction:.0%}"
+
+    train = open_dataset(spec, "train", progress)
+    evaluation = open_dataset(spec, "evaluation", progress) if spec.evaluation else None
+    return Data(train, evaluation)
+
+
+def run_worker(config: RunConfig, stage: int, index: int, pool: str, host: str) -> None:
+    """Be worker `index` of a stage until the job ends."""
+    credentials = Credentials.from_environment()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    link = ControlLink(credentials, worker_name(stage, index))
+    try:
+        link.status = "loading the model"
+        data = open_data(config, link) if stage == 0 else None
+        features = data.train.schema.features if data else feature_names(config)
+        model = UserModel.build(config, features)
+        if data is not None:
+            data.train.check_features(model.layered.inputs)
+        device = choose_device(config.pools[pool], index)
+        loss = resolve_loss(config.loss)
+        link.status = "compiling kernels"
+        bags = any(site.kind == "bag" for site in model.layered.stage(0, len(model.layered.layers) - 1).sites)
+        warm_up([WorkerKernels(config.dtype_name, config.wire_precision, bags=bags)])
+    except Exception as error:
+        permanent = isinstance(error, ValueError)
+        reason = type(error).__name__ if permanent else "WorkerError"
+        link.send("failed", reason=reason, message=str(error), permanent=permanent)
+        link.close()
+        raise
+    member = WorkerMember(
+        config,
+        link,
+        context,
+        credentials,
+        stage=stage,
+        index=index,
+        pool=pool,
+        host=host,
+        device=device,
+        model=model,
+        loss=loss,
+        data=data,
+    )
+    try:
+        member.run()
+    except Exception as error:
+        permanent = isinstance(error, ValueError)
+        link.send("failed", reason=type(error).__name__, message=str(error), permanent=permanent)
+        link.close()
+        raise
+
+
+def feature_names(config: RunConfig) -> tuple[str, ...] | None:
+    """What the manifest says of the features; multi-valued ones are only known to those who read the data."""
+    spec = DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache")
+    dense = ("dense",) if spec.dense else ()
+    return (*spec.sparse, *(f"{n}_offsets" for n in spec.sparse), *dense)

@@ -1,0 +1,446 @@
+"""A worker's life: join, set up for each generation, run it, end."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+from prometheus_client import CollectorRegistry, Gauge
+
+from heterps_runtime.allocation import Allocation, MicroBatch
+from heterps_runtime.checkpoint import (
+    CheckpointManifest,
+    CheckpointWriter,
+    FileEntry,
+    StateFile,
+    Storage,
+    check_checkpoint,
+    dense_arrays,
+    read_dense,
+)
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PlanDocument, worker_name
+from heterps_runtime.data import BatchOrder, Dataset, Metrics, metrics_for
+from heterps_runtime.errors import PeerLostError, TransientError
+from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.metrics import serve_metrics
+from heterps_runtime.process import Wakeup, log
+from heterps_runtime.slots import dense_assignment
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.transport import Message, TokenAuthority, listen_socket
+from heterps_runtime.worker.dense import Collectives, DenseOptimizer, Replica
+from heterps_runtime.worker.engine import Engine, Surroundings
+from heterps_runtime.worker.lookups import LookupBlock
+from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.peers import Downstream, Upstream
+from heterps_runtime.worker.runs import Clock, Prepared
+from heterps_runtime.worker.servers import Initialised, ServerClient
+
+__all__ = ["Data", "WorkerMember"]
+
+POLL_MILLISECONDS = 1000
+
+
+class Data:
+    """The data sets of a first-stage worker."""
+
+    def __init__(self, train: Dataset, evaluation: Dataset | None) -> None:
+        self.train = train
+        self.evaluation = evaluation
+
+
+class WorkerMember:
+    """One worker process.
+
+    Args:
+        config: the job.
+        link: line to the coordinator.
+        context: ZeroMQ context of the process.
+        credentials: the job's token.
+        stage, index: position in the plan.
+        pool: node pool that the worker belongs to.
+        host: address to listen on.
+        device: where to compute.
+        model: the user's model.
+        loss: sum of the loss over samples.
+        data: the data, for workers of the first stage.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        link: ControlLink,
+        context: zmq.Context[zmq.Socket[bytes]],
+        credentials: Credentials,
+        *,
+        stage: int,
+        index: int,
+        pool: str,
+        host: str,
+        device: torch.device,
+        model: UserModel,
+        loss: LossSum,
+        data: Data | None,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._context = context
+        self._token = credentials.token
+        self._stage = stage
+        self._index = index
+        self._name = worker_name(stage, index)
+        self._pool = config.pools[pool]
+        self._device = device
+        self._model = model
+        self._loss = loss
+        self._data = data
+        self._order = BatchOrder(data.train.num_rows, config.global_batch_size, config.seed) if data else None
+        self._authority = TokenAuthority(context, self._token)
+        socket, self._address = listen_socket(context, host, self._token)
+        self._upstream = Upstream(socket)
+        self._wakeup = Wakeup(context)
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._collectives = Collectives(host, config.hang_timeout_seconds) if self._pool.all_reduces else None
+        self._storage = Storage.open(config.checkpoint_path)
+        self._writer = CheckpointWriter(self._storage)
+        self._clock = Clock()
+        self._module: StageModule | None = None
+        self._layers: tuple[int, int] | None = None
+        self._replica: Replica | None = None
+        self._engine: Engine | None = None
+        self._running = False
+        self._ended = False
+        self._metrics: Metrics = metrics_for(config.loss)
+        self._unique = UniqueKeys()  # of the feed's thread
+        self._poller = zmq.Poller()
+        self._past_samples = 0  # of engines of earlier generations
+        self._export_metrics(host)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Take part until the coordinator ends the job."""
+        self._link.status = "waiting for the other members"
+        self._link.send("join", **self._introduction())
+        self._rebuild_poller()
+        while not self._ended:
+            engine = self._engine
+            worked = engine is not None and self._running and engine.work()
+            self._clock.switch("wait" if engine is None or not self._running else engine.waiting_for())
+            self._poller.poll(0 if worked else POLL_MILLISECONDS)
+            self._clock.switch("messages")
+            while not self._ended and (message := self._link.receive()) is not None:
+                self._control(message)
+            self._wakeup.drain()
+            while not self._posted.empty():
+                self._posted.get()()
+            if self._engine is not None:
+                self._engine.poll()
+        self._writer.close()
+        if self._engine is not None:
+            self._engine.close()
+        self._link.close()
+
+    def _introduction(self) -> dict[str, Any]:
+        words: dict[str, Any] = {
+            "role": "worker",
+            "stage": self._stage,
+            "index": self._index,
+            "pool": self._pool.name,
+            "address": self._address,
+            "storeAddress": self._collectives.store_address if self._collectives else "",
+            "metricsPort": self._metrics_port,
+            "device": str(self._device),
+            "model": {"tables": self._model.describe_tables(), "stateNames": self._model.state_names()},
+        }
+        if self._data is not None:
+            words["numRows"] = self._data.train.num_rows
+            words["evaluationRows"] = self._data.evaluation.num_rows if self._data.evaluation else 0
+        return words
+
+    def _control(self, message: Message) -> None:
+        fields = message.fields
+        if message.op == "generation":
+            self._begin_generation(fields)
+        elif message.op == "shutdown":
+            log(f"ending: {fields.get('reason', '')}")
+            self._ended = True
+        elif self._engine is None or fields.get("generation") != self._engine.around.generation:
+            return
+        elif message.op == "go":
+            self._running = True
+            self._link.status = "running"
+            self._engine.start()
+        elif message.op == "commit":
+            self._engine.commit(fields["step"], fields["batchSize"])
+        elif message.op == "allocation":
+            self._engine.allocate(_allocation(fields))
+        elif message.op == "checkpoint":
+            self._checkpoint(fields)
+        elif message.op == "evaluate":
+            self._metrics = metrics_for(self._config.loss)
+            self._engine.start_evaluation(fields["rows"], self._take_scores, self._evaluated)
+
+    # --- generations --------------------------------------------------------------------------------------------------
+
+    def _begin_generation(self, fields: dict[str, Any]) -> None:
+        """Set up for a new set of members; survivors keep process, model, replica and caches."""
+        generation = fields["generation"]
+        self._running = False
+        if self._engine is not None:
+            self._engine.close()
+            self._past_samples += self._engine.samples
+            self._engine.around.servers.close()
+            if self._engine.around.downstream is not None:
+                self._engine.around.downstream.close()
+            self._engine = None
+        plan = PlanDocument.from_json(fields["plan"])
+        self._take_stage(plan)
+        restore = fields["restore"]
+        manifest = None
+        if restore is not None and restore["folder"]:
+            manifest = check_checkpoint(self._storage, restore["folder"], contents=False)
+        members = [m["name"] for m in fields["stages"][self._stage]]
+        rank = members.index(self._name)
+        self._link.status = f"setting up generation {generation}"
+        try:
+            replica = self._take_replica(fields, rank, manifest)
+            servers = self._define(fields, rank)
+        except PeerLostError as error:
+            log(f"generation {generation}: {error}; waiting for the next one")
+            return
+        assert self._module is not None
+        if manifest is not None and manifest.files_of("buffers"):
+            buffers = read_dense(self._storage, manifest, role="buffers")
+            self._module.load_buffers({n: torch.from_numpy(v) for n, v in buffers.items()})
+        downstream = None
+        if self._stage + 1 < len(plan.stages):
+            addresses = [m["address"] for m in fields["stages"][self._stage + 1]]
+            downstream = Downstream(self._context, self._token, self._name, generation, addresses)
+        around = Surroundings(
+            generation=generation,
+            stage=self._stage,
+            num_stages=len(plan.stages),
+            rank=rank,
+            committed=fields["committed"],
+            total=fields["total"],
+            num_rows=fields["numRows"],
+            allocation=_allocation(fields["allocation"]),
+            servers=servers,
+            downstream=downstream,
+            upstream=self._upstream,
+            replica=replica,
+        )
+        self._engine = Engine(
+            self._config,
+            self._module,
+            self._model.tables,
+            self._device,
+            around,
+            self._collectives,
+            self._loss,
+            self._prepare if self._data is not None else None,
+            self._link.send_message,
+            self._wakeup.wake,
+            self._post,
+            self._clock,
+        )
+        self._rebuild_poller()
+        self._link.send("ready", generation=generation)
+
+    def _take_stage(self, plan: PlanDocument) -> None:
+        stage = plan.stages[self._stage]
+        layers = (stage.firstLayer, stage.lastLayer)
+        if self._layers != layers:
+            self._module = self._model.layered.stage(*layers).to(self._device)
+            self._layers = layers
+            self._replica = None
+
+    def _take_replica(self, fields: dict[str, Any], rank: int, manifest: CheckpointManifest | None) -> Replica | None:
+        """Form the stage's process group and agree on the dense parameters (pools that all-reduce)."""
+        if self._collectives is None:
+            return None
+        assert self._module is not None
+        members = fields["stages"][self._stage]
+        if self._replica is None or fields["restore"] is not None:
+            optimizer = DenseOptimizer(self._config.dense_optimizer)
+            initial = self._module.initial_parameters()
+            self._replica = Replica(self._module.parameter_names, initial, optimizer, self._device)
+            if fields["restore"] is not None:
+                self._replica.version = fields["committed"]
+                if manifest is not None and self._module.parameter_names:
+                    values = read_dense(self._storage, manifest, self._module.parameter_names)
+                    self._replica.load(values, fields["committed"])
+        replica, committed = self._replica, fields["committed"]
+        self._collectives.join(fields["generation"], self._stage, rank, len(members), members[0]["store"], self._device)
+        try:
+            versions = self._collectives.gather_numbers(replica.version, rank, len(members), self._device)
+            if any(v != committed for v in versions):
+                # Newcomers take parameters and optimizer state from a survivor.
+                root = versions.index(committed)
+                flat = replica.flat_state() if rank == root else None
+                if flat is None:
+                    dtype = torch.float64 if self._config.precision == "fp64" else torch.float32
+                    flat = torch.empty(replica.state_size(), dtype=dtype, device=self._device)
+                self._collectives.broadcast(flat, root)
+                if rank != root and replica.version != committed:
+                    replica.load_flat_state(flat, committed)
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"a member of stage {self._stage} was lost while parameters were handed on: {error}"
+            ) from error
+        return replica
+
+    def _define(self, fields: dict[str, Any], rank: int) -> ServerClient:
+        """Connect to the servers; the first worker of a stage tells them tables and initial dense parameters."""
+        assert self._module is not None
+        addresses = [s["address"] for s in fields["servers"]]
+        servers = ServerClient(
+            self._context,
+            self._token,
+            self._name,
+            fields["generation"],
+            addresses,
+            np.dtype(self._config.dtype_name),
+            self._config.wire_precision,
+            dense_assignment(self._model.dense_sizes(), len(addresses)),
+        )
+        if rank == 0:
+            dense = {}
+            if self._collectives is None:
+                dense = {n: t.detach().cpu().numpy() for n, t in self._module.initial_parameters().items()}
+            servers.define(self._model.describe_tables(), dense)
+            poller = zmq.Poller()
+            for socket in servers.sockets:
+                poller.register(socket, zmq.POLLIN)
+            patience = int(self._config.hang_timeout_seconds * 1000)
+            while not any(isinstance(e, Initialised) for e in servers.poll()):
+                if not poller.poll(patience):
+                    raise TransientError("a parameter server does not answer; see its log")
+        return servers
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, step: int, mine: tuple[MicroBatch, ...], training: bool) -> Prepared:
+        """Read this worker's samples of a step and make their ids unique (runs in the feed's thread)."""
+        assert self._data is not None
+        assert self._module is not None
+        batch_size = self._config.global_batch_size
+        dataset = self._data.train if training else self._data.evaluation
+        assert dataset is not None
+        inputs, labels = [], []
+        for micro in mine:
+            if training:
+                assert self._order is not None
+                rows = self._order.rows(step, micro.start, micro.stop)
+            else:
+                rows = np.arange(step * batch_size + micro.start, step * batch_size + micro.stop)
+            arrays = dataset.batch(rows, self._module.inputs)
+            tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+            if self._config.precision == "fp64":
+                tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+            labels.append(tensors.pop("label").to(self._device))
+            inputs.append(tensors)
+        ids = [self._module.ids(tensors) for tensors in inputs]
+        block = LookupBlock(self._module.sites, self._model.tables, ids, self._unique)
+        if self._device.type != "cpu":
+            inputs = [{n: t.to(self._device) for n, t in tensors.items()} for tensors in inputs]
+        return Prepared(step, mine, inputs, labels, block)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _take_scores(self, logits: torch.Tensor, labels: torch.Tensor, loss_sum: float) -> None:
+        values = logits.numpy()
+        self._metrics.update(
+            values.reshape(-1) if values.ndim == 2 and values.shape[1] == 1 else values, labels.numpy(), loss_sum
+        )
+
+    def _evaluated(self) -> None:
+        assert self._engine is not None
+        arrays = self._metrics.to_arrays()
+        fields = {"generation": self._engine.around.generation, "names": list(arrays)}
+        self._link.send_message(Message("evaluated", fields, list(arrays.values())))
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, fields: dict[str, Any]) -> None:
+        assert self._module is not None
+        answer = {"generation": fields["generation"], "step": fields["step"], "folder": fields["folder"]}
+        if self._writer.busy:
+            self._link.send("checkpointed", **answer, error="the checkpoint before is still being written")
+            return
+        files = []
+        if self._replica is not None and self._replica.names:
+            arrays = dense_arrays(self._replica.snapshot())
+            files.append(StateFile(f"dense-stage-{self._stage}.safetensors", arrays, "dense", 1000 + self._stage))
+        buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._module.buffers().items()}
+        if self._stage == 0:
+            buffers = {**self._model.leftovers(), **buffers}
+        if buffers:
+            arrays = dense_arrays(buffers, "buffers")
+            files.append(StateFile(f"buffers-stage-{self._stage}.safetensors", arrays, "buffers", self._stage))
+        future = self._writer.write(fields["folder"], files)
+
+        def finished(done: Future[tuple[FileEntry, ...]]) -> None:
+            self._post(lambda: self._report_checkpoint(answer, done))
+
+        future.add_done_callback(finished)
+
+    def _report_checkpoint(self, answer: dict[str, Any], done: Future[tuple[FileEntry, ...]]) -> None:
+        error = done.exception()
+        if error is None:
+            self._link.send("checkpointed", **answer, entries=[asdict(e) for e in done.result()])
+        else:
+            self._link.send("checkpointed", **answer, error=str(error))
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _post(self, action: Callable[[], None]) -> None:
+        """Run something in this member's thread; may be called from any thread."""
+        self._posted.put(action)
+        self._wakeup.wake()
+
+    def _rebuild_poller(self) -> None:
+        self._poller = zmq.Poller()
+        sockets = [self._link.socket, self._wakeup.socket, self._upstream.socket]
+        if self._engine is not None:
+            sockets += self._engine.around.servers.sockets
+            if self._engine.around.downstream is not None:
+                sockets += self._engine.around.downstream.sockets
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _export_metrics(self, host: str) -> None:
+        registry = CollectorRegistry()
+        samples = Gauge("heterps_worker_samples", "Samples computed since the process started", registry=registry)
+        samples.set_function(lambda: self._samples())
+        refused = Gauge("heterps_worker_refused_messages", "Messages of generations that are over", registry=registry)
+        refused.set_function(lambda: self._upstream.refused)
+        seconds = Gauge(
+            "heterps_worker_activity_seconds", "Time spent since the process started", ["activity"], registry=registry
+        )
+
+        def totals() -> dict[str, float]:
+            """What the pulse carries; keeps this process's own endpoint fresh on the way."""
+            booked = dict(self._clock.seconds)
+            for activity, value in booked.items():
+                seconds.labels(activity).set(value)
+            return {"samples": self._samples(), **{f"seconds:{a}": v for a, v in booked.items()}}
+
+        self._link.totals = totals
+        self._metrics_port = serve_metrics(registry, host)
+
+    def _samples(self) -> float:
+        current = self._engine.samples if self._engine is not None else 0
+        return float(self._past_samples + current)
+
+
+def _allocation(fields: dict[str, Any]) -> Allocation:
+    return Allocation(fields["fromStep"], tuple(tuple(stage) for stage in fields["batches"]))

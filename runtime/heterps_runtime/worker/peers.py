@@ -1,0 +1,80 @@
+"""Connections between neighbouring stages: activations forward, gradients back, on one path per micro-batch.
+
+A worker listens for the stage before it and connects to every worker of the stage after it. Gradients return over the
+connection on which the activation came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+
+from heterps_runtime.transport import Message, connect_socket, receive, send
+
+__all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The tensor's values as an array that can be sent."""
+    return tensor.detach().cpu().numpy()
+
+
+def tensor_of(array: Array, device: torch.device) -> torch.Tensor:
+    """A tensor of its own from a received, read-only array."""
+    return torch.from_numpy(array.copy()).to(device, non_blocking=True)
+
+
+class Downstream:
+    """The workers of the next stage, for one generation."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], token: str, name: str, generation: int, addresses: Sequence[str]
+    ) -> None:
+        self.sockets = [connect_socket(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._generation = generation
+
+    def send_forward(self, worker: int, fields: dict[str, Any], arrays: list[Array]) -> None:
+        """Send the live tensors of a micro-batch to a worker of the next stage."""
+        send(self.sockets[worker], Message("forward", {"generation": self._generation, **fields}, arrays))
+
+    def poll(self) -> list[Message]:
+        """Gradients and receipts that have come back."""
+        messages = []
+        for socket in self.sockets:
+            while (received := receive(socket)) is not None:
+                if received[1].fields.get("generation") == self._generation:
+                    messages.append(received[1])
+        return messages
+
+    def close(self) -> None:
+        """Drop the connections."""
+        for socket in self.sockets:
+            socket.close(linger=0)
+
+
+class Upstream:
+    """The listening socket for the stage before; it outlives generations and refuses messages of old ones."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self.refused = 0  # messages of generations that are over
+
+    def poll(self, generation: int) -> list[tuple[bytes, Message]]:
+        """Activations of the generation in force, with the sender to whom the gradient goes back."""
+        accepted = []
+        while (received := receive(self.socket, routed=True)) is not None:
+            if received[1].fields.get("generation") == generation:
+                accepted.append(received)
+            else:
+                self.refused += 1
+        return accepted
+
+    def send_backward(self, sender: bytes, op: str, fields: dict[str, Any], arrays: list[Array]) -> None:
+        """Send gradients (or a receipt, in evaluation) back to where the activation came from."""
+        send(self.socket, Message(op, fields, arrays), sender)

@@ -1,0 +1,222 @@
+"""The worker's side of the parameter servers: pull rows and dense parameters, push gradients.
+
+One message per server and request, whatever the number of tables. Requests are answered by events, never waited for:
+a pull is sent as soon as its keys are known and its answer lies in the socket's queue when the step needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from heterps_runtime.slots import slot_map
+from heterps_runtime.store.half import Precision
+from heterps_runtime.store.half import decode as decode_wire
+from heterps_runtime.store.half import encode as encode_wire
+from heterps_runtime.store.keys import partition
+from heterps_runtime.transport import Message, connect_socket, receive, send
+
+__all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RowsArrived:
+    """All rows of one pull: per dimension, rows in the order of the keys asked for."""
+
+    request: int
+    rows: dict[int, Array]
+
+
+@dataclass(frozen=True)
+class DenseArrived:
+    """All dense parameters of one pull."""
+
+    request: int
+    values: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Every server has acknowledged this worker's gradients of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """Every server knows the tables and the dense parameters of this worker's stage."""
+
+
+@dataclass
+class _Pull:
+    dense_only: bool
+    waiting: set[int] = field(default_factory=set)
+    keys: dict[int, Array] = field(default_factory=dict)
+    orders: dict[int, list[Array]] = field(default_factory=dict)  # dim -> per server, positions of its keys
+    rows: dict[int, Array] = field(default_factory=dict)
+    dense: dict[str, Array] = field(default_factory=dict)
+
+
+class ServerClient:
+    """Connections of one worker to all parameter servers, for one generation."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        token: str,
+        name: str,
+        generation: int,
+        addresses: Sequence[str],
+        dtype: np.dtype[Any],
+        wire: Precision,
+        assignment: Mapping[str, int],
+    ) -> None:
+        self.sockets = [connect_socket(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._name = name
+        self._generation = generation
+        self._dtype = dtype
+        self._wire = wire
+        self._assignment = assignment
+        self._slots = slot_map(len(addresses))
+        self._pulls: dict[int, _Pull] = {}
+        self._pushes: dict[int, set[int]] = {}  # step -> servers that have not acknowledged
+        self._defining: set[int] = set()
+        self._next = 0
+        self.bytes_pulled = 0
+        self.bytes_pushed = 0
+
+    def close(self) -> None:
+        """Drop the connections and everything under way."""
+        for socket in self.sockets:
+            socket.close(linger=0)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def define(self, tables: list[dict[str, Any]], dense: Mapping[str, Array]) -> None:
+        """Tell every server the tables and the initial dense parameters; those who know keep what they have."""
+        self._defining = set(range(len(self.sockets)))
+        for i in range(len(self.sockets)):
+            mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
+            self._send(i, "define", {"tables": tables, "dense": list(mine)}, list(mine.values()))
+
+    def pull_rows(self, keys: Mapping[int, Array], min_version: int) -> int:
+        """Ask for rows: dim -> unique keys (U,). The answer is a `RowsArrived` with the returned number."""
+        request, pull = self._begin(dense=False)
+        pull.keys = dict(keys)
+        dims = sorted(d for d, k in keys.items() if len(k))
+        parts: list[list[Array]] = [[] for _ in self.sockets]
+        for dim in dims:
+            split = self._split(keys[dim])
+            pull.orders[dim] = split
+            for i, order in enumerate(split):
+                parts[i].append(keys[dim] if len(self.sockets) == 1 else keys[dim][order])
+        for i, arrays in enumerate(parts):
+            if any(len(a) for a in arrays):
+                pull.waiting.add(i)
+                self._send(i, "pull", {"request": request, "version": min_version, "dims": dims}, arrays)
+        return request
+
+    def pull_dense(self, names: Sequence[str], min_version: int) -> int:
+        """Ask for dense parameters; the answer is a `DenseArrived` with the returned number."""
+        request, pull = self._begin(dense=True)
+        for i in range(len(self.sockets)):
+            mine = [n for n in names if self._assignment[n] == i]
+            if mine:
+                pull.waiting.add(i)
+                self._send(i, "pull-dense", {"request": request, "version": min_version, "names": mine}, [])
+        return request
+
+    def push(self, step: int, chunks: Sequence[tuple[int, Array, Array]], dense: Mapping[str, Array]) -> None:
+        """Send the gradients of a step (sums over samples): chunks of (dim, keys (U,), gradients (U, dim)).
+
+        Every server gets a message, so that each of them knows that this worker's share is complete.
+        """
+        parts: list[list[Array]] = [[] for _ in self.sockets]
+        dims = [dim for dim, _, _ in chunks]
+        for _, keys, gradients in chunks:
+            encoded = encode_wire(gradients, self._wire).data
+            for i, order in enumerate(self._split(keys)):
+                if len(self.sockets) == 1:
+                    parts[i] += [keys, encoded]
+                else:
+                    parts[i] += [keys[order], encoded[order]]
+        self._pushes[step] = set(range(len(self.sockets)))
+        for i, arrays in enumerate(parts):
+            mine = [n for n in dense if self._assignment[n] == i]
+            arrays = arrays + [dense[n] for n in mine]
+            self._send(i, "push", {"step": step, "worker": self._name, "dims": dims, "dense": mine}, arrays)
+            self.bytes_pushed += sum(a.nbytes for a in arrays)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> list[RowsArrived | DenseArrived | Pushed | Initialised]:
+        """Everything that has been answered in full since the last call."""
+        events: list[RowsArrived | DenseArrived | Pushed | Initialised] = []
+        for request, pull in list(self._pulls.items()):
+            if not pull.waiting:  # nothing had to be asked for
+                events.append(self._finish(request, pull))
+        for i, socket in enumerate(self.sockets):
+            while (received := receive(socket)) is not None:
+                event = self._take(i, received[1])
+                if event is not None:
+                    events.append(event)
+        return events
+
+    def _take(self, server: int, message: Message) -> RowsArrived | DenseArrived | Pushed | Initialised | None:
+        fields = message.fields
+        self.bytes_pulled += sum(a.nbytes for a in message.arrays)
+        if message.op == "ack":
+            waiting = self._pushes.get(fields["step"])
+            if waiting is not None:
+                waiting.discard(server)
+                if not waiting:
+                    del self._pushes[fields["step"]]
+                    return Pushed(fields["step"])
+            return None
+        if message.op == "defined":
+            self._defining.discard(server)
+            return None if self._defining else Initialised()
+        pull = self._pulls.get(fields["request"])
+        if pull is None:
+            return None
+        pull.waiting.discard(server)
+        if message.op == "rows":
+            for dim, rows in zip(fields["dims"], message.arrays, strict=True):
+                decoded = decode_wire(rows, self._wire, self._dtype)
+                if len(self.sockets) == 1:
+                    pull.rows[dim] = decoded
+                else:
+                    target = pull.rows.get(dim)
+                    if target is None:
+                        target = pull.rows[dim] = np.empty((len(pull.keys[dim]), decoded.shape[1]), self._dtype)
+                    target[pull.orders[dim][server]] = decoded
+        elif message.op == "dense":
+            pull.dense.update(zip(fields["names"], message.arrays, strict=True))
+        return None if pull.waiting else self._finish(fields["request"], pull)
+
+    def _finish(self, request: int, pull: _Pull) -> RowsArrived | DenseArrived:
+        del self._pulls[request]
+        if pull.dense_only:
+            return DenseArrived(request, pull.dense)
+        return RowsArrived(request, pull.rows)
+
+    def _begin(self, *, dense: bool) -> tuple[int, _Pull]:
+        self._next += 1
+        pull = self._pulls[self._next] = _Pull(dense)
+        return self._next, pull
+
+    def _split(self, keys: Array) -> list[Array]:
+        if len(self.sockets) == 1:
+            return [np.empty(0, np.int32)]
+        parts = partition(keys, self._slots, len(self.sockets))
+        starts = parts.starts
+        return [parts.order[starts[i] : starts[i + 1]] for i in range(len(self.sockets))]
+
+    def _send(self, server: int, op: str, fields: dict[str, Any], arrays: list[Array]) -> None:
+        send(self.sockets[server], Message(op, {"generation": self._generation, **fields}, arrays))
