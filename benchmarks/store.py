@@ -1,8 +1,9 @@
 """How fast the storage engine is, beside numpy and torch doing the same, in one run: `python benchmarks/store.py`.
 
 One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, which is what a
-click log's batch of 4,096 samples with 26 fields comes down to. Contenders take turns. Times are CPU times of the one thread, and the best of the rounds counts:
-on a shared machine the best is what the code can do, and the median (also printed) what one got.
+click log's batch of 4,096 samples with 26 fields comes down to. Contenders take turns. Times are CPU times of the one
+thread, and the best of the rounds counts: on a shared machine the best is what the code can do, and the median (also
+printed) what one got.
 """
 
 from __future__ import annotations
