@@ -68,8 +68,6 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
      "learningRatePower is an option of ftrl only"),
     (JOB_VALUE, f"{OPTIMIZER}.sparse", {"name": "ftrl", "learningRatePower": "0"},
      {"name": "ftrl", "learningRatePower": "0.5"}, 'learningRatePower: must be 0 or less, is "0.5"'),
-    (JOB_VALUE, f"{OPTIMIZER}.sparse", {"name": "adagrad", "initialAccumulator": "0"},
-     {"name": "ftrl", "initialAccumulator": "0"}, "ftrl needs an initialAccumulator greater than 0"),
     (JOB_VALUE, f"{OPTIMIZER}.dense.learningRate", "1e-9", "0.0", 'learningRate: must be greater than 0, is "0.0"'),
     (JOB_VALUE, f"{OPTIMIZER}.sparse.learningRate", "1.5", "-1", 'learningRate: must be greater than 0, is "-1"'),
     (JOB_VALUE, f"{OPTIMIZER}.dense.beta1", "0", "1", 'beta1: must be at least 0 and less than 1, is "1"'),
