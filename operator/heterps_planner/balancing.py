@@ -88,7 +88,7 @@ def divide_optimal(workers: Sequence[Worker], total: int, quantum: int = 1) -> l
 
     Water-filling: find the least time by which all workers together can take `total`, give each what it can take by a
     time just before, then hand out the remaining quanta one by one to whoever would finish first. The greedy remainder
-    makes it exact: each quantum goes where the resulting maximum is least, which is optimal because times only grow with b.
+    makes it exact: each quantum goes where the resulting maximum is least, and times only grow with b.
 
     Args:
         workers: speeds and limits.

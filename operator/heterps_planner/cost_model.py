@@ -5,7 +5,7 @@ environments", FGCS 2023, https://arxiv.org/abs/2111.10635. Some equations are w
 function says which reading is adopted; "erratum n" is number n of ERRATA.md beside this file.
 
 Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT`
-computing and transfer seconds of one batch of `B_o` on one unit, `f` the fixed part of either, `alpha`/`beta` parallel fractions.
+computing and transfer seconds of one batch of `B_o` on one unit, `alpha`/`beta` their parallel fractions.
 
 Invariants, all of them tested:
 - A stage time is `seq + par / k`: the times of the layers of a stage add up to the same form, so prefix sums give

@@ -1,8 +1,8 @@
 """The cheapest plan over all throughputs, with a certificate: branch and bound over intervals of the throughput.
 
 Let `P(theta)` be the least price per hour of a plan that reaches at least theta. It never falls with theta, because a
-plan for a higher throughput also serves a lower one. The cost per sample of a plan with price p and throughput a is p / a,
-so every plan with a throughput in [lo, hi) costs at least `P(lo) / hi`. With U the best cost found so far:
+plan for a higher throughput also serves a lower one. A plan with price p and throughput a costs p / a per sample, so
+every plan with a throughput in [lo, hi) costs at least `P(lo) / hi`. With U the best cost found so far:
 
 1. Cut the range of reachable throughputs into intervals and bound `P(lo)` of all of them at once: first without pool
    limits (often enough), then with priced limits (`path.relax`).
