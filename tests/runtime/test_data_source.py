@@ -365,3 +365,18 @@ def test_wrong_fields_are_named(tmp_path: Path, changes: dict[str, Any], message
 def test_a_quantity_may_be_a_number_or_have_a_unit(tmp_path: Path) -> None:
     for value, expected in ((5000, 5000), ("1.5Ki", 1536), ("2M", 2_000_000), ("1Gi", 1 << 30)):
         assert make_spec(tmp_path, "train", cache={"maxBytes": value}).cache_max_bytes == expected
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_the_progress_of_csv_follows_what_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(source, "_CSV_BLOCK_BYTES", 1000)
+    text = "hour,late\n" + "".join(f"{i % 10},{i % 2}\n" for i in range(2000))  # 8,010 bytes
+    path = tmp_path / f"a.csv{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    spec = make_spec(tmp_path, path, format="csv", dense=["hour"], sparse=[])
+    batches = list(source.Source(spec, "train").batches())
+    assert sum(b.batch.num_rows for b in batches) == 2000
+    rows = np.cumsum([b.batch.num_rows for b in batches]) / 2000
+    assert np.allclose([b.fraction for b in batches], rows, atol=0.15)

@@ -18,6 +18,7 @@ because that is what tensors hold; unsigned integers of 2^63 and above are taken
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = ["MISSING_ID", "column_ids", "list_ids", "text_id"]
 Ids = npt.NDArray[np.int64]
 
 
+@lru_cache(maxsize=1 << 18)  # a column's frequent values come again in every batch; about 40 MB at most
 def text_id(value: str | bytes) -> int:
     """The signed 64-bit id of a text (as UTF-8) or of bytes."""
     data = value.encode() if isinstance(value, str) else value

@@ -45,7 +45,7 @@ class SourceBatch:
 
 
 class _Counted:
-    """A file that counts what was read, for the progress of formats that do not know their length in rows."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -63,6 +63,20 @@ class _Counted:
     def close(self) -> None:
         self.closed = True
         self._file.close()
+
+
+@dataclass(frozen=True)
+class _CsvProgress:
+    """How far a CSV file has been parsed. The parser reads ahead, so what was read says little by itself."""
+
+    stored: _Counted  # the file
+    plain: _Counted  # what was unpacked from it; the same if it is not compressed
+    size: int  # bytes of the file
+
+    def fraction(self, blocks: int) -> float:
+        """The fraction of the file in the first `blocks` blocks, supposing that it compresses evenly."""
+        packed = blocks * _CSV_BLOCK_BYTES * self.stored.count / max(1, self.plain.count)
+        return min(1.0, packed / max(1, self.size))
 
 
 class Source:
@@ -204,13 +218,13 @@ class Source:
                     for start in range(0, batch.num_rows, BATCH_ROWS):  # a batch may be the whole file
                         yield batch.select(columns).slice(start, BATCH_ROWS), fraction
         else:
-            reader, counted = self._open_csv(file, self._csv_types)
+            reader, progress = self._open_csv(file, self._csv_types)
             with reader:
-                for batch in reader:
+                for block, batch in enumerate(reader):
                     chosen = batch.select(columns)
                     if self.spec.format == "criteo-tsv":
                         chosen = missing_as_zero(chosen, self.spec.dense)
-                    yield chosen, counted.count / max(1, file.size)
+                    yield chosen, progress.fraction(block + 1)
 
     def _open_arrow(self, file: SourceFile) -> Any:
         """Open the file format of Arrow IPC (also Feather), or else its stream format."""
@@ -221,12 +235,14 @@ class Source:
             stored.seek(0)
             return pa.ipc.open_stream(stored)
 
-    def _open_csv(self, file: SourceFile, types: Mapping[str, Any]) -> tuple[Any, _Counted]:
-        counted = _Counted(self.filesystem.open_input_stream(file.path, compression=None))
-        stream: Any = pa.PythonFile(counted, mode="r")
+    def _open_csv(self, file: SourceFile, types: Mapping[str, Any]) -> tuple[Any, _CsvProgress]:
+        stored = _Counted(self.filesystem.open_input_stream(file.path, compression=None))
+        stream: Any = pa.PythonFile(stored, mode="r")
         codec = next((c for suffix, c in _CODECS.items() if file.path.endswith(suffix)), None)
+        plain = stored
         if codec is not None:
-            stream = pa.CompressedInputStream(stream, codec)
+            plain = _Counted(pa.CompressedInputStream(stream, codec))
+            stream = pa.PythonFile(plain, mode="r")
         if self.spec.format == "criteo-tsv":
             names = [CRITEO_LABEL, *CRITEO_DENSE, *CRITEO_SPARSE]
             read = pa.csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK_BYTES)
@@ -237,7 +253,8 @@ class Source:
             read = pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
             parse = pa.csv.ParseOptions()
             convert = pa.csv.ConvertOptions(column_types=dict(types))
-        return pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert), counted
+        reader = pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
+        return reader, _CsvProgress(stored, plain, file.size)
 
 
 _CODECS: dict[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
