@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -171,5 +170,4 @@ def test_options_of_optimizers_are_those_of_the_schema(kind: str, options: dict[
 
 def test_the_files_are_found_in_a_checkout() -> None:
     assert {file.name for file in crd_folder().iterdir()} == {file.name for file in FILES}
-    assert not (resources.files("heterps_operator") / "crds").is_dir()
     assert set(load_schemas()) == {"HeterPSJob", "NodePool"}

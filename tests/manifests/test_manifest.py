@@ -14,6 +14,7 @@ from heterps_operator.schema import load_schemas
 from tests.manifests.samples import CPU, FILE, GPU, JOB, changed, dumped, parsed
 
 FIXTURES = Path(__file__).parent / "fixtures"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flights" / "job.yaml"
 
 
 def loaded(folder: Path, text: str = FILE) -> Manifest:
@@ -176,3 +177,9 @@ def test_the_largest_job_is_checked_too(tmp_path: Path) -> None:
     job = changed(job, "spec.scheduling.stages", [{"pool": f"p{63 - i}", "lastLayer": f"l{i}"} for i in range(64)])
     job = changed(job, "spec.data.sparse", [f"c{i}" for i in range(1024)])
     assert len(loaded(tmp_path, dumped(*pools, job)).pools) == 64
+
+
+def test_the_example_is_valid() -> None:
+    manifest = load_manifest(EXAMPLE)
+    assert [pool["metadata"]["name"] for pool in manifest.pools] == ["cpu", "accelerator"]
+    assert manifest.job["spec"]["data"]["train"] == str(EXAMPLE.parent / "data" / "train")
