@@ -125,36 +125,48 @@ def test_the_manifest_gives_decimal_strings_and_torch_gives_defaults() -> None:
 @pytest.mark.parametrize(
     ("parser", "manifest", "message"),
     [
-        (SparseOptimizer, {"name": "lion", "learningRate": "1"}, "sparseOptimizer.name: 'lion' is unknown, use one of"),
-        (SparseOptimizer, {"learningRate": "1"}, "sparseOptimizer.name: '' is unknown"),
+        (
+            SparseOptimizer,
+            {"name": "lion", "learningRate": "1"},
+            "training.optimizer.sparse.name: 'lion' is unknown, use one of",
+        ),
+        (SparseOptimizer, {"learningRate": "1"}, "training.optimizer.sparse.name: '' is unknown"),
         (
             DenseOptimizer,
             {"name": "ftrl", "learningRate": "1"},
-            "denseOptimizer.name: 'ftrl' is unknown, use one of sgd",
+            "training.optimizer.dense.name: 'ftrl' is unknown, use one of sgd",
         ),
-        (SparseOptimizer, {"name": "sgd"}, "sparseOptimizer.learningRate: must be given"),
+        (SparseOptimizer, {"name": "sgd"}, "training.optimizer.sparse.learningRate: must be given"),
         (
             SparseOptimizer,
             {"name": "sgd", "learningRate": "1", "momentum": "0.9"},
-            "sparseOptimizer.momentum: 'sgd' has no",
+            "training.optimizer.sparse.momentum: 'sgd' has no",
         ),
         (
             SparseOptimizer,
             {"name": "adam", "learningRate": "1", "weightDecay": "0"},
-            "sparseOptimizer.weightDecay: 'adam'",
+            "training.optimizer.sparse.weightDecay: 'adam'",
         ),
         (
             SparseOptimizer,
             {"name": "sgd", "learningRate": "fast"},
-            "sparseOptimizer.learningRate: 'fast' is not a number",
+            "training.optimizer.sparse.learningRate: 'fast' is not a number",
         ),
         (
             SparseOptimizer,
             {"name": "sgd", "learningRate": "0"},
-            "sparseOptimizer.learningRate: must be finite, > 0, is 0",
+            "training.optimizer.sparse.learningRate: must be finite, > 0, is 0",
         ),
-        (SparseOptimizer, {"name": "sgd", "learningRate": "nan"}, "sparseOptimizer.learningRate: must be finite"),
-        (SparseOptimizer, {"name": "sgd", "learningRate": "inf"}, "sparseOptimizer.learningRate: must be finite"),
+        (
+            SparseOptimizer,
+            {"name": "sgd", "learningRate": "nan"},
+            "training.optimizer.sparse.learningRate: must be finite",
+        ),
+        (
+            SparseOptimizer,
+            {"name": "sgd", "learningRate": "inf"},
+            "training.optimizer.sparse.learningRate: must be finite",
+        ),
         (
             SparseOptimizer,
             {"name": "adam", "learningRate": "1", "beta1": "1"},
@@ -163,7 +175,7 @@ def test_the_manifest_gives_decimal_strings_and_torch_gives_defaults() -> None:
         (
             SparseOptimizer,
             {"name": "ftrl", "learningRate": "1", "l1": "-1"},
-            "sparseOptimizer.l1: must be finite, >= 0",
+            "training.optimizer.sparse.l1: must be finite, >= 0",
         ),
         (
             SparseOptimizer,

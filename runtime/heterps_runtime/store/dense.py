@@ -185,8 +185,9 @@ def _adagrad(values: AnyFloats, sums: AnyFloats, grads: AnyFloats, numbers: AnyF
     for i in range(values.size):
         g = grads[i] * scale + decay * values[i]
         sums[i] += g * g
-        if g != 0:  # with epsilon = 0, an element without gradient is 0 / 0
-            values[i] -= rate * g / (np.sqrt(sums[i]) + epsilon)
+        root = np.sqrt(sums[i]) + epsilon
+        if root > 0:  # with epsilon = 0, an element that never had a gradient is 0 / 0
+            values[i] -= rate * g / root
 
 
 @kernel

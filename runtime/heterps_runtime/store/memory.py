@@ -8,6 +8,7 @@ that no row has used yet cost no memory.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ class Slab:
 
     def _over_map(self, capacity: int) -> NDArray[Any]:
         if len(self._map) >= _HUGE_PAGES_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)  # rows are hit at random: fewer, larger pages spare TLB misses
+            with suppress(OSError):  # a kernel without huge pages refuses
+                # Rows are hit at random: fewer, larger pages spare misses of the address cache.
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         count = capacity * int(np.prod(self._row_shape, dtype=np.int64))
         return np.frombuffer(self._map, self._dtype, count).reshape(capacity, *self._row_shape)

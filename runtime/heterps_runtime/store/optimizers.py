@@ -90,22 +90,24 @@ class _Optimizer:
     def _parse(cls, value: Mapping[str, Any], catalogue: Mapping[str, Mapping[str, _Option]], kind: str) -> Any:
         name = value.get("name", "")
         if name not in catalogue:
-            raise ValueError(f"{kind}Optimizer.name: {name!r} is unknown, use one of {', '.join(catalogue)}")
+            raise ValueError(f"training.optimizer.{kind}.name: {name!r} is unknown, use one of {', '.join(catalogue)}")
         known = catalogue[name]
         for option in value:
             if option != "name" and option not in known:
-                raise ValueError(f"{kind}Optimizer.{option}: {name!r} has no such option, it has {', '.join(known)}")
+                raise ValueError(
+                    f"training.optimizer.{kind}.{option}: {name!r} has no such option, it has {', '.join(known)}"
+                )
         options: dict[str, float] = {}
         for option, rule in known.items():
             given = value.get(option, rule.default)
             if given is None:
-                raise ValueError(f"{kind}Optimizer.{option}: must be given")
+                raise ValueError(f"training.optimizer.{kind}.{option}: must be given")
             try:
                 options[option] = float(given)
             except (TypeError, ValueError):
-                raise ValueError(f"{kind}Optimizer.{option}: {given!r} is not a number") from None
+                raise ValueError(f"training.optimizer.{kind}.{option}: {given!r} is not a number") from None
             if problem := rule.check(options[option]):
-                raise ValueError(f"{kind}Optimizer.{option}: {problem}")
+                raise ValueError(f"training.optimizer.{kind}.{option}: {problem}")
         return cls(name, options)
 
     def adam_step_size(self, step: int) -> tuple[float, float]:
@@ -221,8 +223,9 @@ def _adagrad(rows: AnyFloats, sums: AnyFloats, touched: Int32s, grads: AnyFloats
             g = grads[i, j] * scale
             total = sums[r, j] + g * g
             sums[r, j] = total
-            if g != 0:  # with epsilon = 0, an element without gradient is 0 / 0
-                rows[r, j] -= rate * g / (np.sqrt(total) + epsilon)
+            root = np.sqrt(total) + epsilon
+            if root > 0:  # with epsilon = 0, an element that never had a gradient is 0 / 0
+                rows[r, j] -= rate * g / root
 
 
 def _rowwise_adagrad(rows: AnyFloats, sums: AnyFloats, touched: Int32s, grads: AnyFloats, numbers: AnyFloats) -> None:
@@ -237,10 +240,11 @@ def _rowwise_adagrad(rows: AnyFloats, sums: AnyFloats, touched: Int32s, grads: A
         for j in range(dim):
             g = grads[i, j] * scale
             squares += g * g
-        if squares > 0:
-            total = sums[r, 0] + squares / rows.dtype.type(dim)
-            sums[r, 0] = total
-            factor = rate / (np.sqrt(total) + epsilon) * scale
+        total = sums[r, 0] + squares / rows.dtype.type(dim)
+        sums[r, 0] = total
+        root = np.sqrt(total) + epsilon
+        if root > 0:
+            factor = rate / root * scale
             for j in range(dim):
                 rows[r, j] -= factor * grads[i, j]
 
