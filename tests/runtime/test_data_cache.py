@@ -205,8 +205,10 @@ def test_the_least_recently_used_data_set_makes_room(tmp_path: Path) -> None:
     specs = [fixed_spec(tmp_path, rows=rows, cache=limit) for rows in (1000, 999, 998)]
     for spec in specs[:2]:
         open_dataset(spec, "train")
-    old, recent = sorted(folders(specs[0]), key=lambda f: -json.loads((f / "meta.json").read_text())["rows"])
-    os.utime(old, ns=(1, 1))
+    recent, old = sorted(folders(specs[0]), key=lambda f: -json.loads((f / "meta.json").read_text())["rows"])
+    os.utime(recent, ns=(1, 1))
+    os.utime(old, ns=(2, 2))
+    open_dataset(specs[0], "train")  # opening is using: the first data set is the more recent one from now on
     _, messages = opened(specs[2])
     assert f"removed the data set {old.name} from the cache" in messages
     assert recent in folders(specs[0])

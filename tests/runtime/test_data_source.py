@@ -266,6 +266,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
         (BINARY, [0.0, 0.5, 1.0], ["must be 0 or 1", "is 0.5 in row 2 of"]),
         (BINARY, [0, None, 1], ["must be 0 or 1", "is missing (null) in row 2 of"]),
         (CLASSES, [3, -1, 0], ["must be a class number 0, 1, 2, ... for this loss", "is -1 in row 2 of"]),
+        (CLASSES, [0, 2**53, 0], ["must be a class number", "is 9007199254740992 in row 2 of"]),
         (CLASSES, [3.0, 1.5, 0.0], ["must be a class number", "is 1.5 in row 2 of"]),
         (NUMBERS, [3.0, float("nan"), 0.0], ["must be a finite number", "is nan in row 2 of"]),
     ],
