@@ -96,7 +96,7 @@ def shadow_prices(
         group = groups.pop()
         wider = segments.limit_T.copy()
         wider[group] += 1
-        found = minimise(replace(segments, limit_T=wider), rate=rate, should_stop=should_stop)
+        found = minimise(replace(segments, limit_T=wider), rate=rate, should_stop=should_stop, any_plan=len(group) > 1)
         if found.choice is None:
             continue
         if len(group) == 1:

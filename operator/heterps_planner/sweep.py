@@ -60,11 +60,14 @@ class SweepResult:
 class _Sweep:
     """State of one minimisation."""
 
-    def __init__(self, segments: Segments, rate: float, eps: float, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, segments: Segments, rate: float, eps: float, should_stop: Callable[[], bool], any_plan: bool = False
+    ) -> None:
         self.segments = segments
         self.price = search_prices(segments)
         self.should_stop = should_stop
         self.eps = eps
+        self.any_plan = any_plan
         self.result = SweepResult(None, rate, math.inf, True)
         self.multipliers: list[tuple[float, FloatArray]] = []  # (throughput, multipliers that are good there)
         self.tracked: set[int] = set()
@@ -83,6 +86,8 @@ class _Sweep:
         if price <= self.ceiling and price / throughput < self.result.rate:
             self.result.rate = price / throughput
             self.result.choice = Choice(tuple(stages), pods, servers, throughput, price)
+            if self.any_plan:
+                self.eps = math.inf  # closes all intervals
         return price, throughput
 
     def closes(self, rate: float) -> bool:
@@ -262,6 +267,7 @@ def minimise(
     eps: float = 0.0,
     rate: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
+    any_plan: bool = False,
 ) -> SweepResult:
     """Find the cheapest plan per sample that meets the floor, the limits and the ceiling.
 
@@ -270,9 +276,11 @@ def minimise(
         eps: relative gap with which the search may end; 0 asks for the optimum.
         rate: only plans that cost less than this are of interest, dollars per hour and (sample per second).
         should_stop: asked now and then; when it returns True, the best plan so far is returned with its bound.
+        any_plan: end with the first plan that costs less than `rate`; the bound then means nothing.
     """
     highest = fastest_bound(segments) * (1 + FLOOR_TOLERANCE)
-    return _Sweep(segments, rate, eps, should_stop).run(lowest_throughput(segments, segments.floor), highest)
+    sweep = _Sweep(segments, rate, eps, should_stop, any_plan)
+    return sweep.run(lowest_throughput(segments, segments.floor), highest)
 
 
 def cheapest_at(segments: Segments, throughput: float, should_stop: Callable[[], bool] = lambda: False) -> SweepResult:

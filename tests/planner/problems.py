@@ -49,7 +49,7 @@ def random_problem(
     for i in range(num_layers):
         base = float(10 ** rng.uniform(-2, 0))
         favourite = i % num_pools  # of a specialised model, so that stages alternate and share the pools' limits
-        times = {}
+        times: dict[str, LayerTimes] = {}
         for t, pool in enumerate(pools):
             if holes and num_pools > 1 and rng.random() < 0.3 and (times or t < num_pools - 1):
                 continue

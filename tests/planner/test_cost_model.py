@@ -207,7 +207,7 @@ def test_erratum_8_the_cheapest_provision_may_lie_above_the_floor() -> None:
     problem = Problem(
         1,
         3600.0,
-        (Pool("p", "GPU", 1.0, 10), Pool("q", "CPU", 0.1, 100)),
+        (Pool("p", "GPU", 1.0, 1), Pool("q", "CPU", 0.1, 100)),
         (Layer("a", {"p": a}), Layer("b", {"q": b})),
         1000.0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_the_frontier_rises_and_holds_the_cheapest_plan_between_its_ends(seed: i
         assert points == []
         return
     assert 1 <= len(points) <= 12
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in itertools.pairwise(points):
         assert after.throughput > before.throughput
         assert after.cost_per_hour > before.cost_per_hour
     assert points[0].throughput >= problem.min_samples_per_second * (1 - 2e-9)

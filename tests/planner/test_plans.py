@@ -49,9 +49,8 @@ def test_a_plan_has_the_documented_json() -> None:
         "version", "method", "feasible", "seconds", "stages", "parameterServer", "throughput", "costPerHour", "cost",
         "lowerBound", "gap", "optimal", "bindingLimits", "shadowPrices",
     ]  # fmt: skip
-    assert value["stages"][0] == {
-        "name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 0, "layers": ["embedding"], "units": 2, "pods": 2,
-    }  # fmt: skip
+    stage = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 0, "layers": ["embedding"]}
+    assert value["stages"][0] == stage | {"units": 2, "pods": 2}
     assert value["parameterServer"] == {"pool": "cpu", "replicas": 1, "units": 1}
     assert value["feasible"] is True
     assert value["optimal"] is True
