@@ -2,8 +2,8 @@
 
     python benchmarks/planner_speed.py [--problems 200] [--large 20] [--output table|json]
 
-The problems have one CPU pool and T - 1 accelerator pools of random speed, price and limit; layers differ in how much an
-accelerator helps, and the floor is drawn between 10 % and 100 % of the highest throughput that the limits allow, so
+The problems have one CPU pool and T - 1 accelerator pools of random speed, price and limit; layers differ in how much
+an accelerator helps, and the floor is drawn between 10 % and 100 % of the highest throughput that the limits allow, so
 that some limits bind. `search` is the optimum with its certificate, `plan` adds the exact shadow prices.
 """
 

@@ -14,7 +14,7 @@ import numpy as np
 from heterps_planner.cost_model import FloatArray, Segments
 from heterps_planner.points import Choice, fastest_bound
 from heterps_planner.provisioning import fastest_provision, schedule_of
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.sweep import Multipliers, cheapest_at, minimise
 
 __all__ = ["fastest", "limiting_pools", "shadow_prices"]
 
@@ -91,12 +91,20 @@ def shadow_prices(
         should_stop: when it returns True the pools not yet examined are left at 0.
     """
     result = np.zeros(segments.num_pools)
+    multipliers: Multipliers = []
     groups = [list(range(segments.num_pools))]
     while groups and not should_stop():
         group = groups.pop()
         wider = segments.limit_T.copy()
         wider[group] += 1
-        found = minimise(replace(segments, limit_T=wider), rate=rate, should_stop=should_stop, any_plan=len(group) > 1)
+        found = minimise(
+            replace(segments, limit_T=wider),
+            rate=rate,
+            should_stop=should_stop,
+            any_plan=len(group) > 1,
+            multipliers=multipliers,
+        )
+        multipliers = found.multipliers
         if found.choice is None:
             continue
         if len(group) == 1:

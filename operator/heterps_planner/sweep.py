@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,6 +41,7 @@ _SUBGRADIENT_STEPS = 20
 _SUBGRADIENT_ROWS = 4  # throughputs at which multipliers are sought; the others borrow them
 _MANY_LABELS = 600  # a search longer than this asks for better multipliers before the next one
 
+Multipliers = list[tuple[float, FloatArray]]  # (throughput, multipliers that are good there)
 Interval = tuple[float, float, float]  # lo, hi, bound on the price per hour from lo on
 
 
@@ -55,6 +56,7 @@ class SweepResult:
     limits_mattered: bool = False  # some relaxed plan was ruled out by a pool limit only
     num_points: int = 0  # throughputs examined
     num_labels: int = 0
+    multipliers: Multipliers = field(default_factory=list)  # can start the search of a similar problem
 
 
 class _Sweep:
@@ -69,7 +71,7 @@ class _Sweep:
         self.eps = eps
         self.any_plan = any_plan
         self.result = SweepResult(None, rate, math.inf, True)
-        self.multipliers: list[tuple[float, FloatArray]] = []  # (throughput, multipliers that are good there)
+        self.multipliers = self.result.multipliers
         self.tracked: set[int] = set()
         # No plan within the limits costs more than all units together.
         self.ceiling = min(segments.ceiling, float(self.price @ segments.limit_T)) * (1 + FLOOR_TOLERANCE)
@@ -268,6 +270,7 @@ def minimise(
     rate: float = math.inf,
     should_stop: Callable[[], bool] = lambda: False,
     any_plan: bool = False,
+    multipliers: Multipliers | None = None,
 ) -> SweepResult:
     """Find the cheapest plan per sample that meets the floor, the limits and the ceiling.
 
@@ -277,9 +280,11 @@ def minimise(
         rate: only plans that cost less than this are of interest, dollars per hour and (sample per second).
         should_stop: asked now and then; when it returns True, the best plan so far is returned with its bound.
         any_plan: end with the first plan that costs less than `rate`; the bound then means nothing.
+        multipliers: those of a similar problem, to begin with.
     """
     highest = fastest_bound(segments) * (1 + FLOOR_TOLERANCE)
     sweep = _Sweep(segments, rate, eps, should_stop, any_plan)
+    sweep.multipliers.extend(multipliers or ())
     return sweep.run(lowest_throughput(segments, segments.floor), highest)
 
 
