@@ -2,7 +2,7 @@
 
 The policy is `heterps_planner.balancing.BatchController`, which learns the workers' speeds from one observation after
 the other. `reconcile` must be a function of values, so the status keeps the last observations and the controller is
-made from them anew: that costs microseconds, survives a restart, and needs no hidden state.
+made from them anew: that costs milliseconds, survives a restart, and needs no hidden state.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def rebalance(
     batches = [[member.batch_size for member in stage] for stage in stages]
     if any(sum(stage) != job.global_batch_size for stage in batches):
         return status, ()
-    now_seen = {
-        m.name: (m.batch_size, m.compute_seconds) for stage in stages if len(stage or ()) > 1 for m in stage or ()
-    }
+    shared = [member for stage in stages if len(stage) > 1 for member in stage]
+    now_seen = {member.name: (member.batch_size, member.compute_seconds) for member in shared}
     if not now_seen or any(seconds <= 0 for _, seconds in now_seen.values()):
         return status, ()
     history = (*status.observations, now_seen)[-_KEPT_OBSERVATIONS:]

@@ -83,7 +83,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = ending.wind_down(job, observed, status)
     status = _observe_members(job, observed, status)
-    return Decision(status, actions, events + _news(before, status, observed))
+    status, resumed = _observe_resume(observed, status)
+    return Decision(status, actions, events + resumed + _news(before, status, observed))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -254,6 +255,18 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
     return status
 
 
+def _observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Say once per incarnation from which step training goes on; the rest of it may pass between two looks."""
+    view = observed.coordinator
+    if view is None or view.phase in (JobPhase.PROFILING, JobPhase.STARTING):
+        return status, ()
+    step = view.document.get("resumedFromStep")
+    if step is None or status.resumed_incarnation >= status.incarnation:
+        return status, ()
+    event = Event("Normal", "Resumed", f"resuming from step {step} of {view.total_steps}", observed.time)
+    return replace(status, resumed_incarnation=status.incarnation), (event,)
+
+
 def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
     """Events for the conditions that changed with this decision."""
     events = []
@@ -267,10 +280,4 @@ def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...
             events.append(Event("Warning" if bad else "Normal", new.reason, new.message, observed.time))
     if after.phase == "Profiling" and before.phase != "Profiling":
         events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
-    view = observed.coordinator
-    if after.phase == "Running" and before.phase != "Running" and view is not None:
-        resumed = view.document.get("resumedFromStep")
-        if resumed is not None:
-            text = f"resuming from step {resumed} of {view.total_steps}"
-            events.append(Event("Normal", "Resumed", text, observed.time))
     return tuple(events)

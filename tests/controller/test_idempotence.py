@@ -1,0 +1,108 @@
+"""Whatever happens in whatever order: decisions come to rest, and every job that is asked to end does."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heterps_operator.status import FINAL_PHASES, Status
+from tests.controller.world import MEMBERS, PLAN, World
+
+NAMES = ("coordinator", "profile-cpu", "profile-gpu", *MEMBERS)
+EVENTS = st.one_of(
+    st.tuples(st.just("end"), st.sampled_from(NAMES), st.sampled_from([0, 1, 2, 130, -9, -15])),
+    st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 5.0, 30.0, 150.0])),
+    st.tuples(st.just("phase"), st.sampled_from(["Training", "Evaluating", "Succeeded", "Stopped", "Failed"])),
+    st.tuples(st.just("proceed")),
+    st.tuples(st.just("silence"), st.booleans()),
+    st.tuples(st.just("stop")),
+    st.tuples(st.just("infeasible")),
+)
+
+
+def happen(world: World, event: tuple[object, ...]) -> None:
+    """Let something happen, if it can."""
+    match event:
+        case ("end", str(name), int(code)) if name in world.running():
+            world.end(name, code)
+        case ("pass", float(seconds)):
+            world.time += seconds
+        case ("phase", str(phase)) if world.document is not None and world.document["members"]:
+            world.set_phase(phase, committedSteps=world.document["committedSteps"] + 5)
+        case ("silence", bool(silent)):
+            world.answers = not silent
+        case ("stop",):
+            world.stop_requested = True
+        case ("infeasible",) if world.planning:
+            world.answer({"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "too slow"})
+        case ("proceed",):
+            proceed(world)
+
+
+def proceed(world: World) -> None:
+    """What a healthy world does next."""
+    if "coordinator" in world.running() and world.document is None:
+        world.listen()
+    elif world.planning:
+        world.answer(PLAN)
+    elif world.document is not None:
+        for pool in ("cpu", "gpu"):
+            if f"profile-{pool}" in world.running() and pool not in world.profiles:
+                world.deliver(pool)
+                return
+        for name in MEMBERS:
+            if name in world.running() and world.document["members"]:
+                world.join(name)
+        if world.document["members"] and all(m["state"] == "ready" for m in world.document["members"]):
+            world.set_phase("Training" if world.document["phase"] == "Starting" else world.document["phase"])
+
+
+def obey(world: World) -> None:
+    """Everybody who was told to end does, and time passes."""
+    for name, process in list(world.processes.items()):
+        told = process.stopping or (name == "coordinator" and "shutdown" in world.accepted)
+        if process.running and told:
+            world.end(name, -15)
+    world.time += 20
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(EVENTS, max_size=25))
+def test_decisions_come_to_rest_after_every_event_and_a_stop_always_ends(events: list[tuple[object, ...]]) -> None:
+    world = World()
+    world.settle()  # asserts that another look does nothing, and that no process is started or ended twice
+    for event in events:
+        happen(world, event)
+        world.settle()
+        assert Status.from_json(world.status.to_json()) == world.status
+        assert world.status.failures <= world.job.run_policy.backoff_limit + 1
+    world.stop_requested = True
+    for _ in range(30):
+        world.settle()
+        obey(world)
+    world.settle()
+    assert world.status.phase in FINAL_PHASES
+    assert world.running() == set()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(EVENTS, max_size=25))
+def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[object, ...]]) -> None:
+    world = World()
+    world.settle()
+    for event in events:
+        if event[0] in ("end", "pass") and event[-1] != 2:
+            happen(world, event)
+            world.settle()
+        proceed(world)
+        world.settle()
+    for _ in range(40):
+        if world.status.failure is not None:
+            assert world.status.failure.reason in ("BackoffLimitExceeded", "StartDeadlineExceeded")
+            return
+        proceed(world)
+        world.settle()
+        obey(world)
+        if world.status.phase == "Running":
+            return
+    raise AssertionError(f"is still {world.status.phase}")
