@@ -27,6 +27,7 @@ class PoolConfig:
     device_type: Literal["CPU", "GPU", "XPU"]
     torch_device: str  # cpu | cuda | xpu | auto
     units_per_pod: int
+    max_units: int | None = None  # None: no limit is known
 
     @property
     def all_reduces(self) -> bool:
@@ -144,6 +145,7 @@ class RunConfig:
                     pool["spec"]["deviceType"],
                     pool["spec"].get("torchDevice", "auto"),
                     pool["spec"].get("unitsPerPod", 1),
+                    pool["spec"].get("maxUnits"),
                 )
                 for pool in document["pools"]
             },

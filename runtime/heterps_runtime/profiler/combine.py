@@ -1,0 +1,167 @@
+"""From measured times to a pool's profile; pure arithmetic, explained in docs/profiling.md.
+
+Symbols: B samples of a whole batch, k workers, F and P fixed and per-batch seconds of the workers' own work, S seconds
+at the parameter server, O overhead of a stage, T(k) seconds of a whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heterps_runtime.profiler.readings import Line, Reading, fit_line
+from heterps_runtime.profiler.rehearsal import Whole
+
+__all__ = ["NOISY", "LayerFacts", "Measured", "combine", "is_noisy"]
+
+_LEAST_SECONDS = 1e-9  # a layer that costs nothing still has to be a positive number
+NOISY = 0.05  # relative spread from which a number is measured again, and then warned of
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """Everything measured about one layer."""
+
+    name: str
+    kind: str
+    input_bytes: float  # per sample
+    weight_bytes: float
+    busy: Mapping[int, Reading]  # size -> the worker's own work
+    rows: Mapping[int, Reading]  # size -> embedding rows at the server
+    dense: Reading  # dense parameters of a whole batch
+    transfer: Mapping[int, Reading]  # size of a micro-batch -> there and back; empty for the last layer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pool's measurements."""
+
+    batch_size: int
+    micro_batches: int
+    layers: Sequence[LayerFacts]
+    alone: Whole
+    together: Whole | None  # two workers; None: there is room for one only
+
+
+def combine(measured: Measured) -> dict[str, Any]:
+    """The profile's numbers: `batchSize`, `layers`, `stage`, `calibration` and `warnings`."""
+    batch, alone, together = measured.batch_size, measured.alone, measured.together
+    lines = [fit_line({n: r.seconds for n, r in layer.busy.items()}) for layer in measured.layers]
+    # 1. Layer by layer, a step has more clock marks and fewer cache hits: scale to what the worker really takes.
+    separate = sum(line.at(batch) for line in lines)
+    scale = alone.busy.seconds / separate
+    lines = [Line(line.fixed * scale, line.per_sample * scale) for line in lines]
+    fixed, parallel = sum(line.fixed for line in lines), sum(line.per_sample * batch for line in lines)
+    # 2. What is left of a step is the servers' work, as far as the worker waits for it, and the stage's overhead.
+    rest = max(alone.step.seconds - alone.busy.seconds, 0.0)
+    row_seconds = [layer.rows[batch].seconds for layer in measured.layers]
+    dense_seconds = [layer.dense.seconds for layer in measured.layers]
+    served = sum(row_seconds) + sum(dense_seconds)
+    waited = min(1.0, rest / served) if served > 0 else 0.0
+    overhead = rest - waited * served
+    # 3. Two workers say how much of it all is shared out among them.
+    alpha, overhead_fixed = 1.0, overhead
+    if together is not None:
+        alpha, overhead_fixed = _parallel(together, fixed, parallel, waited * served, overhead)
+    layers = []
+    for layer, line, rows, dense in zip(measured.layers, lines, row_seconds, dense_seconds, strict=True):
+        own, at_server = line.per_sample * batch, waited * rows
+        own_fixed = line.fixed + waited * dense
+        entry = {
+            "name": layer.name,
+            "kind": layer.kind,
+            "inputBytes": layer.input_bytes,
+            "weightBytes": layer.weight_bytes,
+            "computeSeconds": max(own_fixed + own + at_server, _LEAST_SECONDS),
+            "computeFixedSeconds": own_fixed,
+            "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,
+            "spread": layer.busy[batch].spread,
+        }
+        layers.append(entry | _transfer(layer, batch, measured.micro_batches))
+    separate_step = separate + served
+    return {
+        "batchSize": batch,
+        "layers": layers,
+        "stage": {
+            "stageSeconds": overhead,
+            "stageFixedSeconds": overhead_fixed,
+            "stageParallelFraction": 1.0 if overhead > overhead_fixed else 0.0,
+        },
+        "calibration": {
+            "stepSeconds": alone.step.seconds,
+            "stepSpread": alone.step.spread,
+            "busySeconds": alone.busy.seconds,
+            "separateLayersSeconds": separate,
+            "separateServerSeconds": served,
+            "scale": scale,
+            "residual": (alone.step.seconds - separate_step) / alone.step.seconds,
+            "activities": alone.activities,
+            "steps": alone.steps,
+            "twoWorkers": None
+            if together is None
+            else {
+                "stepSeconds": together.step.seconds,
+                "stepSpread": together.step.spread,
+                "busySeconds": together.busy.seconds,
+                "activities": together.activities,
+                "steps": together.steps,
+            },
+        },
+        "warnings": _warnings(measured),
+    }
+
+
+def _parallel(together: Whole, fixed: float, parallel: float, served: float, overhead: float) -> tuple[float, float]:
+    """Alpha of the workers' own work, and the fixed part of the overhead, from a step of two workers.
+
+    T(2) = F + P (1 - alpha / 2) + S + O(2), with O(2) what two workers spend beside their own work and the servers'.
+    """
+    step, busy = together.step.seconds, together.busy.seconds
+    second = max(step - busy - served, 0.0)
+    overhead_fixed = min(max(2 * second - overhead, 0.0), overhead)
+    modelled = overhead_fixed + (overhead - overhead_fixed) / 2
+    alpha = 2 * (1 - (step - fixed - served - modelled) / parallel) if parallel > 0 else 1.0
+    return min(max(alpha, 0.0), 1.0), overhead_fixed
+
+
+def _transfer(layer: LayerFacts, batch: int, micro_batches: int) -> dict[str, float]:
+    if not layer.transfer:
+        return {"transferSeconds": 0.0, "transferFixedSeconds": 0.0, "transferParallelFraction": 0.0}
+    line = fit_line({n: r.seconds for n, r in layer.transfer.items()})
+    fixed = line.fixed * micro_batches
+    # Each worker has a connection of its own, so what grows with the batch is shared out.
+    return {
+        "transferSeconds": fixed + line.per_sample * batch,
+        "transferFixedSeconds": fixed,
+        "transferParallelFraction": 1.0,
+    }
+
+
+def _warnings(measured: Measured) -> list[str]:
+    found = []
+    batch, alone, together = measured.batch_size, measured.alone, measured.together
+    for whole in (w for w in (alone, together) if w is not None):
+        if whole.step.spread >= 2 * NOISY:
+            found.append(
+                f"steps of {whole.workers} worker(s) vary by {whole.step.spread:.0%} (interquartile range / median): "
+                "something else uses this machine"
+            )
+    whole_step = sum(layer.busy[batch].seconds for layer in measured.layers)
+    for layer in measured.layers:
+        reading = layer.busy[batch]
+        if is_noisy(reading, whole_step):
+            found.append(f"layer {layer.name!r} varies by {reading.spread:.0%} even when measured again")
+    if together is None:
+        found.append("only one worker could be measured: how layers scale is taken from the batch sizes alone")
+    elif together.step.seconds > 0.97 * alone.step.seconds:
+        found.append(
+            f"two workers take {together.step.seconds / alone.step.seconds:.2f} times as long as one for the same "
+            "batch: more units of this pool on this machine do not help"
+        )
+    return found
+
+
+def is_noisy(reading: Reading, whole_step: float) -> bool:
+    """Whether a layer's spread matters: of its own time, and of the whole step's."""
+    return reading.spread >= NOISY and reading.spread * reading.seconds >= 0.01 * whole_step

@@ -1,0 +1,287 @@
+"""Times of single layers, taken in whole steps: forward through all layers, backward through all layers.
+
+Every layer is a stage of its own, and the boundaries between them are marks on a clock. So each layer meets its inputs
+as it does in a real step, in the caches or out of them, which a loop over one layer alone would not show. The work is
+the worker's and the server's own code: lookups, stage modules, the encoding of gradients, a shard with its optimizers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.data import BatchOrder, Dataset
+from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.store.half import decode, encode
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.worker.dense import DenseOptimizer, Replica
+from heterps_runtime.worker.lookups import LookupBlock
+from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.peers import array_of, tensor_of
+
+__all__ = ["Cut", "LayerProbe", "LayerSeconds"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class LayerSeconds:
+    """One step's seconds of one layer."""
+
+    compute: float = 0.0  # forward and backward of the module
+    lookup: float = 0.0  # rows to outputs, gradients of outputs to gradients of rows
+    push: float = 0.0  # making gradients ready to send
+    rows: float = 0.0  # at the server: gradients of rows received and applied (and rows read, in sync)
+    dense: float = 0.0  # dense parameters: applied at the server and fetched, or applied to the replica
+
+    @property
+    def busy(self) -> float:
+        """The worker's own work, which its share of the batch decides."""
+        return self.compute + self.lookup + self.push
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What travels if the pipeline is cut after a layer."""
+
+    forward: tuple[Array, ...]  # live tensors and the label
+    backward: tuple[Array, ...]  # gradients of those that carry one
+
+
+class LayerProbe:
+    """Runs steps layer by layer on one device.
+
+    Args:
+        config: the job.
+        model: the user's model.
+        data: training data.
+        loss: sum of the loss over samples.
+        device: of the pool.
+        all_reduces: whether the pool's workers keep replicas of dense parameters.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: UserModel,
+        data: Dataset,
+        loss: LossSum,
+        device: torch.device,
+        *,
+        all_reduces: bool,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._data = data
+        self._loss = loss
+        self._device = device
+        self._order = BatchOrder(data.num_rows, config.global_batch_size, config.seed)
+        count = len(model.layered.layers)
+        self.stages: list[StageModule] = [model.layered.stage(i, i).to(device).train() for i in range(count)]
+        self._unique = UniqueKeys()
+        self._shard = Shard(config, 0)
+        initial = [stage.initial_parameters() for stage in self.stages]
+        self._replicas: list[Replica] | None = None
+        if all_reduces:
+            optimizer = DenseOptimizer(config.dense_optimizer)
+            self._replicas = [
+                Replica(stage.parameter_names, values, optimizer, device)
+                for stage, values in zip(self.stages, initial, strict=True)
+            ]
+        dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
+        self._shard.define(model.describe_tables(), dense)
+        self._next = 0
+        self.input_bytes = [0.0] * count  # per sample, set by the first step
+
+    @property
+    def largest(self) -> int:
+        """Samples of a whole batch."""
+        return self._order.batch_size(0)
+
+    def step(self, size: int) -> list[LayerSeconds]:
+        """Run one step of `size` samples through all layers; returns each layer's times."""
+        seconds = [LayerSeconds() for _ in self.stages]
+        values, label = self._batch(size)
+        inputs: list[dict[str, torch.Tensor]] = []
+        blocks: list[LookupBlock] = []
+        leaves: list[list[torch.Tensor]] = []  # of the lookups
+        parameters: list[dict[str, torch.Tensor]] = []
+        made: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # (output with its graph, leaf that went on)
+        for stage, spent in zip(self.stages, seconds, strict=True):
+            given = {n: values[n] for n in stage.inputs}
+            block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
+            began = time.perf_counter()
+            if block.keys:
+                dims = sorted(block.keys)
+                wire = [encode(r, self._config.wire_precision) for r in self._shard.pull(dims, self._keys(block))]
+                rows = (decode(w.data, self._config.wire_precision, self._config.dtype_name) for w in wire)
+                block.fill(dict(zip(dims, rows, strict=True)))
+            if self._config.consistency == "sync":  # otherwise rows arrive while the step before computes
+                spent.rows += time.perf_counter() - began
+            bound = self._parameters(len(parameters), spent)
+            began = self._now()
+            looked_up = block.forward(0, self._device, training=True)
+            after_lookup = self._now()
+            stage.bind(bound)
+            outputs = stage.forward(given, looked_up)
+            ended = self._now()
+            spent.lookup += after_lookup - began
+            spent.compute += ended - after_lookup
+            inputs.append(given)
+            blocks.append(block)
+            leaves.append(looked_up)
+            parameters.append(bound)
+            made.append(self._pass_on(outputs, given, values))
+        began = self._now()
+        logits = made[-1][0][1]
+        loss = self._loss(logits, label)
+        torch.autograd.backward(loss)
+        seconds[-1].compute += self._now() - began
+        for i in reversed(range(len(self.stages))):
+            self._backward(made[i], blocks[i], leaves[i], parameters[i], seconds[i], size, i)
+        if not any(self.input_bytes):
+            self._note_inputs(inputs, size)
+        return seconds
+
+    def cuts(self, size: int) -> list[Cut]:
+        """What would travel after each layer but the last, for `size` samples."""
+        values, label = self._batch(size)
+        result = []
+        with torch.no_grad():
+            for i, stage in enumerate(self.stages[:-1]):
+                given = {n: values[n] for n in stage.inputs}
+                block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
+                if block.keys:
+                    dims = sorted(block.keys)
+                    block.fill(dict(zip(dims, self._shard.pull(dims, self._keys(block)), strict=True)))
+                stage.bind(self._parameters(i, LayerSeconds()))
+                values |= stage.forward(given, block.forward(0, self._device, training=False))
+                carrying = [n for n in stage.gradient_outputs if values[n].is_floating_point()]
+                result.append(
+                    Cut(
+                        tuple(array_of(t) for t in [*(values[n] for n in stage.outputs), label]),
+                        tuple(array_of(values[n]) for n in carrying),
+                    )
+                )
+        return result
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, size: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        step = self._next % max(1, self._data.num_rows // self._config.global_batch_size)  # whole batches only
+        self._next += 1
+        arrays = self._data.batch(self._order.rows(step, 0, size), self._model.layered.inputs)
+        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+        if self._config.precision == "fp64":
+            tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+        tensors = {n: t.to(self._device) for n, t in tensors.items()}
+        label = tensors.pop("label")
+        return tensors, label
+
+    def _keys(self, block: LookupBlock) -> Sequence[Array]:
+        return [block.keys[dim] for dim in sorted(block.keys)]
+
+    def _parameters(self, index: int, spent: LayerSeconds) -> dict[str, torch.Tensor]:
+        stage = self.stages[index]
+        began = time.perf_counter()
+        if self._replicas is not None:
+            return self._replicas[index].acquire(private=False)
+        arrays = self._shard.dense.pull(stage.parameter_names)
+        leaves = {
+            n: tensor_of(a, self._device).requires_grad_() for n, a in zip(stage.parameter_names, arrays, strict=True)
+        }
+        spent.dense += time.perf_counter() - began
+        return leaves
+
+    def _pass_on(
+        self, outputs: dict[str, torch.Tensor], given: dict[str, torch.Tensor], values: dict[str, torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Cut the graph behind a layer; what only passes through stays as it is."""
+        made = []
+        passing = {id(t) for t in given.values()}
+        for name, tensor in outputs.items():
+            if id(tensor) in passing:
+                continue
+            leaf = tensor.detach()
+            values[name] = leaf
+            if tensor.requires_grad:
+                leaf.requires_grad_()
+            made.append((tensor, leaf))
+        return made
+
+    def _backward(
+        self,
+        made: list[tuple[torch.Tensor, torch.Tensor]],
+        block: LookupBlock,
+        looked_up: list[torch.Tensor],
+        parameters: dict[str, torch.Tensor],
+        spent: LayerSeconds,
+        size: int,
+        index: int,
+    ) -> None:
+        began = self._now()
+        pairs = [(t, leaf.grad) for t, leaf in made if t.requires_grad and leaf.grad is not None]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        computed = self._now()
+        block.backward(0, looked_up)
+        scattered = self._now()
+        # As the engine does at the end of a step: check, encode; then what the server makes of it.
+        chunks = block.gradients()
+        finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
+        encoded = [(dim, keys, encode(g, self._config.wire_precision).data) for dim, keys, g in chunks]
+        dense: dict[str, Array] = {}
+        if self._replicas is None:
+            dense = {n: array_of(p.grad) for n, p in parameters.items() if p.grad is not None}
+            finite = finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
+        pushed = self._now()
+        spent.compute += computed - began
+        spent.lookup += scattered - computed
+        spent.push += pushed - scattered
+        if not finite:  # the job itself will stop at its first step; here the times are still true
+            return
+        self._serve(encoded, dense, spent, size)
+        replica = self._replicas[index] if self._replicas is not None else None
+        if replica is not None and replica.names:
+            began = self._now()
+            parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters.values()]
+            replica.apply(torch.cat(parts), size)
+            spent.dense += self._now() - began
+
+    def _serve(
+        self, encoded: list[tuple[int, Array, Array]], dense: dict[str, Array], spent: LayerSeconds, size: int
+    ) -> None:
+        precision, dtype = self._config.wire_precision, self._config.dtype_name
+        for chunks, part in ((encoded, {}), ([], dense)):
+            if not chunks and not part:
+                continue
+            began = time.perf_counter()
+            decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in chunks)
+            self._shard.push(self._shard.committed, "profile", Push(decoded, part))
+            self._shard.commit(self._shard.committed, size)
+            elapsed = time.perf_counter() - began
+            if chunks:
+                spent.rows += elapsed
+            else:
+                spent.dense += elapsed
+
+    def _note_inputs(self, inputs: list[dict[str, torch.Tensor]], size: int) -> None:
+        for i, (stage, given) in enumerate(zip(self.stages, inputs, strict=True)):
+            read = {str(n.target) for n in stage.module.graph.nodes if n.op == "placeholder"}
+            used = [t for n, t in given.items() if n in read or n not in stage.outputs]
+            self.input_bytes[i] = sum(t.numel() * t.element_size() for t in used) / size
+
+    def _now(self) -> float:
+        """The time once everything that was asked of the device is done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "xpu":
+            torch.xpu.synchronize(self._device)
+        return time.perf_counter()

@@ -1,0 +1,223 @@
+"""Everything that is measured about a pool, in order: whole steps, single layers, cuts. `main` reports it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+
+from heterps_runtime.config import PoolConfig, RunConfig
+from heterps_runtime.intake import LossSum, resolve_loss
+from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
+from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
+from heterps_runtime.profiler.readings import Reading
+from heterps_runtime.profiler.rehearsal import Rehearsal
+from heterps_runtime.profiler.transfers import TransferProbe
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.warm import ServerKernels, WorkerKernels, warm_up
+from heterps_runtime.worker.main import open_data
+from heterps_runtime.worker.member import Data, WorkerMember
+from heterps_runtime.worker.model import UserModel, choose_device
+
+__all__ = ["measure_pool"]
+
+_ROUNDS = 7  # repetitions of every size before anybody judges the spread
+_MORE_ROUNDS = 8  # for a layer that varies too much
+_WARM_ROUNDS = 2
+_TRANSFER_ROUNDS = 5
+
+Say = Callable[[str], None]
+
+
+def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, link: ControlLink) -> dict[str, Any]:
+    """Measure everything about a pool.
+
+    Args:
+        config: the job.
+        pool: name of the pool that this process runs on.
+        rehearsal: the job's processes for whole steps, entered.
+        say: told what is being done.
+        link: shows how far the preparation of the data is.
+
+    Returns:
+        The profile (docs/profiling.md).
+
+    Raises:
+        ValueError: model or data are wrong; the same errors that a worker ends with.
+    """
+    here = config.pools[pool]
+    say(f"profiling pool {pool}: loading data and model")
+    data = open_data(config, link)  # before a second worker asks for the same cache
+    model = UserModel.build(config, data.train.schema.features)
+    data.train.check_features(model.layered.inputs)
+    loss = resolve_loss(config.loss)
+    device = choose_device(here, 0)
+    workers, why_one = _room(here, device)
+    rehearsal.launch(len(model.layered.layers), workers)
+    _compile(config, model)
+    say(f"running whole steps with {workers} worker(s)" + (f" ({why_one})" if why_one else ""))
+
+    def member(
+        changed: RunConfig,
+        to_coordinator: ControlLink,
+        context: zmq.Context[zmq.Socket[bytes]],
+        credentials: Credentials,
+    ) -> WorkerMember:
+        return WorkerMember(
+            changed,
+            to_coordinator,
+            context,
+            credentials,
+            stage=0,
+            index=0,
+            pool=pool,
+            host="127.0.0.1",
+            device=device,
+            model=model,
+            loss=loss,
+            data=Data(data.train, None),
+        )
+
+    wholes = {w.workers: w for w in rehearsal.measure(member)}
+    rehearsal.end()
+    for whole in wholes.values():
+        say(
+            f"{whole.workers} worker(s): {whole.step.seconds * 1e3:.2f} ms per step, of which each computes "
+            f"{whole.busy.seconds * 1e3:.2f} ms"
+        )
+    probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
+    facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
+    measured = Measured(probe.largest, config.micro_batches, facts, wholes[1], wholes.get(2))
+    profile = combine(measured)
+    if why_one:
+        profile["warnings"].append(f"pool {pool}: {why_one}")
+    for warning in profile["warnings"]:
+        say(f"warning: {warning}")
+    return {
+        **profile,
+        "samples": data.train.num_rows,
+        "measured": {
+            "device": _device_name(device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+        },
+        "remeasured": remeasured,
+    }
+
+
+def _measure_layers(
+    config: RunConfig, model: UserModel, probe: LayerProbe, device: torch.device, loss: LossSum, say: Say
+) -> tuple[list[LayerFacts], int]:
+    """Time the layers at a whole batch, a half and a quarter, and the cuts at two sizes of a micro-batch."""
+    batch = probe.largest
+    sizes = sorted({max(1, batch // share) for share in (1, 2, 4)})
+    say(f"timing {len(probe.stages)} layers at {', '.join(map(str, sizes))} samples")
+    samples: dict[int, list[list[LayerSeconds]]] = {size: [] for size in sizes}
+
+    def repeat(rounds: int) -> None:
+        for _ in range(rounds):  # sizes take turns, so that a slow moment of the machine meets them all
+            for size in sizes:
+                samples[size].append(probe.step(size))
+
+    for _ in range(_WARM_ROUNDS):
+        for size in sizes:
+            probe.step(size)
+    repeat(_ROUNDS)
+    noisy = _noisy(samples[batch])
+    if noisy:
+        say(f"measuring again: {len(noisy)} layer(s) vary by {NOISY:.0%} or more")
+        for steps in samples.values():
+            steps.clear()
+        repeat(_ROUNDS + _MORE_ROUNDS)
+    transfers = _measure_transfers(config, probe, device, batch)
+    facts = [
+        LayerFacts(
+            name=layer.name,
+            kind=layer.kind,
+            input_bytes=probe.input_bytes[i],
+            weight_bytes=layer.weight_bytes,
+            busy={n: Reading.of([s[i].busy for s in steps]) for n, steps in samples.items()},
+            rows={n: Reading.of([s[i].rows for s in steps]) for n, steps in samples.items()},
+            dense=Reading.of([s[i].dense for s in samples[batch]]),
+            transfer=transfers[i] if i < len(transfers) else {},
+        )
+        for i, layer in enumerate(model.layered.layers)
+    ]
+    return facts, len(noisy)
+
+
+def _noisy(steps: list[list[LayerSeconds]]) -> list[int]:
+    readings = [Reading.of([s.busy for s in layer]) for layer in zip(*steps, strict=True)]
+    whole = sum(r.seconds for r in readings)
+    return [i for i, reading in enumerate(readings) if is_noisy(reading, whole)]
+
+
+def _measure_transfers(
+    config: RunConfig, probe: LayerProbe, device: torch.device, batch: int
+) -> list[dict[int, Reading]]:
+    largest = max(1, batch // config.micro_batches)
+    sizes = sorted({largest, max(1, largest // 4)})
+    result: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
+    link = TransferProbe(device, secrets.token_hex(16))
+    try:
+        for size in sizes:
+            for i, cut in enumerate(probe.cuts(size)):
+                link.measure(cut)
+                result[i][size] = Reading.of([link.measure(cut) for _ in range(_TRANSFER_ROUNDS)])
+    finally:
+        link.close()
+    return result
+
+
+def _compile(config: RunConfig, model: UserModel) -> None:
+    bags = any(s.kind == "bag" for s in model.layered.stage(0, len(model.layered.layers) - 1).sites)
+    sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
+    dense = DenseOptimizer.from_manifest(config.dense_optimizer)
+    warm_up(
+        [
+            WorkerKernels(config.dtype_name, config.wire_precision, bags=bags),
+            ServerKernels(sparse, dense, config.dtype_name, config.wire_precision),
+        ]
+    )
+
+
+def _room(pool: PoolConfig, device: torch.device) -> tuple[int, str]:
+    """How many workers fit here at once (1 or 2), and why not two."""
+    if pool.max_units is not None and pool.max_units < 2 * pool.units_per_pod:
+        return 1, f"the pool has units for one worker (maxUnits {pool.max_units})"
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        if cores < 2 * pool.units_per_pod:
+            return 1, f"this process may use {cores} core(s), two workers need {2 * pool.units_per_pod}"
+        return 2, ""
+    cards = torch.cuda.device_count() if device.type == "cuda" else torch.xpu.device_count()
+    return (2, "") if cards > 1 else (1, "there is one accelerator here")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return device.type
+
+
+def _cpu_model() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _lines(path: str) -> Iterable[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return ()

@@ -1,0 +1,301 @@
+"""Whole steps on this pool, by the real processes: a coordinator, a parameter server, one worker and then two.
+
+The profiler itself is the first worker. The job is the user's, with a checkpoint folder of its own and no end; it is
+thrown away afterwards. What the sum of the layers leaves out shows here: waiting for acknowledgements and commits, the
+data, the bookkeeping of a step, and how much two workers take from each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_COORDINATOR,
+    ENV_TOKEN,
+    PATH_LOST,
+    PATH_PLAN,
+    PATH_SHUTDOWN,
+    PATH_STATUS,
+    PATH_STOP,
+    JobPhase,
+    worker_name,
+)
+from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.profiler.readings import Reading
+from heterps_runtime.transport import Message
+
+if TYPE_CHECKING:  # torch comes with it, and the processes here shall load meanwhile
+    from heterps_runtime.worker.member import WorkerMember
+
+__all__ = ["Rehearsal", "RehearsalError", "Whole"]
+
+_HOST = "127.0.0.1"
+_WARM_STEPS = 4  # the first ones create rows, fill caches, and book the time before them
+_FEWEST_STEPS = 8
+_MOST_STEPS = 60
+_PHASE_SECONDS = 1.5  # once the fewest steps are there
+_ENOUGH_SPREAD = 0.03
+_PATIENCE_SECONDS = 120.0
+_POLL_SECONDS = 0.05
+_ENDLESS = 10**9  # steps
+# What a worker's clock books while it computes its share; the rest is waiting and bookkeeping.
+_BUSY = ("lookup", "forward", "backward", "lookup-backward", "push")
+
+
+class RehearsalError(UserError):
+    """Training itself fails with this model and data; the message is the coordinator's."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole steps of a number of workers that share a batch."""
+
+    workers: int
+    step: Reading  # seconds from commit to commit
+    busy: Reading  # of these, the seconds that a worker computes its share
+    steps: int  # how many were measured
+    activities: dict[str, float]  # seconds per step by the worker's clock
+
+
+class _RecordingLink(ControlLink):
+    """The first worker's line to its coordinator, which keeps what the worker reports of each step."""
+
+    def __init__(self, credentials: Credentials, name: str) -> None:
+        super().__init__(credentials, name)
+        self.reports: list[tuple[float, int, dict[str, float]]] = []  # (time, generation, seconds per activity)
+
+    def send_message(self, message: Message) -> None:
+        """Say something, and note it if it is a step's report."""
+        if message.op == "done":
+            fields = message.fields
+            self.reports.append((time.perf_counter(), fields["generation"], fields["figures"]))
+        super().send_message(message)
+
+
+class Rehearsal:
+    """The processes of a one-stage job on one pool; leave it as a context to end them.
+
+    Args:
+        document: the run configuration, as JSON.
+        pool: where the workers belong.
+    """
+
+    def __init__(self, document: dict[str, Any], pool: str) -> None:
+        self._document = _rehearsed(document)
+        self._pool = pool
+        self._workers = 0
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = contextlib.ExitStack()
+        self._credentials: Credentials | None = None
+
+    def __enter__(self) -> Rehearsal:
+        """Start the coordinator; returns at once, so that it can load while the caller does."""
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-profile-")))
+        self._document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
+        path = self._folder / "config.json"
+        path.write_text(json.dumps(self._document))
+        self._token = secrets.token_hex(16)
+        self._environment = dict(os.environ) | {ENV_CONFIG: str(path), ENV_TOKEN: self._token}
+        self._ready = self._folder / "ready.json"
+        self._start("coordinator", "--host", _HOST, "--ready-file", str(self._ready))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the processes."""
+        self.end()
+        self._stack.close()
+
+    def launch(self, layers: int, workers: int) -> None:
+        """Start everything but the first worker; returns before they have loaded.
+
+        Args:
+            layers: number of layers of the model.
+            workers: 1 or 2.
+
+        Raises:
+            TransientError: the coordinator does not start.
+        """
+        self._workers = workers
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not self._ready.exists():
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise TransientError("the coordinator of the measurement does not start")
+            time.sleep(_POLL_SECONDS)
+        credentials = Credentials(json.loads(self._ready.read_text())["http"], self._token)
+        self._credentials = credentials
+        self._environment[ENV_COORDINATOR] = credentials.url
+        credentials.request("PUT", PATH_PLAN, self._plan(layers))
+        if workers == 2:
+            self._start("worker", "--stage", "0", "--index", "1", "--pool", self._pool, "--host", _HOST)
+        self._start("ps", "--index", "0", "--pool", self._pool, "--host", _HOST)
+
+    def end(self) -> None:
+        """End all processes and wait for them; what follows has the machine for itself."""
+        if self._credentials is not None:
+            with contextlib.suppress(OSError):
+                self._credentials.request("POST", PATH_SHUTDOWN)
+            self._credentials = None
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def measure(
+        self, member: Callable[[RunConfig, ControlLink, zmq.Context[zmq.Socket[bytes]], Credentials], WorkerMember]
+    ) -> list[Whole]:
+        """Be the first worker, and measure steps with all workers, then alone.
+
+        Args:
+            member: makes the worker.
+
+        Returns:
+            One result per number of workers, the largest first.
+
+        Raises:
+            RehearsalError: the coordinator ended the job as failed (a loss that is not finite, wrong data).
+            TransientError: a process of the measurement ended.
+        """
+        credentials = self._credentials
+        assert credentials is not None, "launched"
+        link = _RecordingLink(credentials, worker_name(0, 0))
+        worker = member(RunConfig.from_json(self._document), link, zmq.Context(), credentials)
+        results: list[Whole] = []
+        problem: list[Exception] = []
+
+        def conduct() -> None:
+            try:
+                for workers in range(self._workers, 0, -1):
+                    results.append(self._phase(credentials, link, workers))
+                    if workers > 1:
+                        self._dismiss(credentials, worker_name(0, 1))
+            except Exception as error:
+                problem.append(error)
+            finally:
+                with contextlib.suppress(OSError):
+                    credentials.request("POST", PATH_STOP)
+
+        conductor = threading.Thread(target=conduct, name="rehearsal", daemon=True)
+        conductor.start()
+        worker.run()
+        conductor.join()
+        if problem:
+            raise problem[0]
+        return results
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    def _phase(self, credentials: Credentials, link: _RecordingLink, workers: int) -> Whole:
+        """Wait for enough steps in the generation of this many workers."""
+        generation = self._workers - workers + 1
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        began: float | None = None
+        whole: Whole | None = None
+        while True:
+            time.sleep(_POLL_SECONDS)
+            reports = [r for r in link.reports if r[1] == generation][_WARM_STEPS:]
+            if len(reports) > 1:
+                began = began or time.monotonic()
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+            if len(reports) > _FEWEST_STEPS:
+                whole = _reduce(workers, reports)
+                late = began is not None and time.monotonic() > began + _PHASE_SECONDS
+                settled = whole.step.spread < _ENOUGH_SPREAD and len(reports) > 2 * _FEWEST_STEPS
+                if late or settled or len(reports) > _MOST_STEPS:
+                    return whole
+            if time.monotonic() > deadline:
+                raise TransientError(f"no step was committed for {_PATIENCE_SECONDS:.0f} s while measuring whole steps")
+            self._check_alive()
+            _check_phase(credentials)
+
+    def _dismiss(self, credentials: Credentials, name: str) -> None:
+        process = self._processes.pop("worker")
+        process.kill()
+        process.wait()
+        credentials.request("POST", PATH_LOST, {"member": name, "reason": "it has been measured"})
+
+    def _check_alive(self) -> None:
+        for role, process in self._processes.items():
+            if process.poll() is not None:
+                lines = (self._folder / f"{role}.log").read_text(errors="replace").splitlines()
+                said = lines[-1] if lines else "it said nothing"
+                raise TransientError(f"the {role} of the measurement ended with code {process.returncode}: {said}")
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _start(self, role: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
+        with (self._folder / f"{role}.log").open("wb") as output:
+            self._processes[role] = subprocess.Popen(
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def _plan(self, layers: int) -> dict[str, Any]:
+        stage = {
+            "name": "stage-0",
+            "pool": self._pool,
+            "firstLayer": 0,
+            "lastLayer": layers - 1,
+            "layers": [],
+            "units": self._workers,  # the runtime goes by pods
+            "pods": self._workers,
+        }
+        return {"stages": [stage], "parameterServer": {"pool": self._pool, "replicas": 1, "units": 1}}
+
+
+def _check_phase(credentials: Credentials) -> None:
+    status = credentials.request("GET", PATH_STATUS)
+    if status["phase"] == JobPhase.FAILED:
+        raise RehearsalError(status["error"]["reason"], status["error"]["message"])
+
+
+def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
+    """The job with no end, no evaluation, and checkpoints that nobody will miss."""
+    changed = copy.deepcopy(document)
+    spec = changed["job"]["spec"]
+    spec["training"]["steps"] = _ENDLESS
+    spec["training"].pop("epochs", None)
+    spec["data"].pop("evaluation", None)
+    spec["checkpoint"] = {"everySteps": _ENDLESS, "keep": 1}
+    return changed
+
+
+def _reduce(workers: int, reports: list[tuple[float, int, dict[str, float]]]) -> Whole:
+    times = [at for at, _, _ in reports]
+    steps = [b - a for a, b in itertools.pairwise(times)]
+    figures = [f for _, _, f in reports[1:]]
+    busy = [sum(f.get(name, 0.0) for name in _BUSY) for f in figures]
+    names = {n for f in figures for n in f}
+    activities = {n: Reading.of([f.get(n, 0.0) for f in figures]).seconds for n in sorted(names)}
+    return Whole(workers, Reading.of(steps), Reading.of(busy), len(steps), activities)

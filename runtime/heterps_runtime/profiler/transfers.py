@@ -1,0 +1,72 @@
+"""Times of the cuts: activations to the next stage and gradients back, over the sockets that workers use."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+import zmq
+
+from heterps_runtime.profiler.layers import Cut
+from heterps_runtime.transport import TokenAuthority, listen_socket
+from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
+
+__all__ = ["TransferProbe"]
+
+_HOST = "127.0.0.1"
+_PATIENCE_MILLISECONDS = 60_000
+
+
+class TransferProbe:
+    """A stage boundary whose both sides are here: what is sent forward is answered with gradients.
+
+    Args:
+        device: where tensors come from and go to, on both sides.
+        token: opens the socket.
+    """
+
+    def __init__(self, device: torch.device, token: str) -> None:
+        self._device = device
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authority = TokenAuthority(self._context, token)
+        socket, address = listen_socket(self._context, _HOST, token)
+        self._upstream = Upstream(socket)
+        self._downstream = Downstream(self._context, token, "profile", 0, [address])
+        self._cut = Cut((), ())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="transfers", daemon=True)
+        self._thread.start()
+
+    def measure(self, cut: Cut) -> float:
+        """Seconds for one micro-batch there and back, device to device."""
+        self._cut = cut
+        tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
+        began = time.perf_counter()
+        self._downstream.send_forward(0, {}, [array_of(t) for t in tensors])
+        while not (messages := self._downstream.poll()):
+            self._downstream.sockets[0].poll(_PATIENCE_MILLISECONDS)
+        for array in messages[0].arrays:
+            tensor_of(array, self._device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """End the other side and the sockets."""
+        self._ended.set()
+        self._thread.join()
+        self._downstream.close()
+        self._upstream.socket.close(linger=0)
+        self._context.term()
+
+    def _answer(self) -> None:
+        while not self._ended.is_set():
+            self._upstream.socket.poll(100)
+            for sender, message in self._upstream.poll(0):
+                received = [tensor_of(a, self._device) for a in message.arrays]
+                # Gradients have the shapes of the activations that carry one; their values do not matter here.
+                by_shape = {(tuple(t.shape), str(t.dtype)): t for t in received}
+                gradients = [by_shape[tuple(a.shape), f"torch.{a.dtype}"] for a in self._cut.backward]
+                fields = {"generation": 0}
+                self._upstream.send_backward(sender, "backward", fields, [array_of(g) for g in gradients])
