@@ -82,9 +82,15 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         status, actions = _advance(job, observed, status)
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = ending.wind_down(job, observed, status)
+    # What was measured is kept, even if the job ends with it.
+    saves = tuple(
+        SaveProfile(pool, profile)
+        for pool, profile in sorted(observed.profiles.items())
+        if pool not in observed.cached_profiles
+    )
     status = _observe_members(job, observed, status)
     status, resumed = _observe_resume(observed, status)
-    return Decision(status, actions, events + resumed + _news(before, status, observed))
+    return Decision(status, saves + actions, events + resumed + _news(before, status, observed))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -100,11 +106,6 @@ def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, 
         return status, tuple(StopProcess(p.name, _STALE_GRACE_SECONDS) for p in stale if not p.stopping)
     if now < status.not_before.get("", 0.0):
         return status, ()
-    saves = tuple(
-        SaveProfile(pool, profile)
-        for pool, profile in sorted(observed.profiles.items())
-        if pool not in observed.cached_profiles
-    )
     # A profiler that has delivered has nothing else to do, and what it occupies is charged.
     delivered = [p for p in observed.processes if p.running and p.spec.role == "profile"]
     ends = tuple(
@@ -119,7 +120,7 @@ def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, 
         status, actions = _profile(job, observed, status, missing[0])
     else:
         status, actions = _make_plan(job, observed, status)
-    return status, saves + ends + actions
+    return status, ends + actions
 
 
 def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:

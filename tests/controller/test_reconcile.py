@@ -164,6 +164,7 @@ def test_mode_plan_ends_with_the_plan_and_no_process() -> None:
 
 def test_the_goal_profile_ends_without_a_plan() -> None:
     world = World(make_job(goal="profile")).profiled()
+    assert world.cached == {"cpu", "gpu"}, "the last profile is kept, too"
     world.end("coordinator", 0)
     world.settle()
     assert world.status.phase == "Profiled"
