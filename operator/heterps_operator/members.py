@@ -36,12 +36,12 @@ def members(job: JobSpec, plan: PlanDocument) -> tuple[ProcessSpec, ...]:
     for index in range(servers.replicas):
         # Whole units, shared out as evenly as they go.
         units = servers.units // servers.replicas + (index < servers.units % servers.replicas)
-        arguments = ("--index", str(index))
+        arguments = ("--index", str(index), "--pool", servers.pool)
         result.append(ProcessSpec(ps_name(index), "ps", arguments, servers.pool, units, max(1, units)))
     for number, stage in enumerate(plan.stages):
         pool = job.pool(stage.pool)
         for index in range(stage.pods):
-            place = ("--stage", str(number), "--index", str(index))
+            place = ("--stage", str(number), "--index", str(index), "--pool", stage.pool)
             result.append(
                 ProcessSpec(worker_name(number, index), "worker", place, stage.pool, pool.units_per_pod, pool.threads)
             )
