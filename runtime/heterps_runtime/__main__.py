@@ -33,7 +33,7 @@ __all__ = ["entry", "main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role; returns the exit code."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _terminate)  # nothing to save: a commit is safe, the rest is done again
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which ends the job in order
     try:
         config = _load_config()
@@ -71,9 +71,10 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
 
         ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
     elif options.role == "worker":
+        from heterps_runtime.link import Credentials
         from heterps_runtime.worker.main import run_worker
 
-        run_worker(config, options.stage, options.index, options.pool, options.host)
+        run_worker(config, Credentials.from_environment(), options.stage, options.index, options.pool, options.host)
     else:
         from heterps_runtime.profiler.main import run_profiler
 
@@ -114,7 +115,6 @@ def _token() -> str:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    # Nothing to save: what is committed is safe, what is not is done again.
     os._exit(128 + number)
 
 

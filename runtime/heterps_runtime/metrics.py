@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-__all__ = ["serve_metrics"]
+__all__ = ["MetricsServer"]
 
 
-def serve_metrics(registry: CollectorRegistry, host: str) -> int:
-    """Serve a registry over HTTP from a thread, on a free port; returns the port."""
-    server, _ = start_http_server(0, addr=host, registry=registry)
-    return int(server.server_port)
+class MetricsServer:
+    """Serves a registry over HTTP from a thread, on a free port of `host`."""
+
+    def __init__(self, registry: CollectorRegistry, host: str) -> None:
+        self._server, self._thread = start_http_server(0, addr=host, registry=registry)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """End the endpoint and its thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
-import threading
 import time
-
-import zmq
 
 __all__ = ["Wakeup", "log"]
 
@@ -21,31 +19,33 @@ def log(text: str) -> None:
 
 
 class Wakeup:
-    """Interrupts a poll of the owning thread; `wake` may be called from any thread."""
+    """Interrupts a poll of the owning thread; `wake` may be called from any thread.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._context = context
-        self._address = f"inproc://wakeup-{id(self)}"
-        self.socket = context.socket(zmq.PULL)
-        self.socket.bind(self._address)
-        self._local = threading.local()  # a ZeroMQ socket belongs to one thread
+    A socket pair rather than a ZeroMQ socket: those belong to one thread each, and callers come and go.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """What a poller waits for."""
+        return self._reader.fileno()
 
     def wake(self) -> None:
         """Make the owner's poll return."""
-        socket: zmq.Socket[bytes] | None = getattr(self._local, "socket", None)
-        if socket is None:
-            socket = self._context.socket(zmq.PUSH)
-            socket.set(zmq.LINGER, 0)
-            socket.connect(self._address)
-            self._local.socket = socket
-        # A full queue will wake the owner anyway; any other error means that the process is ending.
-        with contextlib.suppress(zmq.ZMQError):
-            socket.send(b"", zmq.NOBLOCK)
+        # A full pair will wake the owner anyway; any other error means that the owner has ended.
+        with contextlib.suppress(OSError):
+            self._writer.send(b"!")
 
     def drain(self) -> None:
         """Forget past calls; only for the owner."""
-        while True:
-            try:
-                self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+
+    def close(self) -> None:
+        """End it; later calls of `wake` do nothing."""
+        self._reader.close()
+        self._writer.close()

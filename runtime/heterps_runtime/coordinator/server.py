@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import json
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -143,9 +142,6 @@ class CoordinatorServer:
                 "choose another port, or 0 for any free one"
             ) from error
         port = runner.addresses[0][1]
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._ended.set)
         if self._ready_file is not None:
             text = json.dumps({"http": f"http://{self._host}:{port}", "pid": os.getpid()})
             temporary = self._ready_file.with_suffix(".tmp")
@@ -161,6 +157,7 @@ class CoordinatorServer:
         await runner.cleanup()
         self._executor.shutdown(wait=True)
         self._plain.close(linger=1000)
+        self._context.term()
 
     async def _receive(self) -> None:
         while True:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heterps_runtime.intake.entrypoint import resolve_entrypoint
 from heterps_runtime.intake.errors import EmbeddingError, EntrypointError, IntakeError
+from heterps_runtime.intake.exclusive import PROCESS_STATE
 from heterps_runtime.intake.location import error_location, frame_location, function_location
 
 __all__ = ["BUILD_WARNINGS", "MAX_ROWS", "build_model", "embedding_location"]
@@ -65,7 +66,7 @@ def build_model(entrypoint: str, arguments: dict[str, Any], seed: int, dtype: to
         )
     _check_arguments(target, entrypoint, arguments)
     writes = _TableWrites()
-    with _seeded(seed), _default_dtype(dtype), _tables_on_meta(), writes:
+    with PROCESS_STATE, _seeded(seed), _default_dtype(dtype), _tables_on_meta(), writes:
         try:
             module = target(**arguments)
         except IntakeError:

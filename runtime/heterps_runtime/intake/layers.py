@@ -12,6 +12,7 @@ from torch import nn
 
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import BUILD_WARNINGS
+from heterps_runtime.intake.exclusive import PROCESS_STATE
 from heterps_runtime.intake.graph import CutGraph
 from heterps_runtime.intake.sites import Table
 from heterps_runtime.intake.stage import StageModule
@@ -124,7 +125,8 @@ def trace_model(module: nn.Module, features: Collection[str] | None = None) -> L
         TracingError: `forward` cannot be traced; the message has the line, the reason and the ways out.
         EmbeddingError: a table is used in a way that parameter servers cannot serve.
     """
-    return LayeredModel(CutGraph(module, trace_forward(module, features)))
+    with PROCESS_STATE:
+        return LayeredModel(CutGraph(module, trace_forward(module, features)))
 
 
 def _unique_names(calls: tuple[Call, ...]) -> dict[int, str]:

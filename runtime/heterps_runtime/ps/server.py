@@ -19,7 +19,7 @@ from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, Storage, che
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ps_name
 from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.metrics import serve_metrics
+from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.ps.shard import Push, Shard
 from heterps_runtime.store.half import decode, encode
@@ -49,7 +49,7 @@ class ParameterServer:
         self._socket, address = listen_socket(self._context, host, credentials.token)
         self._link = ControlLink(credentials, ps_name(index))
         self._link.totals = self._totals
-        self._wakeup = Wakeup(self._context)
+        self._wakeup = Wakeup()
         self._finished: queue.SimpleQueue[tuple[dict[str, Any], Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
         self._registry = CollectorRegistry()
         self._pulled = Counter("heterps_ps_pulled_rows", "Rows sent to workers", registry=self._registry)
@@ -63,12 +63,13 @@ class ParameterServer:
         rows.set_function(lambda: self._shard.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
         memory.set_function(lambda: self._shard.num_bytes)
+        self._metrics_server = MetricsServer(self._registry, host)
         self._join = {
             "role": "ps",
             "index": index,
             "pool": pool,
             "address": address,
-            "metricsPort": serve_metrics(self._registry, host),
+            "metricsPort": self._metrics_server.port,
             "pid": os.getpid(),
         }
 
@@ -81,7 +82,7 @@ class ParameterServer:
         self._link.status = "waiting for the other members"
         self._link.send("join", **self._join)
         poller = zmq.Poller()
-        for socket in (self._link.socket, self._socket, self._wakeup.socket):
+        for socket in (self._link.socket, self._socket, self._wakeup):
             poller.register(socket, zmq.POLLIN)
         while not self._ended:
             poller.poll(POLL_MILLISECONDS)
@@ -94,6 +95,10 @@ class ParameterServer:
             self._report_checkpoints()
         self._writer.close()
         self._link.close()
+        self._metrics_server.close()
+        self._socket.close(linger=0)
+        self._wakeup.close()
+        self._context.term()
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 

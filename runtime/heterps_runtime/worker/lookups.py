@@ -74,10 +74,10 @@ class LookupBlock:
         for m, of_micro_batch in enumerate(ids):
             for site, given in zip(sites, of_micro_batch, strict=True):
                 table = tables[site.table]
-                values = np.mod(given.ids.detach().cpu().numpy().reshape(-1), table.num_embeddings)
+                values = given.ids.detach().cpu().numpy().reshape(-1)
                 skip = None if site.padding_idx is None else values == site.padding_idx
                 entry = _Entry(
-                    site, table.dim, tuple(given.ids.shape), values, skip, _offsets(site, given), given.weights
+                    site, table.dim, tuple(given.ids.shape), values, skip, _offsets(given), given.weights
                 )
                 self._entries[m].append(entry)
                 raw.setdefault(table.dim, []).append(make_key(site.table, values))
@@ -148,7 +148,7 @@ class LookupBlock:
         assert entry.offsets is not None
         weights = None if entry.weights is None else entry.weights.detach().cpu().numpy().reshape(-1)
         mode: Any = entry.site.mode
-        return Bags(entry.inverse, entry.offsets, mode, weights, entry.skip, entry.site.include_last_offset)
+        return Bags(entry.inverse, entry.offsets, mode, weights, entry.skip)
 
     def _look_up_on_device(self, entry: _Entry, device: torch.device, training: bool) -> torch.Tensor:
         rows = self._device_rows.get(entry.dim)
@@ -183,16 +183,9 @@ class LookupBlock:
             offsets,
             mode=entry.site.mode,
             per_sample_weights=weights,
-            include_last_offset=entry.site.include_last_offset,
             padding_idx=padding,
         )
 
 
-def _offsets(site: Site, given: SiteIds) -> Array | None:
-    if site.kind == "embedding":
-        return None
-    if given.offsets is not None:
-        return given.offsets.detach().cpu().numpy().astype(np.int64)
-    rows, width = given.ids.shape  # bags of one length, as a matrix
-    stop = rows + 1 if site.include_last_offset else rows
-    return np.arange(stop, dtype=np.int64) * width
+def _offsets(given: SiteIds) -> Array | None:
+    return None if given.offsets is None else given.offsets.detach().cpu().numpy()

@@ -29,9 +29,8 @@ def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
     return Data(train, evaluation)
 
 
-def run_worker(config: RunConfig, stage: int, index: int, pool: str, host: str) -> None:
+def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: int, pool: str, host: str) -> None:
     """Be worker `index` of a stage until the job ends."""
-    credentials = Credentials.from_environment()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:

@@ -30,7 +30,7 @@ from heterps_runtime.data import BatchOrder, Dataset, Metrics, metrics_for
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.metrics import serve_metrics
+from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.store.keys import UniqueKeys
@@ -105,7 +105,7 @@ class WorkerMember:
         self._authority = TokenAuthority(context, self._token)
         socket, self._address = listen_socket(context, host, self._token)
         self._upstream = Upstream(socket)
-        self._wakeup = Wakeup(context)
+        self._wakeup = Wakeup()
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._collectives = Collectives(host, config.hang_timeout_seconds) if self._pool.all_reduces else None
         self._storage = Storage.open(config.checkpoint_path)
@@ -143,10 +143,18 @@ class WorkerMember:
                 self._posted.get()()
             if self._engine is not None:
                 self._engine.poll()
+        self._close()
+
+    def _close(self) -> None:
         self._writer.close()
-        if self._engine is not None:
-            self._engine.close()
         self._link.close()
+        self._leave_generation()
+        if self._collectives is not None:
+            self._collectives.close()
+        self._metrics_server.close()
+        self._upstream.socket.close(linger=0)
+        self._wakeup.close()
+        self._context.term()
 
     def _introduction(self) -> dict[str, Any]:
         words: dict[str, Any] = {
@@ -156,7 +164,7 @@ class WorkerMember:
             "pool": self._pool.name,
             "address": self._address,
             "storeAddress": self._collectives.store_address if self._collectives else "",
-            "metricsPort": self._metrics_port,
+            "metricsPort": self._metrics_server.port,
             "device": str(self._device),
             "model": {"tables": self._model.describe_tables(), "stateNames": self._model.state_names()},
         }
@@ -194,13 +202,7 @@ class WorkerMember:
         """Set up for a new set of members; survivors keep process, model, replica and caches."""
         generation = fields["generation"]
         self._running = False
-        if self._engine is not None:
-            self._engine.close()
-            self._past_samples += self._engine.samples
-            self._engine.around.servers.close()
-            if self._engine.around.downstream is not None:
-                self._engine.around.downstream.close()
-            self._engine = None
+        self._leave_generation()
         plan = PlanDocument.from_json(fields["plan"])
         self._take_stage(plan)
         restore = fields["restore"]
@@ -254,6 +256,17 @@ class WorkerMember:
         )
         self._rebuild_poller()
         self._link.send("ready", generation=generation)
+
+    def _leave_generation(self) -> None:
+        """Drop what is under way and the connections to the other members."""
+        if self._engine is None:
+            return
+        self._engine.close()
+        self._past_samples += self._engine.samples
+        self._engine.around.servers.close()
+        if self._engine.around.downstream is not None:
+            self._engine.around.downstream.close()
+        self._engine = None
 
     def _take_stage(self, plan: PlanDocument) -> None:
         stage = plan.stages[self._stage]
@@ -409,7 +422,7 @@ class WorkerMember:
 
     def _rebuild_poller(self) -> None:
         self._poller = zmq.Poller()
-        sockets = [self._link.socket, self._wakeup.socket, self._upstream.socket]
+        sockets = [self._link.socket, self._wakeup, self._upstream.socket]
         if self._engine is not None:
             sockets += self._engine.around.servers.sockets
             if self._engine.around.downstream is not None:
@@ -435,7 +448,7 @@ class WorkerMember:
             return {"samples": self._samples(), **{f"seconds:{a}": v for a, v in booked.items()}}
 
         self._link.totals = totals
-        self._metrics_port = serve_metrics(registry, host)
+        self._metrics_server = MetricsServer(registry, host)
 
     def _samples(self) -> float:
         current = self._engine.samples if self._engine is not None else 0
