@@ -123,8 +123,8 @@ class LayerProbe:
                 wire = [encode(r, self._config.wire_precision) for r in self._shard.pull(dims, self._keys(block))]
                 rows = (decode(w.data, self._config.wire_precision, self._config.dtype_name) for w in wire)
                 block.fill(dict(zip(dims, rows, strict=True)))
-            if self._config.consistency == "sync":  # otherwise rows arrive while the step before computes
-                spent.rows += time.perf_counter() - began
+                if self._config.consistency == "sync":  # otherwise rows arrive while the step before computes
+                    spent.rows += time.perf_counter() - began
             bound = self._parameters(len(parameters), spent)
             began = self._now()
             looked_up = block.forward(0, self._device, training=True)

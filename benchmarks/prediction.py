@@ -1,0 +1,355 @@
+"""Predicted against measured throughput, for plans of the flights model and of the click model.
+
+    python benchmarks/prediction.py [--model flights|clicks|both] [--steps 80] [--rounds 2] [--output table|json]
+
+Each pool is profiled as `heterps profile` does it, the cost model predicts each plan's throughput from the profiles,
+and the plan is run by the real processes. Profiles and runs alternate over the rounds, and medians are compared, since
+a shared machine changes its speed within minutes.
+
+The cost model gives every unit a core of its own. A plan whose processes need more cores than there are is reported,
+but apart from the others: `busy` is the number of cores that it would keep busy by its own prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from _ctr import FIELDS, NUMBERS, write_clicks
+
+from heterps_operator.job import JobSpec
+from heterps_operator.manifest import load_manifest
+from heterps_operator.profiles import build_problem
+from heterps_planner import Plan, Problem, evaluate
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_COORDINATOR,
+    ENV_TOKEN,
+    PATH_PLAN,
+    PATH_PROFILES,
+    PATH_SHUTDOWN,
+    PATH_STATUS,
+    JobPhase,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_SECONDS = 300
+CLICK_ROWS = 200_000
+
+Case = tuple[list[dict[str, Any]], int]  # stages as in spec.scheduling.stages, parameter servers
+
+
+@dataclass
+class Result:
+    """One plan: what was predicted and what came of it, per round, in samples per second."""
+
+    name: str
+    busy: float
+    predicted: list[float]
+    measured: list[float]
+
+    @property
+    def error(self) -> float:
+        """Relative error of the median prediction."""
+        return statistics.median(self.predicted) / statistics.median(self.measured) - 1
+
+
+FLIGHTS: dict[str, Case] = {
+    "cpu x1": ([{"pool": "cpu", "units": 1}], 1),
+    "cpu x1, 2 servers": ([{"pool": "cpu", "units": 1}], 2),
+    "accelerator x1": ([{"pool": "accelerator", "units": 1}], 1),
+    "cpu tables+concat | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "concat", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
+    "cpu tables | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "time_tables", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
+    "accelerator tables+concat | cpu rest": (
+        [{"pool": "accelerator", "lastLayer": "concat", "units": 1}, {"pool": "cpu", "units": 1}],
+        1,
+    ),
+    "cpu x2": ([{"pool": "cpu", "units": 2}], 1),
+    "cpu ..relu1 | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "relu1", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
+}
+CLICKS: dict[str, Case] = {
+    "cpu x1": ([{"pool": "cpu", "units": 1}], 1),
+    "cpu x1, 2 servers": ([{"pool": "cpu", "units": 1}], 2),
+    "accelerator x1": ([{"pool": "accelerator", "units": 1}], 1),
+    "cpu tables | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "tables", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
+    "accelerator tables | cpu rest": (
+        [{"pool": "accelerator", "lastLayer": "tables", "units": 1}, {"pool": "cpu", "units": 1}],
+        1,
+    ),
+    "cpu x2": ([{"pool": "cpu", "units": 2}], 1),
+    "cpu ..relu1 | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "relu1", "units": 1}, {"pool": "accelerator", "units": 1}],
+        1,
+    ),
+}
+
+
+class Job:
+    """A job whose processes this script starts itself, one plan at a time."""
+
+    def __init__(self, folder: Path, manifest: Path, python_path: Path, steps: int) -> None:
+        loaded = load_manifest(manifest)
+        document = loaded.run_configuration(folder, [python_path])
+        spec = document["job"]["spec"]
+        spec["training"]["steps"] = steps
+        spec["training"].pop("epochs", None)
+        spec["data"].pop("evaluation", None)
+        spec["checkpoint"] = {"everySteps": 10**6, "keep": 1}
+        self._document = document
+        self.folder = folder
+        job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {}}}
+        self.spec = JobSpec.from_manifests(job, loaded.pools)
+
+    def profiles(self) -> dict[str, Any]:
+        """Measure all pools, one after the other."""
+        with _Processes(self._document, self.folder) as processes:
+            for pool in self.spec.pools:
+                code = processes.start("profile", "--pool", pool.name).wait()
+                if code:
+                    raise SystemExit(f"profile of pool {pool.name} ended with code {code}: {processes.last_line()}")
+            return dict(processes.request("GET", PATH_PROFILES))
+
+    def problem(self, profiles: Mapping[str, Any]) -> Problem:
+        """The planning problem of some profiles, without a floor or limits."""
+        problem = Problem.from_json(build_problem(self.spec, profiles))
+        return replace(problem, pools=tuple(replace(pool, max_units=64) for pool in problem.pools))
+
+    def run(self, plan: Plan, servers: int) -> float:
+        """Train by a plan; returns samples per second."""
+        stages = []
+        first = 0
+        for i, stage in enumerate(plan.stages):
+            stages.append(
+                {
+                    "name": f"stage-{i}",
+                    "pool": stage.pool,
+                    "firstLayer": first,
+                    "lastLayer": stage.last_layer,
+                    "layers": [],
+                    "units": stage.units,
+                    "pods": stage.pods,
+                }
+            )
+            first = stage.last_layer + 1
+        with _Processes(self._document, self.folder) as processes:
+            servers_pool = {"pool": plan.stages[0].pool, "replicas": servers, "units": servers}
+            processes.request("PUT", PATH_PLAN, {"stages": stages, "parameterServer": servers_pool})
+            for index in range(servers):
+                processes.start("ps", "--index", str(index), "--pool", plan.stages[0].pool)
+            for i, document in enumerate(stages):
+                for index in range(document["pods"]):
+                    place = ("--stage", str(i), "--index", str(index), "--pool", document["pool"])
+                    processes.start("worker", *place)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            seen: list[tuple[float, int]] = []
+            while time.monotonic() < deadline:
+                status = processes.request("GET", PATH_STATUS)
+                # The first steps compile, create rows and fill caches: what counts is the rate after them.
+                if status["phase"] == JobPhase.TRAINING and status["committedSteps"] > status["totalSteps"] // 4:
+                    seen.append((time.monotonic(), status["samples"]))
+                if status["phase"] in (*JobPhase.FINAL, JobPhase.EXPORTING, JobPhase.EVALUATING):
+                    if status["phase"] == JobPhase.FAILED:
+                        raise SystemExit(f"the run failed: {status['error']}")
+                    (t0, n0), (t1, n1) = seen[0], seen[-1]
+                    return (n1 - n0) / (t1 - t0)
+                time.sleep(0.02)
+        raise SystemExit("the run does not end")
+
+
+class _Processes:
+    """A coordinator and what else is started, ended with the context."""
+
+    def __init__(self, document: dict[str, Any], folder: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(dir=folder))
+        document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
+        (self._folder / "config.json").write_text(json.dumps(document))
+        self._token = secrets.token_hex(8)
+        self._environment = dict(os.environ) | {
+            ENV_CONFIG: str(self._folder / "config.json"),
+            ENV_TOKEN: self._token,
+            "OMP_NUM_THREADS": "1",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._log = (self._folder / "log").open("wb")
+
+    def __enter__(self) -> _Processes:
+        ready = self._folder / "ready.json"
+        self.start("coordinator", "--ready-file", str(ready))
+        while not ready.exists():
+            if self._started[0].poll() is not None:
+                raise SystemExit(f"the coordinator ended: {self.last_line()}")
+            time.sleep(0.05)
+        self._url = json.loads(ready.read_text())["http"]
+        self._environment[ENV_COORDINATOR] = self._url
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.request("POST", PATH_SHUTDOWN)
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            process.wait()
+        self._log.close()
+
+    def start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a process of the runtime."""
+        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
+        self._started.append(subprocess.Popen(command, env=self._environment, stderr=self._log))
+        return self._started[-1]
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """Call the coordinator."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Authorization": f"Bearer {self._token}"})
+        request.method = method
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def last_line(self) -> str:
+        """The last line that any of the processes wrote."""
+        return (self._folder / "log").read_text().strip().rpartition("\n")[2]
+
+
+def flights(folder: Path, steps: int) -> Job:
+    """The example job."""
+    home = ROOT / "examples" / "flights"
+    return Job(folder, home / "job.yaml", home, steps)
+
+
+def clicks(folder: Path, steps: int) -> Job:
+    """The benchmark model on synthetic clicks."""
+    data = write_clicks(ROOT / ".cache" / "benchmarks", CLICK_ROWS)
+    pools = [
+        {
+            "apiVersion": "heterps.io/v1alpha1",
+            "kind": "NodePool",
+            "metadata": {"name": name},
+            "spec": {
+                "deviceType": device,
+                "resourceName": resource,
+                "torchDevice": "cpu",
+                "maxUnits": units,
+                "pricePerUnitHour": price,
+            },
+        }
+        for name, device, resource, units, price in (
+            ("cpu", "CPU", "cpu", 2, "0.04"),
+            ("accelerator", "GPU", "nvidia.com/gpu", 1, "2.42"),
+        )
+    ]
+    job = {
+        "apiVersion": "heterps.io/v1alpha1",
+        "kind": "HeterPSJob",
+        "metadata": {"name": "clicks"},
+        "spec": {
+            "image": "ghcr.io/heterps/runtime:0.1.0",
+            "model": {
+                "entrypoint": "_ctr:build",
+                "arguments": {"dim": 16, "hidden": 400},
+                "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
+                "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
+            },
+            "data": {
+                "format": "parquet",
+                "train": str(data),
+                "label": "click",
+                "dense": list(NUMBERS),
+                "sparse": list(FIELDS),
+            },
+            "training": {
+                "globalBatchSize": 4096,
+                "microBatches": 4,
+                "steps": steps,
+                "consistency": "hybrid",
+                "maxStaleness": 4,
+                "optimizer": {
+                    "dense": {"name": "adam", "learningRate": "0.001"},
+                    "sparse": {"name": "rowwise-adagrad", "learningRate": "0.05"},
+                },
+                "seed": 17,
+            },
+            "pools": [{"name": "cpu"}, {"name": "accelerator"}],
+        },
+    }
+    manifest = folder / "job.yaml"
+    manifest.write_text("---\n".join(json.dumps(part) + "\n" for part in [*pools, job]))
+    return Job(folder, manifest, ROOT / "benchmarks", steps)
+
+
+def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Result], list[dict[str, Any]]]:
+    """Profile and run, `rounds` times; returns results by plan and each round's calibration."""
+    results = {name: Result(name, 0.0, [], []) for name in cases}
+    calibrations = []
+    for _ in range(rounds):
+        profiles = job.profiles()
+        calibrations.append({pool: p["calibration"] for pool, p in profiles.items()})
+        problem = job.problem(profiles)
+        for name, (stages, servers) in cases.items():
+            plan = evaluate(problem, stages)
+            assert isinstance(plan, Plan)
+            result = results[name]
+            result.predicted.append(plan.throughput)
+            # Each stage's share of the slowest stage's time, and about a tenth of a core per server.
+            result.busy = sum(s.units * plan.throughput / s.throughput for s in plan.stages) + 0.1 * servers
+            result.measured.append(job.run(plan, servers))
+            print(f"  {name}: predicted {plan.throughput:,.0f}, measured {result.measured[-1]:,.0f}", flush=True)
+    return list(results.values()), calibrations
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("flights", "clicks", "both"), default="both")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    models = {"flights": (flights, FLIGHTS), "clicks": (clicks, CLICKS)}
+    cores = len(os.sched_getaffinity(0))
+    report: dict[str, Any] = {"cores": cores}
+    for name, (make, cases) in models.items():
+        if options.model not in (name, "both"):
+            continue
+        with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
+            print(f"{name}:", flush=True)
+            results, calibrations = compare(make(Path(folder), options.steps), cases, options.rounds)
+        report[name] = {"plans": [vars(r) | {"error": r.error} for r in results], "calibrations": calibrations}
+        print(f"\n| {name} | busy cores | predicted samples/s | measured samples/s | error |\n|---|---|---|---|---|")
+        for result in sorted(results, key=lambda r: r.busy > cores):
+            predicted, measured = statistics.median(result.predicted), statistics.median(result.measured)
+            print(f"| {result.name} | {result.busy:.1f} | {predicted:,.0f} | {measured:,.0f} | {result.error:+.1%} |")
+        fitting = [abs(r.error) for r in results if r.busy <= cores]
+        if fitting:
+            print(
+                f"plans that fit {cores} cores: median error {statistics.median(fitting):.1%}, max {max(fitting):.1%}"
+            )
+    if options.output == "json":
+        print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""From measured times to a profile: what must add up adds up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from heterps_runtime.profiler.combine import LayerFacts, Measured, combine
+from heterps_runtime.profiler.readings import Line, Reading, fit_line
+from heterps_runtime.profiler.rehearsal import Whole
+
+BATCH = 4096
+
+
+def _whole(workers: int, step: float, busy: float, spread: float = 0.01) -> Whole:
+    return Whole(workers, Reading(step, spread), Reading(busy, spread), 20, {})
+
+
+def _layer(
+    name: str, line: Line, rows: float = 0.0, dense: float = 0.0, spread: float = 0.01, transfer: Line | None = None
+) -> LayerFacts:
+    sizes = (BATCH // 4, BATCH // 2, BATCH)
+    return LayerFacts(
+        name,
+        "Linear",
+        8.0,
+        16.0,
+        {n: Reading(line.at(n), spread) for n in sizes},
+        {n: Reading(rows * n / BATCH, spread) for n in sizes},
+        Reading(dense, spread),
+        {} if transfer is None else {n: Reading(transfer.at(n), spread) for n in (256, 1024)},
+    )
+
+
+def _compute(profile: Mapping[str, Any], workers: int, batch: int = BATCH) -> float:
+    """Seconds of a one-stage step by the cost model (docs/profiling.md)."""
+    total = 0.0
+    stage = profile["stage"]
+    parts = [(stage["stageSeconds"], stage["stageFixedSeconds"], stage["stageParallelFraction"])]
+    parts += [(la["computeSeconds"], la["computeFixedSeconds"], la["parallelFraction"]) for la in profile["layers"]]
+    for seconds, fixed, fraction in parts:
+        total += fixed + (seconds - fixed) * batch / profile["batchSize"] * (1 - fraction + fraction / workers)
+    return total
+
+
+def test_a_reading_is_median_and_relative_interquartile_range() -> None:
+    reading = Reading.of([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert reading.seconds == 3.0
+    assert reading.spread == pytest.approx(2 / 3)
+
+
+def test_times_on_a_line_are_found_exactly() -> None:
+    line = fit_line({n: 0.002 + 3e-6 * n for n in (1024, 2048, 4096)})
+    assert line.fixed == pytest.approx(0.002)
+    assert line.per_sample == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize(
+    "times", [{1024: 0.1, 4096: 1.0}, {1024: 2.0, 4096: 1.0}, {4096: 1.0}, {1: 0.5}, {1024: 0.0, 4096: 0.0}]
+)
+def test_neither_part_of_a_line_is_negative_and_the_largest_size_is_met(times: dict[int, float]) -> None:
+    line = fit_line(times)
+    assert line.fixed >= 0
+    assert line.per_sample >= 0
+    assert line.at(max(times)) == pytest.approx(times[max(times)])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed: int) -> None:
+    draw = random.Random(seed)
+    layers = [
+        _layer(
+            f"layer{i}",
+            Line(draw.uniform(0, 1e-3), draw.uniform(1e-7, 1e-5)),
+            rows=draw.uniform(0, 2e-3) if i % 2 else 0.0,  # the first layer has no rows: its fraction is alpha
+            dense=draw.choice([0.0, draw.uniform(0, 2e-3)]),
+        )
+        for i in range(draw.randint(1, 8))
+    ]
+    busy = sum(la.busy[BATCH].seconds for la in layers) * draw.uniform(0.8, 1.3)
+    step = busy + draw.uniform(0, 0.02)
+    alone = _whole(1, step, busy)
+    profile = combine(Measured(BATCH, 4, layers, alone, None))
+    assert _compute(profile, 1) == pytest.approx(step)
+
+    together = _whole(2, draw.uniform(0.5, 1.5) * step, draw.uniform(0.4, 0.5) * busy)
+    profile = combine(Measured(BATCH, 4, layers, alone, together))
+    assert _compute(profile, 1) == pytest.approx(step)
+    fractions = [la["parallelFraction"] for la in profile["layers"]]
+    assert all(0 <= f <= 1 for f in fractions)
+    assert all(0 <= la["computeFixedSeconds"] <= la["computeSeconds"] for la in profile["layers"])
+    stage = profile["stage"]
+    assert 0 <= stage["stageFixedSeconds"] <= stage["stageSeconds"] + 1e-15
+    if 0.001 < fractions[0] < 0.999:  # alpha met no limit
+        assert _compute(profile, 2) == pytest.approx(together.step.seconds)
+
+
+def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
+    layer = _layer("only", Line(0.0, 1e-5))
+    whole = layer.busy[BATCH].seconds
+    profile = combine(Measured(BATCH, 1, [layer], _whole(1, whole, whole), _whole(2, whole / 2, whole / 2)))
+    assert profile["layers"][0]["parallelFraction"] == pytest.approx(1.0)
+    assert profile["stage"]["stageSeconds"] == 0.0
+    assert profile["warnings"] == []
+
+
+def test_two_workers_on_one_core_give_alpha_zero_and_a_warning() -> None:
+    layer = _layer("only", Line(0.0, 1e-5))
+    whole = layer.busy[BATCH].seconds
+    profile = combine(Measured(BATCH, 1, [layer], _whole(1, whole, whole), _whole(2, whole, whole)))
+    assert profile["layers"][0]["parallelFraction"] == pytest.approx(0.0)
+    assert "more units of this pool on this machine do not help" in profile["warnings"][0]
+
+
+def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() -> None:
+    layers = [_layer("table", Line(0.0, 1e-6), rows=0.004), _layer("linear", Line(0.0, 1e-6), dense=0.003)]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    table, linear = combine(Measured(BATCH, 1, layers, _whole(1, busy + 0.010, busy), None))["layers"]
+    own = 1e-6 * BATCH
+    assert table["computeFixedSeconds"] == pytest.approx(0.0)
+    assert table["computeSeconds"] == pytest.approx(own + 0.004)
+    assert table["parallelFraction"] == pytest.approx(own / (own + 0.004))
+    assert linear["computeFixedSeconds"] == pytest.approx(0.003)
+    assert linear["parallelFraction"] == pytest.approx(1.0)
+
+
+def test_work_of_the_servers_that_nobody_waits_for_is_not_charged() -> None:
+    layers = [_layer("table", Line(0.0, 1e-6), rows=0.004)]
+    busy = layers[0].busy[BATCH].seconds
+    profile = combine(Measured(BATCH, 1, layers, _whole(1, busy + 0.001, busy), None))
+    assert profile["layers"][0]["computeSeconds"] == pytest.approx(busy + 0.001)
+    assert profile["stage"]["stageSeconds"] == pytest.approx(0.0)
+
+
+def test_the_fixed_part_of_a_cut_is_paid_once_per_micro_batch() -> None:
+    layers = [_layer("a", Line(0.0, 1e-6), transfer=Line(1e-4, 2e-7)), _layer("b", Line(0.0, 1e-6))]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    first, last = combine(Measured(BATCH, 4, layers, _whole(1, busy, busy), None))["layers"]
+    assert first["transferFixedSeconds"] == pytest.approx(4e-4)
+    assert first["transferSeconds"] == pytest.approx(4e-4 + 2e-7 * BATCH)
+    assert last["transferSeconds"] == 0.0
+
+
+def test_spread_is_warned_of_where_it_matters_only() -> None:
+    large, tiny = Line(0.0, 1e-5), Line(0.0, 1e-9)
+    layers = [_layer("large", large, spread=0.2), _layer("tiny", tiny, spread=2.0)]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    profile = combine(Measured(BATCH, 1, layers, _whole(1, busy, busy, spread=0.3), _whole(2, busy / 2, busy / 2)))
+    assert len(profile["warnings"]) == 2
+    assert "steps of 1 worker(s) vary by 30%" in profile["warnings"][0]
+    assert profile["warnings"][1] == "layer 'large' varies by 20% even when measured again"
