@@ -10,52 +10,23 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
+from heterps_runtime.coordinator.generations import announce_generation, check_batches, describe_allocation
 from heterps_runtime.coordinator.members import Member, Roster
-from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.transport import Message
 
-__all__ = ["CheckpointRecord", "CoordinatorCore", "Effects"]
+__all__ = ["CoordinatorCore"]
 
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
 _MAX_EVENTS = 200
-
-
-class CheckpointRecord(Protocol):
-    """What the core needs to know of a valid checkpoint."""
-
-    @property
-    def step(self) -> int:
-        """Committed steps that it holds."""
-
-    @property
-    def folder(self) -> str:
-        """Its folder below the checkpoint path."""
-
-
-class Effects(Protocol):
-    """What the core asks of the world. Each call returns at once; results come back as calls to the core."""
-
-    def send(self, member: str, message: Message) -> None:
-        """Queue a message for a member; messages to one member stay in order."""
-
-    def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
-        """Make a checkpoint valid; answers with `manifest_written` or `checkpoint_failed`."""
-
-    def checkpoint_folder(self, step: int) -> str:
-        """A fresh folder for a checkpoint of `step`."""
-
-    def discard_checkpoint(self, folder: str) -> None:
-        """Remove what an unfinished checkpoint left behind."""
-
-    def export(self, step: int) -> None:
-        """Write the model from the checkpoint of `step`; answers with `exported` or `fail`."""
 
 
 class CoordinatorCore:
@@ -132,24 +103,16 @@ class CoordinatorCore:
         """
         if self.allocation is None or self.roster is None:
             raise ValueError("allocation: training has not started")
-        if [len(s) for s in batches] != [len(s) for s in self.allocation.batches]:
-            raise ValueError(
-                f"allocation.stages: needs {[len(s) for s in self.allocation.batches]} batch sizes per stage, "
-                f"has {[len(s) for s in batches]}"
-            )
-        sums = [sum(stage) for stage in batches]
-        if any(total != self.config.global_batch_size for total in sums):
-            raise ValueError(
-                f"allocation.stages: each must add up to training.globalBatchSize "
-                f"{self.config.global_batch_size}, are {sums}"
-            )
+        check_batches(batches, self.allocation, self.config.global_batch_size)
         # Nobody begins a step later than committed + staleness before the next commit, and commits follow this
         # message on every connection: from here on it is in time for everybody.
         from_step = self.progress.committed + self.config.max_staleness + 2
+        if self._next_allocation is not None:
+            from_step = max(from_step, self._next_allocation.from_step + 1)  # a step names its allocation
         allocation = Allocation(from_step, tuple(tuple(int(b) for b in s) for s in batches))
         if self.running:
             self._next_allocation = allocation
-            self._broadcast_workers(Message("allocation", self._describe_allocation(allocation)))
+            self._broadcast_workers(Message("allocation", describe_allocation(allocation, self.generation)))
         else:
             self.allocation = allocation
         self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
@@ -331,20 +294,7 @@ class CoordinatorCore:
         members = [*roster.all_workers(), *roster.servers()]
         for member in members:
             member.state = "joined"
-        announcement = {
-            "generation": self.generation,
-            "committed": progress.committed,
-            "total": progress.total_steps,
-            "numRows": progress.num_rows,
-            "plan": roster.plan.to_json(),
-            "stages": [
-                [{"name": m.name, "address": m.address, "store": m.store_address} for m in roster.workers(i)]
-                for i in range(len(roster.stage_names))
-            ],
-            "servers": [{"name": m.name, "address": m.address} for m in roster.servers()],
-            "allocation": self._describe_allocation(self.allocation),
-            "restore": restore,
-        }
+        announcement = announce_generation(roster, progress, self.generation, self.allocation, restore)
         for member in members:
             self._effects.send(member.name, Message("generation", announcement))
         self._note_batches()
@@ -390,7 +340,9 @@ class CoordinatorCore:
             reports = self._done.get(step, {})
             if len(reports) < len(workers):
                 return
-            if not self._healthy(step, reports):
+            fault = non_finite(step, reports, self.latest.step if self.latest else None)
+            if fault is not None:
+                self.fail(*fault)
                 return
             size = self.progress.batch_size(step)
             commit = Message("commit", {"generation": self.generation, "step": step, "batchSize": size})
@@ -410,20 +362,6 @@ class CoordinatorCore:
         """Whether a further commit is wanted: not after the last step, nor once a stop waits for its checkpoint."""
         total = self.progress.total_steps
         return (total is None or self.progress.committed < total) and not self._stop_asked
-
-    def _healthy(self, step: int, reports: dict[str, dict[str, Any]]) -> bool:
-        bad = [name for name, r in reports.items() if not math.isfinite(r["lossSum"]) or r.get("nonFinite")]
-        if not bad:
-            return True
-        last = f"the last good checkpoint is step {self.latest.step}" if self.latest else "there is no checkpoint yet"
-        what = "loss" if any(not math.isfinite(r["lossSum"]) for r in reports.values()) else "gradient"
-        self.fail(
-            "NaNLoss" if what == "loss" else "NaNGradient",
-            f"the {what} of step {step} is not finite (seen by {', '.join(sorted(bad))}); "
-            f"the step was not applied; {last}. "
-            "Lower training.optimizer.*.learningRate or look for extreme values in data.dense.",
-        )
-        return False
 
     def _between_steps(self) -> None:
         """After a commit: checkpoint when due, stop when asked, finish after the last step."""
@@ -549,13 +487,6 @@ class CoordinatorCore:
         assert self.roster is not None
         for member in self.roster.all_workers():
             self._effects.send(member.name, message)
-
-    def _describe_allocation(self, allocation: Allocation) -> dict[str, Any]:
-        return {
-            "generation": self.generation,
-            "fromStep": allocation.from_step,
-            "batches": [list(stage) for stage in allocation.batches],
-        }
 
     def _note_batches(self) -> None:
         assert self.roster is not None

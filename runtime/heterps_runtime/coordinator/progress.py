@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from heterps_runtime.config import RunConfig
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "non_finite"]
 
 _LOSS_SMOOTHING = 0.05
 _RATE_WINDOW_SECONDS = 10.0
@@ -135,3 +136,24 @@ class Progress:
             "numRows": self.num_rows,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
         }
+
+
+def non_finite(step: int, reports: Mapping[str, Mapping[str, Any]], last_good: int | None) -> tuple[str, str] | None:
+    """Why a step must not be committed: (reason, message) if a loss or gradient is NaN or infinite, else None.
+
+    Args:
+        step: the step that everybody has reported.
+        reports: each worker's report.
+        last_good: step of the newest checkpoint, if there is one.
+    """
+    in_loss = [name for name, r in reports.items() if not math.isfinite(r["lossSum"])]
+    in_gradient = [name for name, r in reports.items() if r.get("nonFinite")]
+    if not in_loss and not in_gradient:
+        return None
+    what, seen_by = ("loss", in_loss) if in_loss else ("gradient", in_gradient)
+    kept = "there is no checkpoint yet" if last_good is None else f"the last good checkpoint is step {last_good}"
+    return (
+        "NaNLoss" if in_loss else "NaNGradient",
+        f"the {what} of step {step} is not finite (seen by {', '.join(sorted(seen_by))}); the step was not applied; "
+        f"{kept}. Lower training.optimizer.*.learningRate or look for extreme values in data.dense.",
+    )

@@ -13,70 +13,29 @@ deterministic. Otherwise they are computed as they come.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from heterps_runtime.allocation import Allocation, MicroBatch, micro_batches
+from heterps_runtime.allocation import Allocation, MicroBatch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.intake import StageModule
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.transport import Message
-from heterps_runtime.worker.dense import Collectives, Replica
+from heterps_runtime.worker.choosing import next_backward, next_forward
+from heterps_runtime.worker.dense import Collectives
 from heterps_runtime.worker.feed import Feed
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
-from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
+from heterps_runtime.worker.peers import array_of, tensor_of
 from heterps_runtime.worker.runs import LABEL, Clock, Prepared, StepRun, Work
-from heterps_runtime.worker.servers import Initialised, Pushed, RowsArrived, ServerClient
+from heterps_runtime.worker.schedule import Schedule
+from heterps_runtime.worker.servers import Initialised, Pushed, RowsArrived
+from heterps_runtime.worker.surroundings import Surroundings
 
-__all__ = ["Engine", "Surroundings"]
+__all__ = ["Engine"]
 
 FEED_DEPTH = 2
-
-
-class Surroundings:
-    """What an engine works with in one generation; built by `worker.member`."""
-
-    def __init__(
-        self,
-        *,
-        generation: int,
-        stage: int,
-        num_stages: int,
-        rank: int,
-        committed: int,
-        total: int,
-        num_rows: int,
-        allocation: Allocation,
-        servers: ServerClient,
-        downstream: Downstream | None,
-        upstream: Upstream,
-        replica: Replica | None,
-    ) -> None:
-        self.generation = generation
-        self.stage = stage
-        self.num_stages = num_stages
-        self.rank = rank
-        self.committed = committed
-        self.total = total
-        self.num_rows = num_rows
-        self.allocation = allocation
-        self.servers = servers
-        self.downstream = downstream
-        self.upstream = upstream
-        self.replica = replica
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this stage reads the data."""
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.stage == self.num_stages - 1
 
 
 class Engine:
@@ -130,15 +89,20 @@ class Engine:
         self._dense_names = module.parameter_names
         self._runs: dict[int, StepRun] = {}
         self._requests: dict[int, Callable[[Any], None]] = {}  # pulls under way -> what to do with the answer
-        self._allocations = [around.allocation]
+        self._schedule = Schedule(
+            around.allocation,
+            stage=around.stage,
+            rank=around.rank,
+            batch_size=config.global_batch_size,
+            per_worker=config.micro_batches,
+            num_rows=around.num_rows,
+        )
         self._feed: Feed[Prepared] | None = None
         self._bound: StepRun | None = None
         self._training = True
         self._last_step = around.total  # in evaluation: batches of the evaluation data
         self._on_evaluated: Callable[[], None] = lambda: None
         self._on_scores: Callable[[torch.Tensor, torch.Tensor, float], None] = lambda *_: None
-        self._evaluation_rows = 0
-        self._micro_batches = lru_cache(maxsize=64)(self._compute_micro_batches)
         self._unique = UniqueKeys()  # of this thread; the feed has its own
         self._reported_seconds: dict[str, float] = {}
         self._started = False
@@ -151,6 +115,7 @@ class Engine:
     def start(self) -> None:
         """Begin (or go on) training at the first uncommitted step."""
         if self.committed < self.around.total:
+            self._schedule.train()
             self._begin(self.committed, self.around.total, training=True)
             self._replay_early()
 
@@ -167,11 +132,11 @@ class Engine:
             on_scores: last stage: called with logits, labels and the loss sum of each micro-batch.
             on_evaluated: called once this worker's share is done.
         """
-        self._on_scores, self._on_evaluated, self._evaluation_rows = on_scores, on_evaluated, rows
-        self._micro_batches.cache_clear()
-        steps = -(-rows // self._config.global_batch_size)
+        self._on_scores, self._on_evaluated = on_scores, on_evaluated
+        self._schedule.evaluate(rows)
+        steps = self._schedule.num_steps
         self._begin(0, steps, training=False)
-        self._evaluation_left = sum(1 for step in range(steps) if self._mine(step))
+        self._evaluation_left = sum(1 for step in range(steps) if self._schedule.mine(step))
         if not self._evaluation_left:
             on_evaluated()
         self._replay_early()
@@ -185,8 +150,7 @@ class Engine:
 
     def allocate(self, allocation: Allocation) -> None:
         """Batch sizes change at a step that nobody has begun."""
-        self._allocations.append(allocation)
-        self._micro_batches.cache_clear()
+        self._schedule.add(allocation)
         stale = [s for s in self._runs if s >= allocation.from_step]
         assert not any(self._runs[s].num_forwarded for s in stale), "the coordinator announces changes in time"
         for step in stale:
@@ -201,12 +165,13 @@ class Engine:
         if self.broken:
             return False
         self._open_runs()
-        work = self._pick_backward()
+        work = next_backward(self._runs, strict=self._strict)
         if work is not None:
             self._clock.switch("backward")
             self._backward(work)
             return True
-        work = self._pick_forward()
+        last = self.committed + self._ahead() if self._training else self._last_step
+        work = next_forward(self._runs, self.around, last, self._parameters_ready, strict=self._strict)
         if work is not None:
             self._forward(work)
             return True
@@ -266,7 +231,11 @@ class Engine:
         assert self._prepare is not None
         prepare, training = self._prepare, self._training
         self._feed = Feed(
-            lambda step: prepare(step, self._mine(step), training), first, self._last_step, FEED_DEPTH, self._wake
+            lambda step: prepare(step, self._schedule.mine(step), training),
+            first,
+            self._last_step,
+            FEED_DEPTH,
+            self._wake,
         )
 
     def _open_runs(self) -> None:
@@ -293,10 +262,10 @@ class Engine:
         self._pull_rows(prepared.block, prepared.step)
 
     def _open(self, step: int) -> StepRun:
-        mine = self._mine(step)
+        mine = self._schedule.mine(step)
         lag = self._config.max_staleness if self._config.consistency == "async" else 0
         version = max(0, step - lag) if self._training else self.committed
-        run = StepRun(step, self._batch_size(step), self._training, version, len(mine), tuple(m.index for m in mine))
+        run = StepRun(step, self._schedule.size(step), self._training, version, len(mine), tuple(m.index for m in mine))
         self._runs[step] = run
         if not self._dense_names:
             run.leaves = {}
@@ -325,51 +294,11 @@ class Engine:
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
-    def _pick_backward(self) -> Work | None:
-        for step in sorted(self._runs):
-            run = self._runs[step]
-            if run.returned:
-                work = min(run.returned, key=lambda w: w.order)
-                if self._strict and work.micro_batch.index != run.expected[run.num_finished]:
-                    return None
-                run.returned.remove(work)
-                return work
-        return None
-
-    def _pick_forward(self) -> Work | None:
-        for step in sorted(self._runs):
-            run = self._runs[step]
-            if self._training and step > self.committed + self._ahead():
-                return None
-            if run.waiting and self._parameters_ready(run):
-                for work in sorted(run.waiting, key=lambda w: w.order):
-                    if self._strict and work.micro_batch.index != run.expected[run.num_forwarded]:
-                        break
-                    if work.block.arrived and self._has_room(work):
-                        run.waiting.remove(work)
-                        return work
-            if run.num_forwarded < len(run.expected) and self._strict:
-                return None
-        return None
-
     def _parameters_ready(self, run: StepRun) -> bool:
         if run.leaves is None and self.around.replica is not None and self.around.replica.version >= run.version:
             private = self._config.consistency == "async" or not self._training
             run.leaves = self.around.replica.acquire(private=private)
         return run.leaves is not None
-
-    def _has_room(self, work: Work) -> bool:
-        """Whether the path may have one more micro-batch under way: what 1F1B needs, and one being sent."""
-        if self.around.is_last:
-            return True
-        following = work.micro_batch.path[self.around.stage + 1]
-        under_way = sum(
-            1
-            for run in self._runs.values()
-            for other in (*run.in_flight.values(), *run.returned)
-            if other.micro_batch.path[self.around.stage + 1] == following
-        )
-        return under_way <= self.around.num_stages - self.around.stage
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
@@ -415,7 +344,7 @@ class Engine:
         fields = {
             "step": work.run.step,
             "training": work.run.training,
-            "allocation": self._allocation(work.run.step).from_step,
+            "allocation": self._schedule.allocation(work.run.step).from_step,
             "index": work.micro_batch.index,
             "names": names,
             "differentiable": [t.requires_grad for t in tensors],
@@ -533,13 +462,13 @@ class Engine:
     def _take_activation(self, sender: bytes, message: Message) -> None:
         fields = message.fields
         step = int(fields["step"])
-        known = fields["allocation"] in (a.from_step for a in self._allocations)
+        known = self._schedule.knows(fields["allocation"])
         if not self._started or fields["training"] != self._training or not known:
             # The sender has heard something from the coordinator that is still on its way to us.
             self._early.append((sender, message))
             return
         run = self._runs.get(step) or self._open(step)
-        micro = self._micro_batches(step)[fields["index"]]
+        micro = self._schedule.all(step)[fields["index"]]
         tensors = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
         if self._training:
             for name, differentiable in zip(fields["names"], fields["differentiable"], strict=True):
@@ -568,21 +497,3 @@ class Engine:
             return
         work.gradients = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
         run.returned.append(work)
-
-    # --- who computes what --------------------------------------------------------------------------------------------
-
-    def _mine(self, step: int) -> tuple[MicroBatch, ...]:
-        return tuple(m for m in self._micro_batches(step) if m.path[self.around.stage] == self.around.rank)
-
-    def _compute_micro_batches(self, step: int) -> tuple[MicroBatch, ...]:
-        return micro_batches(self._allocation(step), self._batch_size(step), self._config.micro_batches)
-
-    def _allocation(self, step: int) -> Allocation:
-        if not self._training:
-            return self._allocations[-1]
-        return next(a for a in reversed(self._allocations) if a.from_step <= step)
-
-    def _batch_size(self, step: int) -> int:
-        whole = self._config.global_batch_size
-        rows = self.around.num_rows if self._training else self._evaluation_rows
-        return min(whole, rows - (step % -(-rows // whole)) * whole)

@@ -76,9 +76,7 @@ class LookupBlock:
                 table = tables[site.table]
                 values = given.ids.detach().cpu().numpy().reshape(-1)
                 skip = None if site.padding_idx is None else values == site.padding_idx
-                entry = _Entry(
-                    site, table.dim, tuple(given.ids.shape), values, skip, _offsets(given), given.weights
-                )
+                entry = _Entry(site, table.dim, tuple(given.ids.shape), values, skip, _offsets(given), given.weights)
                 self._entries[m].append(entry)
                 raw.setdefault(table.dim, []).append(make_key(site.table, values))
                 pending.setdefault(table.dim, []).append((entry, values.size))

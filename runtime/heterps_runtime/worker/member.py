@@ -36,12 +36,13 @@ from heterps_runtime.slots import dense_assignment
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.transport import Message, TokenAuthority, listen_socket
 from heterps_runtime.worker.dense import Collectives, DenseOptimizer, Replica
-from heterps_runtime.worker.engine import Engine, Surroundings
+from heterps_runtime.worker.engine import Engine
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.peers import Downstream, Upstream
 from heterps_runtime.worker.runs import Clock, Prepared
 from heterps_runtime.worker.servers import Initialised, ServerClient
+from heterps_runtime.worker.surroundings import Surroundings
 
 __all__ = ["Data", "WorkerMember"]
 

@@ -1,0 +1,262 @@
+"""Whole jobs in one process: the real coordinator, servers and workers over real sockets, each in a thread.
+
+Processes cost seconds of imports each; threads let a test run dozens of jobs. Nothing is replaced: the same classes run
+that `heterps-runtime` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS, JobPhase
+from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.link import Credentials
+from heterps_runtime.ps.server import ParameterServer
+from heterps_runtime.worker.main import run_worker
+
+TOKEN = "a token of the tests"
+POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 20
+
+Stage = tuple[str, int, int]  # pool, last layer, workers
+
+
+def write_data(folder: Path, columns: dict[str, Any]) -> str:
+    """A data set of one parquet file; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=50)
+    return str(folder)
+
+
+def flights_columns(rows: int, seed: int = 5) -> dict[str, Any]:
+    """Columns for `models.Flights`, with a label that can be learnt."""
+    random = np.random.default_rng(seed)
+    sizes = {"carrier": 20, "origin": 5, "dest": 110, "hour": 24, "weekday": 7, "tail": 997}
+    columns: dict[str, Any] = {n: random.integers(0, size, rows) for n, size in sizes.items()}
+    columns |= {f"x{i}": random.normal(size=rows).astype(np.float32) for i in range(3)}
+    columns["late"] = ((columns["hour"] > 12) ^ (random.random(rows) < 0.2)).astype(np.int64)
+    return columns
+
+
+def two_tower_columns(rows: int, seed: int = 6) -> dict[str, Any]:
+    """Columns for `models.TwoTower`: two single-valued and two multi-valued features."""
+    random = np.random.default_rng(seed)
+
+    def lists(size: int) -> list[list[int]]:
+        return [random.integers(0, size, n).tolist() for n in random.integers(0, 4, rows)]
+
+    return {
+        "user": random.integers(0, 50, rows),
+        "item": random.integers(0, 70, rows),
+        "history": lists(70),
+        "tags": lists(30),
+        "late": random.integers(0, 2, rows),
+    }
+
+
+def residual_columns(rows: int, seed: int = 7) -> dict[str, Any]:
+    """Columns for `models.Residual`: three fields that share one table, two classes."""
+    random = np.random.default_rng(seed)
+    columns: dict[str, Any] = {n: random.integers(0, 20, rows) for n in "abc"}
+    return {**columns, "late": ((columns["a"] + columns["b"]) % 2).astype(np.int64)}
+
+
+MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], str]] = {
+    # name -> columns, sparse, dense, loss
+    "flights": (
+        flights_columns,
+        ["carrier", "origin", "dest", "hour", "weekday", "tail"],
+        ["x0", "x1", "x2"],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
+    "two_tower": (
+        two_tower_columns,
+        ["user", "item", "history", "tags"],
+        [],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
+    "residual": (residual_columns, ["a", "b", "c"], [], "torch.nn.functional:cross_entropy"),
+}
+
+
+def configuration(work: Path, model: str = "flights", rows: int = 300, **training: Any) -> dict[str, Any]:
+    """A run configuration for one of the example models; `training` overrides spec.training.
+
+    Data and its cache are shared between the jobs of a test session that use the same folder `work.parent`.
+    """
+    columns, sparse, dense, loss = MODELS[model]
+    data = work.parent / f"data-{model}-{rows}"
+    if not data.exists():
+        write_data(data, columns(rows))
+    work.mkdir(parents=True, exist_ok=True)
+    spec: dict[str, Any] = {
+        "model": {"entrypoint": f"tests.runtime.models:build_{model}", "arguments": {}, "loss": loss},
+        "data": {
+            "format": "parquet",
+            "train": str(data),
+            "evaluation": str(data),
+            "label": "late",
+            "dense": dense,
+            "sparse": sparse,
+            "cache": {"directory": str(work.parent / "cache")},
+        },
+        "training": {
+            "globalBatchSize": 32,
+            "microBatches": 2,
+            "steps": 24,
+            "consistency": "sync",
+            "maxStaleness": 4,
+            "optimizer": {
+                "dense": {"name": "adam", "learningRate": "0.01"},
+                "sparse": {"name": "adagrad", "learningRate": "0.1"},
+            },
+            "seed": 3,
+            "precision": "fp64",
+            **training,
+        },
+        "parameterServer": {"wirePrecision": "full"},
+        "checkpoint": {"everySteps": 10, "keep": 3},
+        "runPolicy": {"hangTimeoutSeconds": 60},
+    }
+    spec["model"]["embeddingInit"] = {"distribution": "normal", "std": "0.1"}
+    pools = [
+        {"metadata": {"name": "cpu"}, "spec": {"deviceType": "CPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+        {"metadata": {"name": "card"}, "spec": {"deviceType": "GPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+    ]
+    return {
+        "version": 1,
+        "job": {"metadata": {"name": f"test-{model}"}, "spec": spec},
+        "pools": pools,
+        "workDirectory": str(work),
+        "pythonPath": [],
+    }
+
+
+def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
+    """A plan of (pool, last layer, workers) per stage."""
+    documents, first = [], 0
+    for i, (pool, last, workers) in enumerate(stages):
+        documents.append(
+            {
+                "name": f"stage-{i}",
+                "pool": pool,
+                "firstLayer": first,
+                "lastLayer": last,
+                "layers": [],
+                "units": workers,
+                "pods": workers,
+            }
+        )
+        first = last + 1
+    return {"stages": documents, "parameterServer": {"pool": "cpu", "replicas": servers, "units": servers}}
+
+
+class ThreadedJob:
+    """A job whose processes are threads of this one."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = copy.deepcopy(document)
+        self.config = RunConfig.from_json(document)
+        self._threads: list[threading.Thread] = []
+        self._server: CoordinatorServer | None = None
+        self.failures: list[str] = []
+        self._loop_failure: BaseException | None = None
+        ready = Path(document["workDirectory"]) / "coordinator.json"
+        ready.unlink(missing_ok=True)
+        self._start("coordinator", self._coordinate, ready)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not ready.exists():
+            if self._loop_failure is not None:
+                raise self._loop_failure
+            assert time.monotonic() < deadline, "the coordinator does not start"
+            time.sleep(POLL_SECONDS)
+        self.credentials = Credentials(json.loads(ready.read_text())["http"], TOKEN)
+
+    def _coordinate(self, ready: Path) -> None:
+        try:
+            asyncio.run(CoordinatorServer(self.config, TOKEN, "127.0.0.1", 0, ready).run())
+        except BaseException as error:
+            self._loop_failure = error
+
+    def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
+        def guarded() -> None:
+            try:
+                run(*arguments)
+            except Exception:
+                self.failures.append(f"{name}: {traceback.format_exc()}")
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def start(self, stages: Sequence[Stage], servers: int) -> None:
+        """Submit a plan and start its members."""
+        self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
+        for i in range(servers):
+            self.start_server(i)
+        for i, (pool, _, workers) in enumerate(stages):
+            for w in range(workers):
+                self.start_worker(i, w, pool)
+
+    def start_server(self, index: int) -> None:
+        """Start a parameter server."""
+        self._start(
+            f"ps-{index}", lambda: ParameterServer(self.config, self.credentials, index, "cpu", "127.0.0.1").run()
+        )
+
+    def start_worker(self, stage: int, index: int, pool: str) -> None:
+        """Start a worker."""
+        self._start(
+            f"worker-{stage}-{index}", run_worker, self.config, self.credentials, stage, index, pool, "127.0.0.1"
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The coordinator's status document."""
+        status: dict[str, Any] = self.credentials.request("GET", PATH_STATUS)
+        return status
+
+    def wait(self, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+        """Wait for a condition on the status, by default the end of the job."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status = self.status()
+            if (until or (lambda s: s["phase"] in JobPhase.FINAL))(status):
+                return status
+            assert status["phase"] not in JobPhase.FINAL, status["error"] or status["phase"]
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the job does not get on: {json.dumps(status, indent=1)} {self.failures}")
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Wait for all members, whom the coordinator tells that the job is over, then end the coordinator."""
+        coordinator, *members = self._threads
+        for thread in members:
+            thread.join(timeout=30)
+        self.credentials.request("POST", PATH_SHUTDOWN)
+        coordinator.join(timeout=30)
+        left = [thread.name for thread in self._threads if thread.is_alive()]
+        assert not left, f"{left} do not end"
+
+
+def run_job(document: dict[str, Any], stages: Sequence[Stage], servers: int) -> dict[str, Any]:
+    """Run a job to its end; returns the final status."""
+    job = ThreadedJob(document)
+    job.start(stages, servers)
+    try:
+        return job.wait()
+    finally:
+        job.close()
+        assert not job.failures, "\n".join(job.failures)

@@ -1,0 +1,114 @@
+"""The reference: the same model trained by plain PyTorch in one process on the same batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.data import BatchOrder
+from heterps_runtime.intake import Table, build_model, resolve_loss, trace_model
+from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+from heterps_runtime.worker.main import open_data
+
+Array = np.ndarray[Any, Any]
+
+
+def real_model(config: RunConfig, dtype: torch.dtype) -> tuple[nn.Module, tuple[Table, ...]]:
+    """The user's module with real tables, holding the values that the servers start with."""
+    module = build_model(config.entrypoint, config.arguments, config.seed, dtype)
+    tables = trace_model(module, None).tables
+    init = EmbeddingInit.from_manifest(config.embedding_init)
+    by_name = dict(module.named_parameters(remove_duplicate=False))
+    for table in tables:
+        ids = np.arange(table.num_embeddings)
+        values = initial_rows(config.seed, table.name, ids, table.dim, config.dtype_name, init, table.padding_idx)
+        weight = nn.Parameter(torch.from_numpy(values))
+        for name, parameter in by_name.items():
+            if parameter is by_name[table.name]:
+                owner, _, attribute = name.rpartition(".")
+                setattr(module.get_submodule(owner), attribute, weight)
+    return module, tables
+
+
+def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
+    """Train as the job would, step by step; returns the final state dict."""
+    module, tables = real_model(config, dtype)
+    data = open_data(config)
+    order = BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
+    loss_sum = resolve_loss(config.loss)
+    features = trace_model(module, data.train.schema.features).inputs
+    parameters = dict(module.named_parameters())
+    table_weights = {t.name: parameters[t.name] for t in tables}
+    dense = [p for n, p in parameters.items() if n not in table_weights]
+    dense_optimizer = _dense_optimizer(config.dense_optimizer, dense)
+    sparse = {t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name]) for t in tables}
+    total = config.steps or (config.epochs or 1) * order.steps_per_epoch
+    for step in range(total):
+        size = order.batch_size(step)
+        arrays = data.train.batch(order.rows(step, 0, size), features)
+        tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+        label = tensors.pop("label")
+        module.zero_grad()
+        loss = loss_sum(module(**tensors), label) / size
+        loss.backward()
+        dense_optimizer.step()
+        for optimizer in sparse.values():
+            optimizer.step(step + 1)
+    return {n: t.detach().numpy() for n, t in module.state_dict().items()}
+
+
+def _dense_optimizer(options: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    rate = float(options["learningRate"])
+    if options["name"] == "sgd":
+        return torch.optim.SGD(parameters, rate, momentum=float(options.get("momentum", 0)))
+    if options["name"] == "adagrad":
+        return torch.optim.Adagrad(parameters, rate)
+    return torch.optim.Adam(parameters, rate)
+
+
+class _RowOptimizer:
+    """torch's own sparse optimizers where there are such, else the published formula in numpy."""
+
+    def __init__(self, options: dict[str, Any], weight: nn.Parameter) -> None:
+        self._weight = weight
+        self._name = options["name"]
+        self._rate = float(options["learningRate"])
+        kinds: dict[str, Any] = {
+            "sgd": torch.optim.SGD,
+            "adagrad": torch.optim.Adagrad,
+            "adam": torch.optim.SparseAdam,
+        }
+        self._torch = kinds[self._name]([weight], self._rate) if self._name in kinds else None
+        self._first = np.zeros(weight.shape)
+        self._second = np.zeros(weight.shape)
+
+    def step(self, number: int) -> None:
+        """Update the rows that have a gradient."""
+        if self._weight.grad is None:
+            return
+        gradient = self._weight.grad
+        touched = (gradient != 0).any(dim=1).nonzero().flatten()
+        if self._torch is not None:
+            with torch.sparse.check_sparse_tensor_invariants():  # also for what torch's optimizers make inside
+                self._weight.grad = torch.sparse_coo_tensor(touched[None], gradient[touched], gradient.shape)
+                self._torch.step()
+            return
+        rows, grads = touched.numpy(), gradient[touched].numpy()
+        values = self._weight.detach().numpy()
+        if self._name == "rowwise-adagrad":
+            self._first[rows] += (grads**2).mean(axis=1, keepdims=True)
+            values[rows] -= self._rate * grads / (np.sqrt(self._first[rows]) + 1e-10)
+        else:  # ftrl with l1 = l2 = 0, power -1/2 (McMahan et al., KDD 2013, algorithm 1)
+            before = np.sqrt(self._second[rows])
+            self._second[rows] += grads**2
+            after = np.sqrt(self._second[rows])
+            fresh = (before == 0).all(axis=1)
+            assert fresh.shape == (len(rows),)
+            self._first[rows] += grads - (after - before) / self._rate * values[rows]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values[rows] = np.where(after > 0, -self._first[rows] * self._rate / after, 0)

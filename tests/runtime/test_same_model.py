@@ -1,0 +1,69 @@
+"""The strongest promise: in `sync`, any plan trains the model that plain PyTorch trains in one process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.intake import build_model, trace_model
+
+from .jobs import Stage, configuration, run_job
+from .plain_torch import train
+
+CASES = 36
+DENSE = [
+    {"name": "sgd", "learningRate": "0.1"},
+    {"name": "sgd", "learningRate": "0.05", "momentum": "0.9"},
+    {"name": "adagrad", "learningRate": "0.05"},
+    {"name": "adam", "learningRate": "0.01"},
+]
+SPARSE = [{"name": n, "learningRate": "0.1"} for n in ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("same-model")
+
+
+def _draw(number: int, folder: Path) -> tuple[dict[str, Any], list[Stage], int]:
+    """Case `number`: a model, a plan, workers, servers, micro-batches and optimizers, all drawn at random."""
+    draw = random.Random(number)
+    model = ["flights", "two_tower", "residual"][number % 3]
+    precision = "fp32" if number % 6 == 5 else "fp64"
+    document = configuration(
+        folder / f"case-{number}",
+        model,
+        rows=draw.choice([300, 333]),
+        globalBatchSize=draw.choice([24, 32, 41]),
+        microBatches=draw.choice([1, 2, 3]),
+        steps=draw.randint(20, 26),
+        precision=precision,
+        optimizer={"dense": draw.choice(DENSE), "sparse": SPARSE[number % 5]},
+        seed=draw.randint(0, 1000),
+    )
+    layers = len(trace_model(build_model(f"tests.runtime.models:build_{model}", {}, 0, torch.float32), None).layers)
+    cuts = sorted(draw.sample(range(layers - 1), draw.choice([0, 1, 1, 2, 3])))
+    stages = [(draw.choice(["cpu", "card"]), last, draw.choice([1, 1, 2, 3])) for last in [*cuts, layers - 1]]
+    return document, stages, draw.choice([1, 1, 2, 3])
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_any_plan_trains_the_model_that_one_pytorch_process_trains(number: int, folder: Path) -> None:
+    document, stages, servers = _draw(number, folder)
+    config = RunConfig.from_json(document)
+    status = run_job(document, stages, servers)
+    assert status["phase"] == "Succeeded", status["error"]
+    trained = load_file(Path(status["model"]) / "model.safetensors")
+    expected = train(config, torch.float64 if config.precision == "fp64" else torch.float32)
+    assert set(trained) == set(expected)
+    relative = 1e-5 if config.precision == "fp64" else 2e-3
+    for name, values in expected.items():
+        scale = np.abs(values).max() or 1.0
+        np.testing.assert_allclose(trained[name], values, rtol=relative, atol=relative * scale, err_msg=name)
