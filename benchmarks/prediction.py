@@ -6,13 +6,18 @@ Each pool is profiled as `heterps profile` does it, the cost model predicts each
 and the plan is run by the real processes. Profiles and runs alternate over the rounds, and medians are compared, since
 a shared machine changes its speed within minutes.
 
-The cost model gives every unit a core of its own. A plan whose processes need more cores than there are is reported,
-but apart from the others: `busy` is the number of cores that it would keep busy by its own prediction.
+The cost model gives every unit a core of its own, lets stages overlap completely, and charges a layer's fixed time
+once per batch. So plans are reported in groups: those that fit this machine; those whose processes need more cores than
+there are (`busy cores`: what the plan would keep busy by its own prediction); and those in which a stage with dense
+parameters precedes another, so that the pipeline drains at every step. A plan of several stages calls each layer once
+per micro-batch; `per call` is the prediction with the fixed time charged as often as that.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib
 import json
 import os
 import secrets
@@ -26,8 +31,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from _ctr import FIELDS, NUMBERS, write_clicks
 
 from heterps_operator.job import JobSpec
 from heterps_operator.manifest import load_manifest
@@ -57,13 +60,14 @@ class Result:
 
     name: str
     busy: float
+    drains: bool
     predicted: list[float]
+    per_call: list[float]
     measured: list[float]
 
-    @property
-    def error(self) -> float:
-        """Relative error of the median prediction."""
-        return statistics.median(self.predicted) / statistics.median(self.measured) - 1
+    def error(self, predicted: list[float]) -> float:
+        """Relative error of a median prediction."""
+        return statistics.median(predicted) / statistics.median(self.measured) - 1
 
 
 FLIGHTS: dict[str, Case] = {
@@ -88,6 +92,8 @@ FLIGHTS: dict[str, Case] = {
         1,
     ),
 }
+# Plans in which a stage with dense parameters precedes another.
+DRAINING = {"cpu ..relu1 | accelerator rest"}
 CLICKS: dict[str, Case] = {
     "cpu x1": ([{"pool": "cpu", "units": 1}], 1),
     "cpu x1, 2 servers": ([{"pool": "cpu", "units": 1}], 2),
@@ -121,6 +127,7 @@ class Job:
         spec["checkpoint"] = {"everySteps": 10**6, "keep": 1}
         self._document = document
         self.folder = folder
+        self.micro_batches: int = spec["training"]["microBatches"]
         job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {}}}
         self.spec = JobSpec.from_manifests(job, loaded.pools)
 
@@ -133,14 +140,19 @@ class Job:
                     raise SystemExit(f"profile of pool {pool.name} ended with code {code}: {processes.last_line()}")
             return dict(processes.request("GET", PATH_PROFILES))
 
-    def problem(self, profiles: Mapping[str, Any]) -> Problem:
-        """The planning problem of some profiles, without a floor or limits."""
+    def problem(self, profiles: Mapping[str, Any], calls: int = 1) -> Problem:
+        """The planning problem of some profiles, without a floor or limits, with `calls` of each layer per batch."""
+        profiles = copy.deepcopy(dict(profiles))
+        for profile in profiles.values():
+            for layer in profile["layers"]:
+                layer["computeSeconds"] += (calls - 1) * layer["computeFixedSeconds"]
+                layer["computeFixedSeconds"] *= calls
         problem = Problem.from_json(build_problem(self.spec, profiles))
         return replace(problem, pools=tuple(replace(pool, max_units=64) for pool in problem.pools))
 
     def run(self, plan: Plan, servers: int) -> float:
         """Train by a plan; returns samples per second."""
-        stages = []
+        stages: list[dict[str, Any]] = []
         first = 0
         for i, stage in enumerate(plan.stages):
             stages.append(
@@ -242,7 +254,8 @@ def flights(folder: Path, steps: int) -> Job:
 
 def clicks(folder: Path, steps: int) -> Job:
     """The benchmark model on synthetic clicks."""
-    data = write_clicks(ROOT / ".cache" / "benchmarks", CLICK_ROWS)
+    ctr = importlib.import_module("_ctr")  # beside this file; workers import it under the same name
+    data = ctr.write_clicks(ROOT / ".cache" / "benchmarks", CLICK_ROWS)
     pools = [
         {
             "apiVersion": "heterps.io/v1alpha1",
@@ -277,8 +290,8 @@ def clicks(folder: Path, steps: int) -> Job:
                 "format": "parquet",
                 "train": str(data),
                 "label": "click",
-                "dense": list(NUMBERS),
-                "sparse": list(FIELDS),
+                "dense": list(ctr.NUMBERS),
+                "sparse": list(ctr.FIELDS),
             },
             "training": {
                 "globalBatchSize": 4096,
@@ -302,7 +315,7 @@ def clicks(folder: Path, steps: int) -> Job:
 
 def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Result], list[dict[str, Any]]]:
     """Profile and run, `rounds` times; returns results by plan and each round's calibration."""
-    results = {name: Result(name, 0.0, [], []) for name in cases}
+    results = {name: Result(name, 0.0, name in DRAINING, [], [], []) for name in cases}
     calibrations = []
     for _ in range(rounds):
         profiles = job.profiles()
@@ -310,14 +323,48 @@ def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Resu
         problem = job.problem(profiles)
         for name, (stages, servers) in cases.items():
             plan = evaluate(problem, stages)
+            calls = job.micro_batches if len(stages) > 1 else 1
+            per_call = evaluate(job.problem(profiles, calls), stages)
             assert isinstance(plan, Plan)
+            assert isinstance(per_call, Plan)
             result = results[name]
             result.predicted.append(plan.throughput)
+            result.per_call.append(per_call.throughput)
             # Each stage's share of the slowest stage's time, and about a tenth of a core per server.
             result.busy = sum(s.units * plan.throughput / s.throughput for s in plan.stages) + 0.1 * servers
             result.measured.append(job.run(plan, servers))
-            print(f"  {name}: predicted {plan.throughput:,.0f}, measured {result.measured[-1]:,.0f}", flush=True)
+            print(
+                f"  {name}: predicted {plan.throughput:,.0f}, per call {per_call.throughput:,.0f}, "
+                f"measured {result.measured[-1]:,.0f}",
+                flush=True,
+            )
     return list(results.values()), calibrations
+
+
+def print_table(model: str, results: list[Result], cores: int) -> None:
+    """Print the plans in groups, with the errors of each group."""
+    groups = {
+        f"fits {cores} cores": [r for r in results if r.busy <= cores and not r.drains],
+        f"needs more than {cores} cores": [r for r in results if r.busy > cores and not r.drains],
+        "drains at every step": [r for r in results if r.drains],
+    }
+    print(f"\n| {model} | group | busy cores | predicted/s | error | per call/s | error | measured/s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for group, members in groups.items():
+        for r in members:
+            rates = [statistics.median(rates) for rates in (r.predicted, r.per_call, r.measured)]
+            name = r.name.replace("|", "/")
+            print(
+                f"| {name} | {group} | {r.busy:.1f} | {rates[0]:,.0f} | {r.error(r.predicted):+.1%} "
+                f"| {rates[1]:,.0f} | {r.error(r.per_call):+.1%} | {rates[2]:,.0f} |"
+            )
+    for group, members in groups.items():
+        for label, errors in (
+            ("predicted", [abs(r.error(r.predicted)) for r in members]),
+            ("per call", [abs(r.error(r.per_call)) for r in members]),
+        ):
+            if errors:
+                print(f"{group}, {label}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
 
 
 def main() -> None:
@@ -337,16 +384,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
             print(f"{name}:", flush=True)
             results, calibrations = compare(make(Path(folder), options.steps), cases, options.rounds)
-        report[name] = {"plans": [vars(r) | {"error": r.error} for r in results], "calibrations": calibrations}
-        print(f"\n| {name} | busy cores | predicted samples/s | measured samples/s | error |\n|---|---|---|---|---|")
-        for result in sorted(results, key=lambda r: r.busy > cores):
-            predicted, measured = statistics.median(result.predicted), statistics.median(result.measured)
-            print(f"| {result.name} | {result.busy:.1f} | {predicted:,.0f} | {measured:,.0f} | {result.error:+.1%} |")
-        fitting = [abs(r.error) for r in results if r.busy <= cores]
-        if fitting:
-            print(
-                f"plans that fit {cores} cores: median error {statistics.median(fitting):.1%}, max {max(fitting):.1%}"
-            )
+        plans = [
+            vars(r) | {"error": r.error(r.predicted), "errorPerCall": r.error(r.per_call), "fits": r.busy <= cores}
+            for r in results
+        ]
+        report[name] = {"plans": plans, "calibrations": calibrations}
+        print_table(name, results, cores)
     if options.output == "json":
         print(json.dumps(report, indent=1))
 
