@@ -13,8 +13,8 @@ from typing import Any
 
 __all__ = ["DENSE_OPTIONS", "SPARSE_OPTIONS", "complete_job", "complete_pool"]
 
-# Options of optimizers and their defaults. Those of sgd (but for its step), adagrad and adam are PyTorch's, those of
-# ftrl are those of Keras (initial accumulator 0.1, power -0.5).
+# Options of optimizers and their defaults. Those of sgd (but for its step), adagrad and adam are PyTorch's; ftrl has the
+# power and the start at 0 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
 _ADAM = {"learningRate": "0.001", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-8"}
 _ADAGRAD = {"learningRate": "0.01", "epsilon": "1e-10", "initialAccumulator": "0"}
 DENSE_OPTIONS: dict[str, dict[str, str]] = {
@@ -27,7 +27,7 @@ SPARSE_OPTIONS: dict[str, dict[str, str]] = {
     "adagrad": _ADAGRAD,
     "rowwise-adagrad": {**_ADAGRAD, "learningRate": "0.05"},
     "adam": _ADAM,
-    "ftrl": {"learningRate": "0.05", "initialAccumulator": "0.1", "l1": "0", "l2": "0", "learningRatePower": "-0.5"},
+    "ftrl": {"learningRate": "0.05", "initialAccumulator": "0", "l1": "0", "l2": "0", "learningRatePower": "-0.5"},
 }
 _RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _DEVICES = {"CPU": "cpu", "GPU": "cuda", "XPU": "xpu"}

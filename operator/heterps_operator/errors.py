@@ -2,6 +2,9 @@
 
     HeterpsError                 anything that a user or an operator of HeterPS can act upon
     ├── ManifestError            manifests that cannot be used; holds every problem found
+    ├── UsageError               an option of the command line that cannot be followed
+    ├── WorkspaceError           a work directory that cannot be used as it is
+    ├── StateError               a state file that cannot be read
     └── InstallationError        a file of HeterPS itself is missing
 
 Whoever adds an error adds it here: the command line turns every `HeterpsError` into its text and an exit code, and
@@ -14,7 +17,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MISSING", "HeterpsError", "InstallationError", "ManifestError", "Missing", "Problem"]
+__all__ = [
+    "MISSING",
+    "HeterpsError",
+    "InstallationError",
+    "ManifestError",
+    "Missing",
+    "Problem",
+    "StateError",
+    "UsageError",
+    "WorkspaceError",
+]
 
 
 class Missing:
@@ -35,6 +48,18 @@ class HeterpsError(Exception):
 
 class InstallationError(HeterpsError):
     """HeterPS is not installed completely."""
+
+
+class UsageError(HeterpsError, ValueError):
+    """An option of the command line that cannot be followed."""
+
+
+class WorkspaceError(HeterpsError, ValueError):
+    """The work directory cannot be used as it is; the message says what to do."""
+
+
+class StateError(HeterpsError, ValueError):
+    """A state file that cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from heterps_operator.errors import StateError
 from heterps_operator.job import JobSpec, PoolSpec
-from heterps_operator.state import StateError, read_json, write_json
+from heterps_operator.state import read_json, write_json
 from heterps_operator.values import Json
 from heterps_planner.errors import UnknownNameError
 

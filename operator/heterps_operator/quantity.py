@@ -1,16 +1,11 @@
-"""Quantities and decimal numbers of the manifests.
-
-Manifests hold no floating-point numbers (their value would depend on who reads them): sizes are quantities such as
-`10Gi`, prices and rates are decimal numbers in strings. Both are exact here until the last conversion.
-"""
+"""Quantities of the manifests, such as `10Gi`: exact, as Kubernetes reads them."""
 
 from __future__ import annotations
 
-import math
 import re
 from decimal import Decimal
 
-__all__ = ["decimal_text", "parse_bytes", "parse_decimal", "parse_quantity"]
+__all__ = ["parse_quantity"]
 
 # Suffixes of quantities: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _FACTORS = {
@@ -22,7 +17,6 @@ _FACTORS = {
     **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
 }
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?")
-_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?")
 
 
 def parse_quantity(value: int | str) -> Decimal:
@@ -38,29 +32,3 @@ def parse_quantity(value: int | str) -> Decimal:
     if exponent is not None:
         return Decimal(number).scaleb(int(exponent))
     return Decimal(number) * _FACTORS[suffix or ""]
-
-
-def parse_bytes(value: int | str) -> int:
-    """Read a size in bytes; a fraction of a byte is rounded up, as Kubernetes does.
-
-    Raises:
-        ValueError: the text is no quantity.
-    """
-    return math.ceil(parse_quantity(value))
-
-
-def parse_decimal(value: int | str) -> Decimal:
-    """Read a decimal number, such as `"2.42"` or `"1e-8"`.
-
-    Raises:
-        ValueError: the text is no decimal number.
-    """
-    if _DECIMAL.fullmatch(str(value)) is None:
-        raise ValueError(f'{value!r} is not a decimal number; write it in quotes, for example "2.42"')
-    return Decimal(value)
-
-
-def decimal_text(value: Decimal | float) -> str:
-    """Write a number as manifests hold it: plain digits, no exponent, no zeros at the end."""
-    text = format(Decimal(str(value)), "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text

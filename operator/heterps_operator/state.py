@@ -11,14 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.errors import HeterpsError
+from heterps_operator.errors import StateError
 from heterps_operator.values import Json
 
-__all__ = ["StateError", "read_json", "write_json"]
-
-
-class StateError(HeterpsError, ValueError):
-    """A state file that cannot be read."""
+__all__ = ["read_json", "write_json"]
 
 
 def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:

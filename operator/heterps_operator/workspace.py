@@ -21,18 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.bill import Bill
-from heterps_operator.errors import HeterpsError
-from heterps_operator.state import StateError, read_json, write_json
+from heterps_operator.errors import StateError, WorkspaceError
+from heterps_operator.state import read_json, write_json
 from heterps_operator.status import Status
 from heterps_operator.values import Json
 
-__all__ = ["Workspace", "WorkspaceError", "fingerprints"]
+__all__ = ["Workspace", "fingerprints"]
 
 _KEPT_BY_FRESH = frozenset({"cache", "lock"})
-
-
-class WorkspaceError(HeterpsError, ValueError):
-    """The work directory cannot be used as it is; the message says what to do."""
 
 
 class Workspace:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.bill import Bill
-from heterps_operator.state import StateError, read_json, write_json
+from heterps_operator.errors import StateError, WorkspaceError
+from heterps_operator.state import read_json, write_json
 from heterps_operator.status import Status
-from heterps_operator.workspace import Workspace, WorkspaceError
+from heterps_operator.workspace import Workspace
 from tests.controller.world import World
 
 

@@ -63,7 +63,7 @@ def test_defaults_follow_the_fields_that_are_given(tmp_path: Path) -> None:
         "name": "sgd", "learningRate": "0.01", "momentum": "0.5", "weightDecay": "0",
     }  # fmt: skip
     assert spec["training"]["optimizer"]["sparse"] == {
-        "name": "ftrl", "learningRate": "0.05", "initialAccumulator": "0.1", "l1": "0.1", "l2": "0",
+        "name": "ftrl", "learningRate": "0.05", "initialAccumulator": "0", "l1": "0.1", "l2": "0",
         "learningRatePower": "-0.5",
     }  # fmt: skip
 

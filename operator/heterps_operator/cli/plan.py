@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 
 from heterps_operator.cli.profile import measure
-from heterps_operator.cli.session import Programs, UsageError, open_session
+from heterps_operator.cli.session import Programs, open_session
 from heterps_operator.console import make_console
 from heterps_operator.display import make_display
+from heterps_operator.errors import UsageError
 from heterps_operator.job import JobSpec
 from heterps_operator.profiles import adapt_problem
 from heterps_operator.values import Json

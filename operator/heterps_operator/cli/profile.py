@@ -10,9 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from heterps_operator.cli.session import Driven, Programs, Session, UsageError, drive, open_session
+from heterps_operator.cli.session import Driven, Programs, Session, drive, open_session
 from heterps_operator.console import Console, make_console
 from heterps_operator.display import Display, make_display
+from heterps_operator.errors import UsageError
 from heterps_operator.profiles import build_problem, profile_warnings
 from heterps_operator.report import exit_code, render_failure
 from heterps_operator.values import Json

@@ -11,10 +11,11 @@ from heterps_operator.bill import Bill
 from heterps_operator.cli.session import Programs, Session, drive, open_session
 from heterps_operator.console import make_console
 from heterps_operator.display import Display, make_display
+from heterps_operator.errors import WorkspaceError
 from heterps_operator.report import build_report, render_report
 from heterps_operator.status import Status
 from heterps_operator.values import Json
-from heterps_operator.workspace import WorkspaceError, fingerprints
+from heterps_operator.workspace import fingerprints
 
 __all__ = ["run"]
 

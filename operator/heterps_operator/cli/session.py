@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_operator.bill import Bill
 from heterps_operator.display import Display
-from heterps_operator.errors import HeterpsError
+from heterps_operator.errors import UsageError
 from heterps_operator.job import JobSpec
 from heterps_operator.loop import ControlLoop
 from heterps_operator.manifest import load_manifest
@@ -26,11 +26,7 @@ from heterps_operator.workspace import Workspace
 from heterps_planner.balancing import POLICIES
 from heterps_planner.methods import METHODS
 
-__all__ = ["Programs", "Session", "UsageError", "drive", "open_session"]
-
-
-class UsageError(HeterpsError, ValueError):
-    """An option of the command line that cannot be followed."""
+__all__ = ["Programs", "Session", "drive", "open_session"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,212 @@
+"""A small job, run by the real command with the real runtime: `heterps` in a process of its own.
+
+The profile of its one pool is put where an earlier run would have kept it, unless a test is about the profiler: to
+measure takes a minute, and any times will do for a plan that is given by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from heterps_operator.cli.session import Programs, open_session
+from heterps_operator.client import CoordinatorClient, CoordinatorError
+
+HERE = Path(__file__).parent
+ROWS = 4096
+BATCH = 256
+_PATIENCE_SECONDS = 120
+_MANIFEST = """
+apiVersion: heterps.io/v1alpha1
+kind: NodePool
+metadata: {name: cpu}
+spec: {deviceType: CPU, torchDevice: cpu, maxUnits: 2, pricePerUnitHour: "0.04"}
+---
+apiVersion: heterps.io/v1alpha1
+kind: HeterPSJob
+metadata: {name: small}
+spec:
+  image: example.com/small:1
+  model: {entrypoint: "small_model:build", loss: "torch.nn.functional:binary_cross_entropy_with_logits"}
+  data: {format: parquet, train: data, label: late, dense: [distance, hour], sparse: [carrier, origin]}
+  training:
+    globalBatchSize: 256
+    steps: 400
+    consistency: sync
+    optimizer:
+      dense: {name: adam, learningRate: "0.001"}
+      sparse: {name: rowwise-adagrad, learningRate: "0.05"}
+  pools: [{name: cpu}]
+  scheduling: {stages: [{pool: cpu, lastLayer: output, units: 1}]}
+  checkpoint: {everySteps: 20, keep: 3}
+"""
+_LAYER = {"kind": "Linear", "computeSeconds": 0.001, "parallelFraction": 0.9, "spread": 0.01}
+_PROFILE: dict[str, Any] = {
+    "batchSize": BATCH,
+    "samples": ROWS,
+    "layers": [{"name": name, **_LAYER} for name in ("tables", "linear", "output")],
+    "measured": {},
+    "warnings": [],
+}
+
+
+def columns(rows: int = ROWS) -> dict[str, Any]:
+    """A data set without errors."""
+    random = np.random.default_rng(0)
+    return {
+        "distance": random.normal(size=rows),
+        "hour": random.uniform(-1, 1, size=rows),
+        "carrier": random.integers(0, 50, rows),
+        "origin": [f"a{i}" for i in random.integers(0, 200, rows)],
+        "late": (random.random(rows) < 0.3).astype(np.int64),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What somebody at the terminal is left with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    def report(self) -> dict[str, Any]:
+        """The JSON document that stdout consists of."""
+        document: dict[str, Any] = json.loads(self.out)
+        assert document["exitCode"] == self.code
+        return document
+
+
+class RealJob:
+    """One job in a folder of its own.
+
+    Args:
+        folder: an empty one.
+        data: columns of the training data.
+        profiled: whether an earlier run has measured the pool.
+        spec: changes of the manifest by dotted path below spec; None removes the field.
+    """
+
+    def __init__(
+        self, folder: Path, data: Mapping[str, Any] | None = None, *, profiled: bool = True, **spec: Any
+    ) -> None:
+        self.folder = folder
+        (folder / "data").mkdir(parents=True)
+        pq.write_table(pa.table(dict(data or columns())), folder / "data" / "part-0.parquet")
+        (folder / "small_model.py").write_text((HERE / "small_model.py").read_text())
+        self._documents = list(yaml.safe_load_all(_MANIFEST))
+        self.work = folder / ".heterps" / "small"
+        self.change(**spec)
+        if profiled:
+            session = open_session(str(folder / "job.yaml"), str(self.work), Programs())
+            session.cache.save("cpu", _PROFILE)
+
+    def change(self, **spec: Any) -> None:
+        """Write the manifest with changes: `data__train="elsewhere"`."""
+        for path, value in spec.items():
+            *parents, last = path.split("__")
+            target = self._documents[1]["spec"]
+            for name in parents:
+                target = target.setdefault(name, {})
+            if value is None:
+                target.pop(last, None)
+            else:
+                target[last] = value
+        (self.folder / "job.yaml").write_text(yaml.safe_dump_all(self._documents))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`heterps ARGUMENTS` where the job lies, leading a process group as a shell's jobs do."""
+        environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(HERE / "__pycache__"))}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "heterps_operator", *arguments],
+            cwd=self.folder,
+            env=environment | {"COLUMNS": "400", "HETERPS_TEST_FOLDER": str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+
+    def finish(self, process: subprocess.Popen[str]) -> Result:
+        """Wait for its end, and find nothing left of it."""
+        try:
+            out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                raise AssertionError(f"heterps hangs: {self.logs()}")
+        result = Result(process.returncode, out, err)
+        assert "Traceback" not in result.text, result.text
+        assert self.survivors() == {}
+        return result
+
+    def run(self, *arguments: str) -> Result:
+        """`heterps run job.yaml ARGUMENTS` to its end."""
+        return self.finish(self.start("run", "job.yaml", *arguments))
+
+    def status(self) -> dict[str, Any] | None:
+        """What the coordinator says now; None while there is none."""
+        try:
+            address = json.loads((self.work / "coordinator.json").read_text())["http"]
+            return CoordinatorClient(address, (self.work / "token").read_text()).status()
+        except (OSError, ValueError, CoordinatorError):
+            return None
+
+    def await_status(self, process: subprocess.Popen[str], found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Ask the coordinator until something holds."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            status = self.status()
+            if status is not None and found(status):
+                return status
+            time.sleep(0.01)
+        raise AssertionError(f"ended with {process.poll()} before it came to this: {self.logs()}")
+
+    def await_step(self, process: subprocess.Popen[str], step: int) -> dict[str, Any]:
+        """Wait until a step is committed."""
+        return self.await_status(process, lambda status: bool(status["committedSteps"] >= step))
+
+    def pid(self, name: str) -> int:
+        """The running process of that name."""
+        record = json.loads((self.work / "processes.json").read_text())
+        return int(next(p["pid"] for p in record["processes"] if p["name"] == name))
+
+    def survivors(self) -> dict[int, str]:
+        """Processes that still run for this job."""
+        marker = f"HETERPS_TEST_FOLDER={self.folder}\0".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                if marker in (entry / "environ").read_bytes() + b"\0":
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def logs(self) -> str:
+        """The last lines of every log, for a test that has failed."""
+        paths = sorted((self.work / "logs").glob("*.log"))
+        return "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in paths)
+
+    def checkpoints(self) -> list[Path]:
+        """Folders of the complete checkpoints, the oldest first."""
+        return sorted(path.parent for path in (self.work / "checkpoints").glob("*/manifest.json"))
