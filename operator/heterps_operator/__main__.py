@@ -9,8 +9,10 @@ from importlib import metadata
 
 from heterps_operator.cli.session import Programs
 from heterps_operator.errors import HeterpsError
+from heterps_operator.refusal import write_refusal
+from heterps_operator.status import Failure
 from heterps_planner.errors import PlannerError
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
 __all__ = ["main"]
 
@@ -29,10 +31,19 @@ def main(arguments: Sequence[str] | None = None, programs: Programs | None = Non
     try:
         return _dispatch(options, programs or Programs())
     except (HeterpsError, PlannerError) as error:
-        sys.stderr.write(f"heterps: {error}\n")
-        return EXIT_BAD_INPUT
+        return _refuse(options, "BadInput", str(error), EXIT_BAD_INPUT)
+    except OSError as error:  # of this machine: a full disk, too many processes; it names the file, if one is at fault
+        return _refuse(options, "SystemError", str(error), EXIT_FAILED)
     except KeyboardInterrupt:  # outside of the control loop, where nothing runs that would have to end in order
         return EXIT_INTERRUPTED
+
+
+def _refuse(options: Namespace, reason: str, message: str, code: int) -> int:
+    """Say why nothing was done; a program that reads stdout gets a document in this case, too."""
+    sys.stderr.write(f"heterps: {message}\n")
+    if options.output == "json":
+        write_refusal(Failure(reason, message).to_json(), code)
+    return code
 
 
 def _dispatch(options: Namespace, programs: Programs) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 __all__ = ["DENSE_OPTIONS", "SPARSE_OPTIONS", "complete_job", "complete_pool"]
 
-# Options of optimizers and their defaults. Those of sgd (but for its step), adagrad and adam are PyTorch's; ftrl has the
-# power and the start at 0 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
+# Options of optimizers and their defaults. Those of sgd (but for its step), adagrad and adam are PyTorch's; ftrl has
+# the power and the start at 0 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
 _ADAM = {"learningRate": "0.001", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-8"}
 _ADAGRAD = {"learningRate": "0.01", "epsilon": "1e-10", "initialAccumulator": "0"}
 DENSE_OPTIONS: dict[str, dict[str, str]] = {

@@ -13,7 +13,7 @@ from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR
 from heterps_operator.status import Failure, Status
 from heterps_operator.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess
-from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK, JobPhase
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
 __all__ = ["judge", "orderly_stop", "silent_coordinator", "wind_down"]
 
@@ -43,7 +43,6 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
             failure = Failure(
                 str(error.get("reason") or "Unknown"), str(error.get("message") or "the coordinator gave no reason")
             )
-            failure = _with_last_words(failure, observed)
             return replace(_end(status, "Failed", now, orderly=True), failure=failure)
     if "plan" in observed.refused:
         return _failed(status, "PlanRefused", observed.refused["plan"], now)
@@ -97,7 +96,7 @@ def orderly_stop(observed: Observed, status: Status) -> tuple[Status, tuple[Acti
 def wind_down(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
     """End what still runs, the coordinator last; when nothing runs the job is in its final phase."""
     now, view = observed.time, observed.coordinator
-    status = _conclude(status, now)
+    status = _with_last_words(_conclude(status, now), observed)
     running = [p for p in observed.processes if p.running]
     others = [p for p in running if p.name != COORDINATOR]
     if not running:
@@ -140,13 +139,25 @@ def _conclude(status: Status, now: float) -> Status:
     return status
 
 
-def _with_last_words(failure: Failure, observed: Observed) -> Failure:
-    """Add the log of a process that failed before the coordinator ended the job: it knows the details."""
-    ended = [p for p in observed.processes if not p.running and p.exit_code not in (EXIT_OK, EXIT_INTERRUPTED)]
+def _with_last_words(status: Status, observed: Observed) -> Status:
+    """Add the log of the process that failed by itself, if the coordinator ended the job: it knows the details.
+
+    A process tells the coordinator what is wrong before it ends, so it may end some turns later.
+    """
+    failure = status.failure
+    if failure is None or failure.member or not status.orderly:
+        return status
+    ended = [
+        p
+        for p in observed.processes
+        if not p.running and not p.stopping and p.exit_code not in (EXIT_OK, EXIT_INTERRUPTED)
+    ]
     if not ended:
-        return failure
-    first = min(ended, key=lambda p: (p.ended or 0.0, p.name))
-    return replace(failure, member=first.name, exit_code=first.exit_code, last_lines=first.last_lines, log=first.log)
+        return status
+    # Who found bad input knows the cause; then whoever ended first.
+    first = min(ended, key=lambda p: (p.exit_code != EXIT_BAD_INPUT, p.ended or 0.0, p.name))
+    words = replace(failure, member=first.name, exit_code=first.exit_code, last_lines=first.last_lines, log=first.log)
+    return replace(status, failure=words)
 
 
 def _end(status: Status, outcome: str, now: float, *, orderly: bool) -> Status:

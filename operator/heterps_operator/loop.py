@@ -117,6 +117,7 @@ class ControlLoop:
         self._stop_requested = False
         self._aborted = False
         self._saved = 0.0
+        self._unsaved = False
         self._pending: list[Event] = []
 
     def request_stop(self) -> None:
@@ -146,7 +147,7 @@ class ControlLoop:
             self._planner.close()
             self._substrate.close()
             self._charge(self._clock())
-            self._save(self.status, self.bill)
+            self._store(self._clock())
 
     def turn(self) -> None:
         """Observe, decide and act once."""
@@ -246,5 +247,14 @@ class ControlLoop:
         self.bill = self.bill.accrue(self._substrate.processes(), self.job.prices, now)
 
     def _store(self, now: float) -> None:
-        self._save(self.status, self.bill)
+        """Keep status and bill; a full disk must not end a training that can go on."""
         self._saved = now
+        try:
+            self._save(self.status, self.bill)
+        except OSError as error:
+            if not self._unsaved:
+                text = f"{error}; training goes on, and the state is saved when that is possible again"
+                self._pending.append(Event("Warning", "StateNotSaved", text, now))
+            self._unsaved = True
+        else:
+            self._unsaved = False

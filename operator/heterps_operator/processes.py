@@ -305,7 +305,9 @@ class ProcessSubstrate:
             for child in self._children.values()
             if child.view.running
         ]
-        write_json(self._record, {"processes": running})
+        # Only needed where the kernel did not end them with us (guard.py): a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            write_json(self._record, {"processes": running})
 
     def _rotate(self, name: str) -> Path:
         """Move the log of the attempt before aside: NAME.1.log is the oldest."""

@@ -90,7 +90,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     )
     status = _observe_members(job, observed, status)
     status, resumed = _observe_resume(observed, status)
-    return Decision(status, saves + actions, events + resumed + _news(before, status, observed))
+    status, warnings = _relay_warnings(observed, status)
+    return Decision(status, saves + actions, warnings + events + resumed + _news(before, status, observed))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -268,9 +269,26 @@ def _observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[E
     return replace(status, resumed_incarnation=status.incarnation), (event,)
 
 
+def _relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Tell people once what the coordinator warns of: a damaged or failed checkpoint, a member that was lost."""
+    view = observed.coordinator
+    if view is None:
+        return status, ()
+    news = [e for e in view.document.get("events") or () if float(e["time"]) > status.heard]
+    if not news:
+        return status, ()
+    told = (view.error or {}).get("reason")  # why the job ends is said once, with the job's own condition
+    warnings = tuple(
+        Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]))
+        for e in news
+        if e["type"] == "Warning" and e["reason"] != told
+    )
+    return replace(status, heard=max(float(e["time"]) for e in news)), warnings
+
+
 def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
     """Events for the conditions that changed with this decision."""
-    events = []
+    events: list[Event] = []
     for kind in CONDITION_TYPES:
         old, new = before.condition(kind), after.condition(kind)
         changed = new.status != old.status or (kind == "Rebalanced" and new.message != old.message)
@@ -278,7 +296,9 @@ def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...
         denial = new.status == "False" and (kind in _ENDS or (kind == "PodsReady" and old.status == "Unknown"))
         if changed and new.status != "Unknown" and not denial:
             bad = new.status == "False" or kind == "Failed"
-            events.append(Event("Warning" if bad else "Normal", new.reason, new.message, observed.time))
+            event = Event("Warning" if bad else "Normal", new.reason, new.message, observed.time)
+            if event not in events:  # that there is no plan is also why the job has failed
+                events.append(event)
     if after.phase == "Profiling" and before.phase != "Profiling":
         events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
     return tuple(events)

@@ -97,6 +97,7 @@ class Status:
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
+    heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
     resumed_incarnation: int = 0  # the last one of which was said from which step it resumed
     failures: int = 0  # deaths that count to backoffLimit
     restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports

@@ -53,7 +53,9 @@ def plan(arguments: Namespace, programs: Programs) -> int:
             document = adapt_problem(_read_json(arguments.profile, "--profile"), job)
         else:
             with session.workspace.locked():
-                measured, code = measure(session, display, refresh=arguments.refresh_profile, console=console)
+                measured, code = measure(
+                    session, display, refresh=arguments.refresh_profile, machine=arguments.output == "json"
+                )
             if measured is None:
                 return code
             document = measured

@@ -11,10 +11,11 @@ from typing import Any
 from rich.table import Table
 
 from heterps_operator.cli.session import Driven, Programs, Session, drive, open_session
-from heterps_operator.console import Console, make_console
+from heterps_operator.console import make_console
 from heterps_operator.display import Display, make_display
 from heterps_operator.errors import UsageError
 from heterps_operator.profiles import build_problem, profile_warnings
+from heterps_operator.refusal import write_refusal
 from heterps_operator.report import exit_code, render_failure
 from heterps_operator.values import Json
 from heterps_runtime.contract import EXIT_OK
@@ -30,7 +31,7 @@ def profile(arguments: Namespace, programs: Programs) -> int:
     target = None if arguments.to is None else _writable(arguments.to)
     session = open_session(arguments.job, arguments.work_directory, programs, goal="profile")
     with session.workspace.locked():
-        problem, code = measure(session, display, refresh=not arguments.cached, console=console)
+        problem, code = measure(session, display, refresh=not arguments.cached, machine=machine)
     if problem is None:
         return code
     text = json.dumps(problem, indent=2) + "\n"
@@ -44,17 +45,14 @@ def profile(arguments: Namespace, programs: Programs) -> int:
     return EXIT_OK
 
 
-def measure(
-    session: Session, display: Display, *, refresh: bool, console: Console, port: int = 0
-) -> tuple[dict[str, Any] | None, int]:
+def measure(session: Session, display: Display, *, refresh: bool, machine: bool) -> tuple[dict[str, Any] | None, int]:
     """Measure what no earlier run has measured, and merge the profiles.
 
     Args:
         session: opened with the goal "profile"; its lock must be held.
         display: is shown the measuring.
         refresh: measure every pool again.
-        console: for what went wrong.
-        port: of the coordinator; 0: any free one.
+        machine: whether a program reads stdout and wants to know of a failure there.
 
     Returns:
         The planning problem, or None; and the exit code.
@@ -65,12 +63,15 @@ def measure(
         display.say(f"profile of {names}: taken from an earlier run (measured again with --refresh-profile)")
     profiles: dict[str, Json] = dict(known)
     if len(known) < len(session.job.pools):
-        driven: Driven = drive(session, display, profiles=known, port=port)
+        driven: Driven = drive(session, display, profiles=known)
         if driven.status.phase != "Profiled":
             failure = driven.status.failure
+            code = exit_code(driven.status, driven.interrupted)
             if failure is not None:
                 make_console(stderr=True).print(render_failure(failure.to_json()))
-            return None, exit_code(driven.status, driven.interrupted)
+                if machine:
+                    write_refusal(failure.to_json(), code)
+            return None, code
         profiles = driven.profiles
     for warning in profile_warnings({pool.name: profiles[pool.name] for pool in session.job.pools}):
         display.say(f"warning: {warning}")
