@@ -25,7 +25,7 @@ from typing import NoReturn
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
-from heterps_runtime.process import log
+from heterps_runtime.process import end_with_parent, log
 
 __all__ = ["entry", "main"]
 
@@ -33,6 +33,8 @@ __all__ = ["entry", "main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role; returns the exit code."""
     options = _parser().parse_args(arguments)
+    if options.parent is not None:
+        end_with_parent(options.parent)
     signal.signal(signal.SIGTERM, _terminate)  # nothing to save: a commit is safe, the rest is done again
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which ends the job in order
     try:
@@ -83,6 +85,7 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="heterps-runtime", description="Processes of a HeterPS job.")
+    parser.add_argument("--parent", type=int, help="end when this process, which has started us, ends")
     roles = parser.add_subparsers(dest="role", required=True)
     coordinator = roles.add_parser("coordinator", help="membership, commits, checkpoints, HTTP")
     coordinator.add_argument("--port", type=int, default=0, help="HTTP port; 0: any free one")

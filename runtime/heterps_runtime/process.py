@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import sys
 import time
 
-__all__ = ["Wakeup", "log"]
+__all__ = ["Wakeup", "end_with_parent", "log"]
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when the thread that started it ends, however that comes about (Linux).
+
+    Args:
+        parent: id of the process that started this one; if it has ended already, so does this one.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 def log(text: str) -> None:

@@ -255,7 +255,8 @@ class Rehearsal:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start(self, role: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
+        # A profiler that is killed cannot end them: they would go on computing under the next run's measurement.
+        command = [sys.executable, "-P", "-m", "heterps_runtime", "--parent", str(os.getpid()), role, *arguments]
         with (self._folder / f"{role}.log").open("wb") as output:
             self._processes[role] = subprocess.Popen(
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
