@@ -21,10 +21,11 @@ from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.ps.shard import Push, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.worker.dense import DenseOptimizer, Replica
+from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.peers import array_of, tensor_of
+from heterps_runtime.worker.replica import Replica
 
 __all__ = ["Cut", "LayerProbe", "LayerSeconds"]
 
@@ -90,11 +91,10 @@ class LayerProbe:
         initial = [stage.initial_parameters() for stage in self.stages]
         self._replicas: list[Replica] | None = None
         if all_reduces:
-            optimizer = DenseOptimizer(config.dense_optimizer)
-            self._replicas = [
-                Replica(stage.parameter_names, values, optimizer, device)
-                for stage, values in zip(self.stages, initial, strict=True)
-            ]
+            optimizer = DenseOptimizer.from_manifest(config.dense_optimizer)
+            self._replicas = [Replica(values, optimizer, device) for values in initial]
+            for replica in self._replicas:
+                replica.version = 0  # of a member, the coordinator says so when it begins
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
         self._shard.define(model.describe_tables(), dense)
         self._next = 0

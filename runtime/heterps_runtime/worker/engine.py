@@ -24,7 +24,7 @@ from heterps_runtime.intake import StageModule
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.transport import Message
 from heterps_runtime.worker.choosing import next_backward, next_forward
-from heterps_runtime.worker.dense import Collectives
+from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.feed import Feed
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
 from heterps_runtime.worker.peers import array_of, tensor_of
@@ -145,7 +145,8 @@ class Engine:
         """A step is part of the model now."""
         run = self._runs.pop(step)
         if self.around.replica is not None:
-            self.around.replica.apply(run.flat_gradient, batch_size)
+            gradient = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
+            self.around.replica.apply(gradient, batch_size)
         self.committed = step + 1
 
     def allocate(self, allocation: Allocation) -> None:

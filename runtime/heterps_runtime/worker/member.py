@@ -34,12 +34,14 @@ from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.transport import Message, TokenAuthority, listen_socket
-from heterps_runtime.worker.dense import Collectives, DenseOptimizer, Replica
+from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.engine import Engine
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.peers import Downstream, Upstream
+from heterps_runtime.worker.replica import Replica
 from heterps_runtime.worker.runs import Clock, Prepared
 from heterps_runtime.worker.servers import Initialised, ServerClient
 from heterps_runtime.worker.surroundings import Surroundings
@@ -284,9 +286,9 @@ class WorkerMember:
         assert self._module is not None
         members = fields["stages"][self._stage]
         if self._replica is None or fields["restore"] is not None:
-            optimizer = DenseOptimizer(self._config.dense_optimizer)
+            optimizer = DenseOptimizer.from_manifest(self._config.dense_optimizer)
             initial = self._module.initial_parameters()
-            self._replica = Replica(self._module.parameter_names, initial, optimizer, self._device)
+            self._replica = Replica(initial, optimizer, self._device)
             if fields["restore"] is not None:
                 self._replica.version = fields["committed"]
                 if manifest is not None and self._module.parameter_names:
@@ -299,10 +301,7 @@ class WorkerMember:
             if any(v != committed for v in versions):
                 # Newcomers take parameters and optimizer state from a survivor.
                 root = versions.index(committed)
-                flat = replica.flat_state() if rank == root else None
-                if flat is None:
-                    dtype = torch.float64 if self._config.precision == "fp64" else torch.float32
-                    flat = torch.empty(replica.state_size(), dtype=dtype, device=self._device)
+                flat = replica.flat_state()  # of the right size in everybody
                 self._collectives.broadcast(flat, root)
                 if rank != root and replica.version != committed:
                     replica.load_flat_state(flat, committed)

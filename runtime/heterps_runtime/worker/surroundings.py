@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.worker.dense import Replica
 from heterps_runtime.worker.peers import Downstream, Upstream
+from heterps_runtime.worker.replica import Replica
 from heterps_runtime.worker.servers import ServerClient
 
 __all__ = ["Surroundings"]

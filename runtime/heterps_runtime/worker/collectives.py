@@ -1,0 +1,115 @@
+"""Collective operations among the workers of one stage, on pools that all-reduce.
+
+Groups are built from a plain store without torch's default group, so that a new generation replaces them without
+restarting a process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from heterps_runtime.errors import PeerLostError
+
+__all__ = ["Collectives"]
+
+
+class Collectives:
+    """Collective operations of one stage's workers, in a thread of their own so that the engine never blocks.
+
+    A group lives for one generation.
+
+    Args:
+        host: address to meet at.
+        timeout_seconds: how long a peer may keep the others waiting.
+    """
+
+    def __init__(self, host: str, timeout_seconds: float) -> None:
+        self._host = host
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self.store_address = f"{host}:{self.store.port}"
+        self._group: Any = None
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
+        self._thread.start()
+
+    def join(self, generation: int, stage: int, rank: int, size: int, store_address: str, device: torch.device) -> None:
+        """Form the stage's group of a generation; every member calls this. Blocks until all are there.
+
+        Raises:
+            PeerLostError: a member did not come.
+        """
+        self.leave()
+        if size == 1:
+            return
+        host, port = store_address.rsplit(":", 1)
+        try:
+            store = self.store if rank == 0 else TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+            prefixed = PrefixStore(f"generation-{generation}/stage-{stage}", store)
+            if device.type == "cuda":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                self._group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
+            else:
+                gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+                gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+                gloo._timeout = self._timeout
+                self._group = dist.ProcessGroupGloo(prefixed, rank, size, gloo)
+        except RuntimeError as error:
+            raise PeerLostError(f"the process group of stage {stage} could not be formed: {error}") from error
+
+    def leave(self) -> None:
+        """Drop the group; operations under way fail in their own thread."""
+        if self._group is not None and hasattr(self._group, "abort"):
+            self._group.abort()
+        self._group = None
+
+    def all_reduce(self, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
+        """Sum `flat` over the group in place; `done` is called from the collectives' thread."""
+        group = self._group
+        if group is None:
+            done(None)
+            return
+
+        def run() -> None:
+            try:
+                group.allreduce([flat]).wait()
+                if flat.is_cuda:
+                    torch.cuda.current_stream(flat.device).synchronize()
+                done(None)
+            except Exception as error:  # gloo and NCCL raise RuntimeError and its relatives
+                done(error)
+
+        self._tasks.put(run)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Give everybody the root's values; blocks."""
+        if self._group is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            self._group.broadcast([tensor], options).wait()
+
+    def gather_numbers(self, value: int, rank: int, size: int, device: torch.device) -> list[int]:
+        """Every member's number, in rank order; blocks."""
+        numbers = torch.zeros(size, dtype=torch.int64, device=device)
+        numbers[rank] = value
+        if self._group is not None:
+            self._group.allreduce([numbers]).wait()
+        return [int(n) for n in numbers.cpu()]
+
+    def close(self) -> None:
+        """End the thread."""
+        self.leave()
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()

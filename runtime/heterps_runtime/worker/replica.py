@@ -1,0 +1,123 @@
+"""One worker's copy of its stage's dense parameters, on pools that all-reduce.
+
+Parameters and optimizer state are flat buffers: what is all-reduced, handed to a newcomer or updated is one tensor, and
+an update is a handful of operations however many parameters there are. torch's own optimizers would do the same
+arithmetic, but building one loads torch's compiler: seconds per process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from heterps_runtime.store.optimizers import DenseOptimizer
+
+__all__ = ["Leaves", "Replica"]
+
+Array = np.ndarray[Any, Any]
+Leaves = dict[str, torch.Tensor]
+
+
+class Replica:
+    """Dense parameters of a stage and their optimizer.
+
+    Args:
+        initial: values to begin with, by name; the order is that of the flat buffers.
+        optimizer: applied to every parameter at each commit, as torch.optim.{SGD, Adagrad, Adam} would.
+        device: where the buffers live.
+    """
+
+    def __init__(self, initial: Mapping[str, torch.Tensor], optimizer: DenseOptimizer, device: torch.device) -> None:
+        self.names = tuple(initial)
+        self.version = -1  # committed steps in these values; -1: initial values that nobody has agreed on yet
+        self._shapes = {n: v.shape for n, v in initial.items()}
+        self._optimizer = optimizer
+        flat = [v.detach().reshape(-1) for v in initial.values()]
+        self._values = (torch.cat(flat) if flat else torch.zeros(0)).to(device)
+        start = optimizer.options.get("initialAccumulator", 0.0)
+        self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
+
+    def acquire(self, *, private: bool) -> Leaves:
+        """Leaves for a step; `private` ones may be used while later commits change the replica."""
+        values = self._values.clone() if private else self._values
+        return {n: part.requires_grad_() for n, part in self._split(values).items()}
+
+    def apply(self, gradient: torch.Tensor, batch_size: int) -> None:
+        """Commit one step.
+
+        Args:
+            gradient: sum over all samples of the batch, flat, in the order of `names`.
+            batch_size: samples of the batch.
+        """
+        options, values = self._optimizer.options, self._values
+        if values.numel():
+            gradient = gradient / batch_size
+            if options["weightDecay"]:
+                gradient = gradient.add(values, alpha=options["weightDecay"])
+            self._update(gradient)
+        self.version += 1
+
+    def _update(self, gradient: torch.Tensor) -> None:
+        options, values, state = self._optimizer.options, self._values, self._state
+        rate = options["learningRate"]
+        if self._optimizer.name == "sgd":
+            if state:
+                gradient = state["momentum_buffer"].mul_(options["momentum"]).add_(gradient)
+            values.add_(gradient, alpha=-rate)
+        elif self._optimizer.name == "adagrad":
+            total = state["sum"].addcmul_(gradient, gradient)
+            values.addcdiv_(gradient, total.sqrt().add_(options["epsilon"]), value=-rate)
+        else:
+            mean = state["exp_avg"].lerp_(gradient, 1 - options["beta1"])
+            square = state["exp_avg_sq"].mul_(options["beta2"])
+            square.addcmul_(gradient, gradient, value=1 - options["beta2"])
+            correction_1, correction_2 = self._optimizer.adam_step_size(self.version + 1)
+            values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
+
+    def flat_state(self) -> torch.Tensor:
+        """Parameters and optimizer state in one buffer, for a newcomer."""
+        return torch.cat([self._values, *self._state.values()])
+
+    def load_flat_state(self, flat: torch.Tensor, version: int) -> None:
+        """Take over what `flat_state` of another replica returned."""
+        parts = flat.chunk(1 + len(self._state)) if flat.numel() else ()
+        for target, part in zip((self._values, *self._state.values()), parts, strict=False):
+            target.copy_(part)
+        self.version = version
+
+    def snapshot(self) -> dict[str, Array]:
+        """Copies of parameters and optimizer state, named as in checkpoints: `PARAM` and `PARAM::exp_avg`."""
+        result = {n: _copy(part) for n, part in self._split(self._values).items()}
+        for key, values in self._state.items():
+            result.update({f"{n}::{key}": _copy(part) for n, part in self._split(values).items()})
+        return result
+
+    def load(self, snapshot: Mapping[str, Array], version: int) -> None:
+        """Take over a checkpoint's parameters and optimizer state."""
+        for key, values in (("", self._values), *((f"::{k}", v) for k, v in self._state.items())):
+            for name, part in self._split(values).items():
+                part.copy_(torch.from_numpy(np.array(snapshot[name + key])))
+        self.version = version
+
+    def _split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of each parameter's part of a flat buffer."""
+        parts, offset = {}, 0
+        for name, shape in self._shapes.items():
+            size = shape.numel()
+            parts[name] = flat[offset : offset + size].view(shape)
+            offset += size
+        return parts
+
+
+def _state_names(optimizer: DenseOptimizer) -> tuple[str, ...]:
+    """State per parameter, under the names that the parameter servers use."""
+    if optimizer.name == "sgd":
+        return ("momentum_buffer",) if optimizer.options["momentum"] else ()
+    return ("sum",) if optimizer.name == "adagrad" else ("exp_avg", "exp_avg_sq")
+
+
+def _copy(tensor: torch.Tensor) -> Array:
+    return tensor.detach().cpu().numpy().copy()
