@@ -39,6 +39,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(("pool", "limit"), [("cpu", None), ("card", 1)])
 def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: Any, tmp_path: Path) -> None:
     document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
+    document["pythonPath"] = [str(Path(__file__).parents[2])]  # the second worker is a process of its own
     for entry in document["pools"]:
         entry["spec"]["maxUnits"] = limit
     job = start(document)
