@@ -69,11 +69,13 @@ class PlannerProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "problem.json"
         write_json(file, problem)
-        options = ["--problem", str(file), "--method", self._method, "--timeout", f"{self._timeout:g}"]
-        if self._stages:
+        options = ["--problem", str(file), "--timeout", f"{self._timeout:g}"]
+        if self._stages:  # a plan by hand needs no method
             by_hand = self._folder / "stages.json"
             write_json(by_hand, {"stages": self._stages})
             options += ["--stages", str(by_hand)]
+        else:
+            options += ["--method", self._method]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
             self._popen = subprocess.Popen(
