@@ -173,5 +173,8 @@ def label_values(batch: Any, spec: DataSpec, place: Place) -> npt.NDArray[np.flo
         row = int(np.argmin(good))
         found = column[row].as_py()
         shown = "missing (null)" if found is None else repr(found)
-        raise DataError(f"spec.data.label: column {spec.label!r} must be {need}, but is {shown} in {place.row(row)}")
+        raise DataError(
+            f"spec.data.label: column {spec.label!r} must be {need}, but is {shown} in {place.row(row)}; "
+            "correct the data, or choose the label or the loss (spec.model.loss) that is meant"
+        )
     return values.astype(np.int64) if spec.label_kind == "class" else values.astype(np.float32)
