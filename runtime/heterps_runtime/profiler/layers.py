@@ -22,6 +22,7 @@ from heterps_runtime.ps.shard import Push, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.peers import array_of, tensor_of
@@ -229,7 +230,7 @@ class LayerProbe:
         began = self._now()
         pairs = [(t, leaf.grad) for t, leaf in made if t.requires_grad and leaf.grad is not None]
         if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            backward([t for t, _ in pairs], [g for _, g in pairs])
         computed = self._now()
         block.backward(0, looked_up)
         scattered = self._now()
@@ -259,18 +260,20 @@ class LayerProbe:
         self, encoded: list[tuple[int, Array, Array]], dense: dict[str, Array], spent: LayerSeconds, size: int
     ) -> None:
         precision, dtype = self._config.wire_precision, self._config.dtype_name
-        for chunks, part in ((encoded, {}), ([], dense)):
-            if not chunks and not part:
-                continue
-            began = time.perf_counter()
-            decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in chunks)
-            self._shard.push(self._shard.committed, "profile", Push(decoded, part))
-            self._shard.commit(self._shard.committed, size)
-            elapsed = time.perf_counter() - began
-            if chunks:
-                spent.rows += elapsed
-            else:
-                spent.dense += elapsed
+        if not encoded and not dense:
+            return
+        step = self._shard.committed
+        began = time.perf_counter()
+        decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in encoded)
+        self._shard.push(step, "profile", Push(decoded, dense))
+        received = time.perf_counter()
+        self._shard.commit_dense(step, size)
+        applied = time.perf_counter()
+        self._shard.commit_rows(step, size)
+        if encoded:
+            spent.rows += received - began + time.perf_counter() - applied
+        if dense:
+            spent.dense += applied - received
 
     def _note_inputs(self, inputs: list[dict[str, torch.Tensor]], size: int) -> None:
         for i, (stage, given) in enumerate(zip(self.stages, inputs, strict=True)):

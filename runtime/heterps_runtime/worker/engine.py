@@ -26,6 +26,7 @@ from heterps_runtime.transport import Message
 from heterps_runtime.worker.choosing import next_backward, next_forward
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.feed import Feed
+from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
 from heterps_runtime.worker.peers import array_of, tensor_of
 from heterps_runtime.worker.runs import LABEL, Clock, Prepared, StepRun, Work
@@ -307,8 +308,7 @@ class Engine:
         run = work.run
         self._clock.switch("lookup")
         work.looked_up = work.block.forward(work.position, self._device, training=run.training)
-        before = self._clock.switch("forward")
-        assert before
+        self._clock.switch("forward")
         assert run.leaves is not None
         if self._bound is not run:
             self._module.bind(run.leaves)
@@ -356,9 +356,7 @@ class Engine:
 
     def _backward(self, work: Work) -> None:
         assert work.gradients is not None
-        pairs = [(work.outputs[n], g) for n, g in work.gradients.items()]
-        if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        backward([work.outputs[n] for n in work.gradients], list(work.gradients.values()))
         self._finish_work(work)
 
     def _finish_work(self, work: Work) -> None:
@@ -387,7 +385,13 @@ class Engine:
     # --- ending steps -------------------------------------------------------------------------------------------------
 
     def _finish(self, run: StepRun) -> None:
-        """All of this worker's micro-batches of a step are through: send its gradients away."""
+        """All of this worker's micro-batches of a step are through."""
+        self._end(run)
+        if self._feed is not None:
+            self._feed.prepare_next()
+
+    def _end(self, run: StepRun) -> None:
+        """Send a step's gradients away."""
         if not run.training:
             del self._runs[run.step]
             self._evaluation_left -= bool(run.expected)
@@ -476,7 +480,6 @@ class Engine:
                 if differentiable:
                     tensors[name].requires_grad_()
         label = tensors.pop(LABEL)
-        assert self._unique is not None
         block = LookupBlock(self._module.sites, self._tables, [self._module.ids(tensors)], self._unique)
         run.blocks[micro.index] = block
         run.waiting.append(Work(run, micro, tensors, label, block, 0, sender))

@@ -1,7 +1,8 @@
 """Batches prepared ahead of the step that needs them, in a thread of their own (first stage only).
 
-While a step computes, the next ones are read, their ids made unique and their tensors laid out; the engine finds them
-ready, and can ask the parameter servers for their rows at once.
+Steps are read, their ids made unique and their tensors laid out before they are needed; the engine finds them ready,
+and can ask the parameter servers for their rows at once. The engine says when the next one should be prepared: at the
+end of a step, when it is about to wait for the others, rather than while it computes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Feed(Generic[T]):
         prepare: makes one step's batch; runs in the feed's thread.
         first: first step.
         stop: step after the last.
-        depth: how many prepared steps may wait.
+        depth: how many prepared steps may wait; so many are prepared at the start, later ones on `prepare_next`.
         notify: called (from the feed's thread) whenever a step is ready.
     """
 
@@ -42,6 +43,7 @@ class Feed(Generic[T]):
         self._prepare = prepare
         self._range = range(first, stop)
         self._ready: queue.Queue[T | _Failure] = queue.Queue(maxsize=max(1, depth))
+        self._asked = threading.Semaphore(max(1, depth))
         self._notify = notify
         self._closed = threading.Event()
         self.busy_seconds = 0.0
@@ -62,13 +64,21 @@ class Feed(Generic[T]):
             raise item.error
         return item
 
+    def prepare_next(self) -> None:
+        """Now is a good time to prepare one more step; asking ahead of the thread is remembered."""
+        self._asked.release()
+
     def close(self) -> None:
         """End the thread and drop what is prepared."""
         self._closed.set()
+        self._asked.release()
         self._thread.join()
 
     def _run(self) -> None:
         for step in self._range:
+            self._asked.acquire()
+            if self._closed.is_set():
+                return
             started = time.perf_counter()
             item: T | _Failure
             try:

@@ -17,6 +17,7 @@ import torch
 from heterps_runtime.intake import Site, SiteIds
 from heterps_runtime.store.keys import UniqueKeys, make_key
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
+from heterps_runtime.worker.gradients import backward
 
 __all__ = ["LookupBlock", "TableShape"]
 
@@ -112,7 +113,7 @@ class LookupBlock:
             if leaf.grad is None:
                 continue
             if entry.graph is not None:
-                torch.autograd.backward(entry.graph, leaf.grad)
+                backward([entry.graph], [leaf.grad])
                 entry.graph = None
                 continue
             rows = self._rows[entry.dim]
