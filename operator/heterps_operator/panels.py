@@ -19,8 +19,8 @@ from heterps_operator.words import format_duration, format_money, format_rate, s
 
 __all__ = ["event_line", "live_view", "progress_line", "seconds_left"]
 
-_BAR_WIDTH = 18
-_LAYERS_WIDTH = 34
+_BAR_WIDTH = 14
+_LAYERS_WIDTH = 38
 _EVENTS_SHOWN = 6
 
 
@@ -66,12 +66,12 @@ def live_view(turn: Turn, losses: Sequence[float], events: Sequence[Event], verb
     """
     parts: list[RenderableType] = [_facts(turn, losses)]
     if turn.status.plan is not None:
-        parts.append(_plan_table(turn))
+        parts += ["", _plan_table(turn)]
     if verbose or turn.status.phase in ("Starting", "Restarting"):
-        parts.append(_members(turn))
+        parts += ["", _members(turn)]
     if events:
         lines = [Text(event_line(e), style="yellow" if e.type == "Warning" else "dim") for e in events[-_EVENTS_SHOWN:]]
-        parts.append(Group(*lines))
+        parts += ["", *lines]
     title = f"[bold]heterps[/] · {turn.job.name} · [bold cyan]{_phase(turn)}[/]"
     return Panel(Group(*parts), title=title, title_align="left", border_style="cyan")
 
@@ -138,7 +138,7 @@ def _plan_table(turn: Turn) -> Table:
     measured = _measured_stages(turn)
     for stage in plan["stages"]:
         layers = list(stage["layers"])
-        text = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)})"
+        text = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
         if len(text) > _LAYERS_WIDTH:
             text = text[: _LAYERS_WIDTH - 1] + "…"
         predicted = stage.get("throughput", plan.get("throughput"))
@@ -151,11 +151,18 @@ def _plan_table(turn: Turn) -> Table:
             str(stage["units"]),
             f"{predicted:,.0f}" if predicted else "",
             f"{rate:,.0f}" if rate else "",
-            ProgressBar(1.0, min(1.0, busy), width=_BAR_WIDTH) if busy is not None else "",
+            _busy(busy) if busy is not None else "",
         )
     servers = plan["parameterServer"]
-    table.add_row("servers", f"{servers['replicas']} shard(s)", servers["pool"], str(servers["units"]), "", "", "")
+    shards = f"{servers['replicas']} shard{'s' if servers['replicas'] > 1 else ''}"
+    table.add_row("servers", shards, servers["pool"], str(servers["units"]), "", "", "")
     return table
+
+
+def _busy(fraction: float) -> Table:
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_row(ProgressBar(1.0, min(1.0, fraction), width=_BAR_WIDTH), f"{fraction:.0%}")
+    return row
 
 
 def _measured_stages(turn: Turn) -> dict[str, Any]:

@@ -99,7 +99,11 @@ def render_report(report: Json, job_path: str) -> RenderableType:
     if facts.row_count:
         parts.append(facts)
     if report["bill"]["pools"]:
-        parts.append(_bill(report["bill"], report["predictedCost"] if report["phase"] == "Succeeded" else None))
+        parts += ["", _bill(report["bill"])]
+        predicted = report["predictedCost"]
+        if predicted is not None and report["phase"] == "Succeeded":
+            note = f"profiling, starting and evaluating included; training alone: {format_money(predicted)} predicted"
+            parts.append(Text(note, style="dim"))
     return Group(*parts)
 
 
@@ -160,7 +164,7 @@ def _facts(report: Json) -> Table:
     return table
 
 
-def _bill(bill: Json, predicted: float | None) -> Table:
+def _bill(bill: Json) -> Table:
     table = Table(title="bill", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     table.add_column("pool")
     table.add_column("unit hours", justify="right")
@@ -173,6 +177,5 @@ def _bill(bill: Json, predicted: float | None) -> Table:
             f"${line['pricePerUnitHour']}",
             format_money(float(line["cost"])),
         )
-    note = "" if predicted is None else f" (training alone, predicted: {format_money(predicted)})"
-    table.add_row("total" + note, "", "", format_money(float(bill["cost"])), style="bold")
+    table.add_row("total", "", "", format_money(float(bill["cost"])), style="bold")
     return table

@@ -5,7 +5,7 @@ the global batch, so that balancing never changes what the model learns: gradien
 `BatchController` measures o and s of each worker while training runs, and proposes a new division when it pays.
 
 [BNO] Sun, Ngo, Huh, "BalanceNet Orchestrator", 2024, proposes a closed rule instead, whose batch sizes add up to B only
-by accident; see ERRATA.md.
+by accident; see docs/errata.md.
 """
 
 from __future__ import annotations

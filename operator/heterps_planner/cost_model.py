@@ -2,7 +2,7 @@
 
 [HeterPS] Liu et al., "HeterPS: Distributed deep learning with reinforcement learning based scheduling in heterogeneous
 environments", FGCS 2023, https://arxiv.org/abs/2111.10635. Some equations are wrong or ambiguous as printed; each
-function says which reading is adopted; "erratum n" is number n of ERRATA.md beside this file.
+function says which reading is adopted; "erratum n" is number n of docs/errata.md.
 
 Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT`
 computing and transfer seconds of one batch of `B_o` on one unit, `alpha`/`beta` their parallel fractions.

@@ -53,7 +53,7 @@ def test_the_live_view_shows_phase_plan_throughput_loss_cost_and_time_left() -> 
         "50,000 samples/s   predicted 52,000   floor 20,000",
         "$0.0400  at $2.54/h",
         "61,000",
-        "mlp .. head (2)",
+        "mlp .. head (2 layers)",
         "warning: ProcessRestarts: worker-0-1 ended",
     ):
         assert words in shown
