@@ -44,7 +44,6 @@ _DTYPES = {
 }
 _DOMAIN = b"heterps"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-MAX_ARRAYS = 100_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
                 raise ValueError(f"shape {shape}")
             array = np.frombuffer(buffer, dtype=dtype) if len(buffer) else np.empty(0, dtype)
             arrays.append(array.reshape(shape))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise TransientError(f"received a malformed message: {error}") from error
     return Message(op, fields, arrays)
 

@@ -19,7 +19,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import JobPhase, PlanDocument
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.generations import announce_generation, check_batches, describe_allocation
-from heterps_runtime.coordinator.members import Member, Roster
+from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.transport import Message
 
@@ -39,6 +39,7 @@ class CoordinatorCore:
         clock: Callable[[], float],
         latest: CheckpointRecord | None = None,
         resumed_samples: int = 0,
+        resumed_rows: int | None = None,
         merge_evaluation: Callable[[Sequence[Message]], dict[str, Any]] = lambda messages: {},
     ) -> None:
         self.config = config
@@ -49,6 +50,7 @@ class CoordinatorCore:
         self.roster: Roster | None = None
         self.generation = 0
         self.running = False  # `go` has been given for the generation in force
+        self._forming = False  # the generation in force has been announced, and nobody of it was lost since
         self._formed: tuple[str, ...] = ()  # members of the generation in force
         self._must_restore = False  # servers or replicas do not hold the state of `committed`
         self._ever_formed = False
@@ -56,7 +58,7 @@ class CoordinatorCore:
         self._next_allocation: Allocation | None = None
         self._done: dict[int, dict[str, dict[str, Any]]] = {}
         self.latest = latest
-        self.progress = Progress(config, committed=latest.step if latest else 0, samples=resumed_samples)
+        self.progress = Progress(config, latest.step if latest else 0, resumed_samples, resumed_rows)
         self.resumed_from = latest.step if latest else None
         self.profiles: dict[str, Any] = {}
         self.notes: dict[str, str] = {}  # what members say that are not there yet
@@ -67,6 +69,7 @@ class CoordinatorCore:
         self.evaluation_rows = 0
         self.model_path: str | None = None
         self._barrier: Barrier | None = None  # of the checkpoint being written
+        self._at_barrier: dict[str, Any] = {}  # the progress that it holds; training goes on meanwhile
         self._checkpoint_asked = False
         self._stop_asked = False
         self.checkpoint_failures = 0
@@ -79,13 +82,11 @@ class CoordinatorCore:
         """Fix stages, workers and servers.
 
         Raises:
-            ValueError: the plan names unknown pools, or another plan is already in force.
+            ValueError: the plan names unknown pools, another plan is already in force, or the job is over.
         """
-        for i, stage in enumerate(plan.stages):
-            if stage.pool not in self.config.pools:
-                raise ValueError(
-                    f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(self.config.pools)}"
-                )
+        if self.phase in JobPhase.FINAL:
+            raise ValueError(f"plan: the job is over ({self.phase}); start it again")
+        check_pools(plan, self.config.pools)
         if self.roster is not None:
             if self.roster.plan == plan:
                 return
@@ -99,22 +100,21 @@ class CoordinatorCore:
         """Change batch sizes; returns the first step that uses them.
 
         Raises:
-            ValueError: wrong number of stages or workers, or sizes that do not add up to the global batch.
+            ValueError: wrong number of stages or workers, sizes that do not add up to the global batch, or a time at
+                which there is nothing to divide.
         """
-        if self.allocation is None or self.roster is None:
-            raise ValueError("allocation: training has not started")
+        if self.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
+            raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
         check_batches(batches, self.allocation, self.config.global_batch_size)
         # Nobody begins a step later than committed + staleness before the next commit, and commits follow this
         # message on every connection: from here on it is in time for everybody.
         from_step = self.progress.committed + self.config.max_staleness + 2
         if self._next_allocation is not None:
             from_step = max(from_step, self._next_allocation.from_step + 1)  # a step names its allocation
-        allocation = Allocation(from_step, tuple(tuple(int(b) for b in s) for s in batches))
-        if self.running:
-            self._next_allocation = allocation
-            self._broadcast_workers(Message("allocation", describe_allocation(allocation, self.generation)))
-        else:
-            self.allocation = allocation
+        allocation = Allocation(from_step, tuple(tuple(s) for s in batches))
+        # Also while members set up: the generation they set up for has been announced with the sizes before.
+        self._next_allocation = allocation
+        self._broadcast_workers(Message("allocation", describe_allocation(allocation, self.generation)))
         self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
         return from_step
 
@@ -138,8 +138,8 @@ class CoordinatorCore:
         self._event("StopRequested", "ending after a checkpoint")
         if self.phase == JobPhase.TRAINING and self.running:
             self._between_steps()
-        elif self._barrier is None:
-            self._finish(JobPhase.STOPPED)
+        elif self._barrier is None and not (self.phase == JobPhase.TRAINING and self._forming):
+            self._finish(JobPhase.STOPPED)  # else: once the members are ready, or the manifest is written
 
     def fail(self, reason: str, message: str) -> None:
         """End the job as failed."""
@@ -158,14 +158,11 @@ class CoordinatorCore:
             if now - member.last_seen > HEARTBEAT_TIMEOUT_SECONDS:
                 self.member_lost(member.name, f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s")
         idle = now - self._last_progress
-        if self.running and self.phase == JobPhase.TRAINING and idle > self.config.hang_timeout_seconds:
-            reported = set(self._done.get(self.progress.committed, {}))
-            missing = [m.name for m in self.roster.all_workers() if m.name not in reported]
-            self.fail(
-                "Hang",
-                f"no step was committed for {idle:.0f} s (runPolicy.hangTimeoutSeconds); "
-                f"step {self.progress.committed} waits for {', '.join(missing) or 'the servers'}",
-            )
+        if idle > self.config.hang_timeout_seconds:
+            at_work, step = self.phase if self.running else None, self.progress.committed
+            hang = describe_hang(self.roster, at_work, self._forming, step, self._done.get(step, {}), self._evaluated)
+            if hang is not None:
+                self.fail("Hang", f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
@@ -209,25 +206,14 @@ class CoordinatorCore:
         if self.roster is None or sender not in self.roster.expected:
             self._effects.send(sender, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
             return
-        member = Member(
-            name=sender,
-            role=fields["role"],
-            incarnation=fields["incarnation"],
-            pool=fields["pool"],
-            address=fields["address"],
-            stage=fields.get("stage", -1),
-            index=fields["index"],
-            store_address=fields.get("storeAddress", ""),
-            metrics_port=fields.get("metricsPort", 0),
-            last_seen=self._clock(),
-        )
+        member = Member.joining(sender, fields, self._clock())
         previous = self.roster.present.get(sender)
         if previous is not None:
             if previous.incarnation == member.incarnation:
                 return  # a repeated join after a reconnect
-            self.roster.present.pop(sender)
-            self._event("MemberLost", f"{sender}: replaced by a new process", warning=True)
-            self._after_loss(previous)
+            self.member_lost(sender, "replaced by a new process")
+            self.handle(sender, Message("join", fields))  # the loss may have ended the job
+            return
         if "numRows" in fields:
             problem = self.progress.set_rows(int(fields["numRows"]))
             if problem:
@@ -243,14 +229,16 @@ class CoordinatorCore:
 
     def _after_loss(self, member: Member) -> None:
         assert self.roster is not None
-        self.running = False
+        self.running = self._forming = False
         if member.role == "ps":
             self._must_restore = True
-        elif self.config.pools[member.pool].all_reduces and not self.roster.workers(member.stage):
+        elif self.config.pools[member.pool].all_reduces and not self.roster.replicas(member.stage):
             self._must_restore = True  # the last replica of a stage took its dense parameters along
-        self._abandon_checkpoint("a member was lost")
+        self._abandon_checkpoint(f"{member.name} was lost")
         if self._ever_formed and self.roster.viable():
             self._form_generation()
+        elif self._stop_asked and self._barrier is None:
+            self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
 
     def _member_failed(self, name: str, fields: dict[str, Any]) -> None:
         """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""
@@ -266,24 +254,23 @@ class CoordinatorCore:
         """Announce the present members as the new generation; work goes on at the first uncommitted step."""
         assert self.roster is not None
         roster, progress = self.roster, self.progress
-        if progress.total_steps is None:
-            return  # no stage-0 worker has said how many rows there are
+        assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
+        self._abandon_checkpoint("the membership changed")
+        if self._must_restore and self._barrier is not None:
+            return  # a manifest is being written: it decides to which step everybody goes back
         self.generation += 1
-        self.running = False
+        self.running, self._forming = False, True
+        self._last_progress = self._clock()
         progress.stop_clock(self._clock())
         self._done.clear()
-        self._abandon_checkpoint("the membership changed")
+        self._evaluated.clear()
         restore = None
         if self._must_restore or not self._ever_formed:
             step = self.latest.step if self.latest else 0
             if step != progress.committed:
-                self._event(
-                    "RolledBack", f"from step {progress.committed} to {step}, the last checkpoint", warning=True
-                )
+                self._event("RolledBack", f"from step {progress.committed} to {step} (checkpoint)", warning=True)
             progress.rewind(step)
             restore = {"step": step, "folder": self.latest.folder if self.latest else None}
-            if self.phase in (JobPhase.EVALUATING, JobPhase.EXPORTING) and step < progress.total_steps:
-                self.phase = JobPhase.TRAINING
         self._ever_formed, self._must_restore = True, False
         counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
         kept = self._next_allocation or self.allocation
@@ -298,17 +285,17 @@ class CoordinatorCore:
         for member in members:
             self._effects.send(member.name, Message("generation", announcement))
         self._note_batches()
-        self._event(
-            "GenerationFormed", f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
-        )
+        text = f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
+        self._event("GenerationFormed", text)
 
     def _ready(self, member: Member) -> None:
         member.state = "ready"
+        member.holds_state = True
         assert self.roster is not None
         self._last_progress = self._clock()
-        if self.running or any(m.state != "ready" for m in self.roster.present.values()):
+        if not self._forming or any(m.state != "ready" for m in self.roster.present.values()):
             return
-        self.running = True
+        self.running, self._forming = True, False
         self.progress.start_clock(self._clock())
         for name in self._formed:
             self._effects.send(name, Message("go", {"generation": self.generation}))
@@ -326,7 +313,10 @@ class CoordinatorCore:
         if not self.running or self.phase != JobPhase.TRAINING:
             return
         step = int(fields["step"])
-        self._done.setdefault(step, {})[member.name] = fields
+        reports = self._done.setdefault(step, {}) if step >= self.progress.committed else {member.name: {}}
+        if member.name in reports:
+            return  # said before
+        reports[member.name] = fields
         member.observe_step(fields["figures"])
         self._last_progress = self._clock()
         if step == self.progress.committed:
@@ -335,7 +325,8 @@ class CoordinatorCore:
     def _commit_ready_steps(self) -> None:
         assert self.roster is not None
         workers = self.roster.all_workers()
-        while self.running and self.phase == JobPhase.TRAINING and self._pending_allows():
+        # Not after the last step, nor once a stop waits for its checkpoint.
+        while self.running and not self.progress.finished and not self._stop_asked:
             step = self.progress.committed
             reports = self._done.get(step, {})
             if len(reports) < len(workers):
@@ -358,25 +349,16 @@ class CoordinatorCore:
                 self._note_batches()
             self._between_steps()
 
-    def _pending_allows(self) -> bool:
-        """Whether a further commit is wanted: not after the last step, nor once a stop waits for its checkpoint."""
-        total = self.progress.total_steps
-        return (total is None or self.progress.committed < total) and not self._stop_asked
-
     def _between_steps(self) -> None:
         """After a commit: checkpoint when due, stop when asked, finish after the last step."""
         progress = self.progress
-        assert progress.total_steps is not None
-        finished = progress.committed >= progress.total_steps
-        due = progress.committed % self.config.checkpoint_every == 0 and progress.committed > 0
-        fresh = self.latest is not None and self.latest.step == progress.committed
-        if self._stop_asked or finished or ((due or self._checkpoint_asked) and not fresh):
-            if fresh:
-                self._after_checkpoint()
-            elif progress.committed == 0:
-                self._finish(JobPhase.STOPPED)
-            elif self._barrier is None:
-                self._start_checkpoint()
+        ending = self._stop_asked or progress.finished
+        due = self._checkpoint_asked or progress.committed % self.config.checkpoint_every == 0
+        fresh = progress.committed == (self.latest.step if self.latest else 0)  # nothing that is not saved
+        if ending and fresh:
+            self._after_checkpoint()
+        elif (ending or due) and not fresh and self._barrier is None:
+            self._start_checkpoint()
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -387,6 +369,7 @@ class CoordinatorCore:
         writers = [m.name for m in self.roster.servers()]
         writers += [self.roster.workers(i)[0].name for i in range(len(self.roster.stage_names))]
         self._barrier = Barrier(step, self._effects.checkpoint_folder(step), writers)
+        self._at_barrier = self.progress.describe()
         order = {"generation": self.generation, "step": step, "folder": self._barrier.folder}
         for name in writers:
             self._effects.send(name, Message("checkpoint", order))
@@ -402,7 +385,7 @@ class CoordinatorCore:
             and barrier.complete
         ):
             assert self.roster is not None
-            self._effects.write_manifest(barrier, self.progress.describe(), self.roster.plan.to_json())
+            self._effects.write_manifest(barrier, self._at_barrier, self.roster.plan.to_json())
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """A checkpoint has become valid."""
@@ -410,8 +393,7 @@ class CoordinatorCore:
         self._event("CheckpointWritten", f"step {record.step}")
         if self._barrier is not None and record.folder == self._barrier.folder:
             self._barrier = None
-            if self.running or self._stop_asked:
-                self._between_steps()
+            self._after_barrier()
 
     def checkpoint_failed(self, folder: str, reason: str) -> None:
         """A checkpoint could not be written: training goes on, the last good one stays."""
@@ -423,14 +405,31 @@ class CoordinatorCore:
         kept = f"checkpoint of step {self.latest.step} stays" if self.latest else "there is no earlier checkpoint"
         self._event("CheckpointFailed", f"step {step}: {reason}; {kept}", warning=True)
         self._effects.discard_checkpoint(folder)
-        if self._stop_asked:
+        if self.running and step == self.progress.committed and self._stop_asked:
             self._finish(JobPhase.STOPPED)
-        elif self.progress.finished and step == self.progress.committed and self.running:
+        elif self.running and step == self.progress.committed and self.progress.finished:
             self.fail("CheckpointFailed", f"training has ended but the model could not be saved: {reason}; {kept}")
+        else:
+            self._after_barrier()
+
+    def _after_barrier(self) -> None:
+        """No checkpoint is under way any more: go on with what waited for it."""
+        assert self.roster is not None
+        if self.phase in JobPhase.FINAL or self._forming:
+            return
+        if self.running:
+            self._between_steps()
+        elif self._stop_asked:
+            self._finish(JobPhase.STOPPED)
+        elif self.roster.viable():
+            self._form_generation()
 
     def _abandon_checkpoint(self, why: str) -> None:
-        if self._barrier is not None:
-            self.checkpoint_failed(self._barrier.folder, why)
+        """Members changed: unless only the manifest is missing, what was written is of no use."""
+        if self._barrier is not None and not self._barrier.complete:
+            abandoned, self._barrier = self._barrier, None
+            self._event("CheckpointAbandoned", f"step {abandoned.step}: {why}", warning=True)
+            self._effects.discard_checkpoint(abandoned.folder)
 
     def _after_checkpoint(self) -> None:
         if self._stop_asked:
@@ -472,7 +471,7 @@ class CoordinatorCore:
 
     def _finish(self, phase: str) -> None:
         self.phase = phase
-        self.running = False
+        self.running = self._forming = False
         self.progress.stop_clock(self._clock())
         for name in self.roster.present if self.roster else ():
             self._effects.send(name, Message("shutdown", {"reason": phase}))
@@ -493,9 +492,7 @@ class CoordinatorCore:
         assert self.allocation is not None
         for i, stage in enumerate(self.allocation.batches):
             for member, size in zip(self.roster.workers(i), stage, strict=True):
-                if member.batch_size != size:
-                    member.batch_size = size
-                    member.figures.clear()  # means of another batch size say nothing about this one
+                member.take_batch_size(size)
 
     def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
         kind = "Warning" if warning else "Normal"

@@ -55,6 +55,8 @@ def check_batches(batches: Sequence[Sequence[int]], now: Allocation, global_batc
     Raises:
         ValueError: wrong number of stages or workers, or sizes that do not add up to the global batch.
     """
+    if any(type(size) is not int or size < 0 for stage in batches for size in stage):
+        raise ValueError(f"allocation.stages: batch sizes are whole numbers >= 0, are {[list(s) for s in batches]}")
     counts, given = [len(s) for s in now.batches], [len(s) for s in batches]
     if given != counts:
         raise ValueError(f"allocation.stages: needs {counts} batch sizes per stage, has {given}")

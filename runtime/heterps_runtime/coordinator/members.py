@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+from heterps_runtime.contract import JobPhase, PlanDocument, ps_name, worker_name
 
-__all__ = ["Member", "Roster"]
+__all__ = ["Member", "Roster", "check_pools", "describe_hang"]
 
 _SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
 
@@ -20,6 +21,7 @@ class Member:
         incarnation: drawn by the process at its start: tells a replacement from the process it replaces.
         address: where other members reach it.
         state: "joined" (waits for a generation) or "ready" (set up for the generation in force).
+        holds_state: it has been ready once, so it holds the parameters of the last commit.
     """
 
     name: str
@@ -32,11 +34,34 @@ class Member:
     store_address: str = ""  # rendezvous of its process group, for workers that all-reduce
     metrics_port: int = 0
     state: str = "joined"
+    holds_state: bool = False
     message: str = ""
     last_seen: float = 0.0
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
     totals: dict[str, float] = field(default_factory=dict)  # counters since the process started
+
+    @classmethod
+    def joining(cls, name: str, fields: Mapping[str, Any], now: float) -> Member:
+        """A member from the words with which it joins."""
+        return cls(
+            name=name,
+            role=fields["role"],
+            incarnation=fields["incarnation"],
+            pool=fields["pool"],
+            address=fields["address"],
+            stage=fields.get("stage", -1),
+            index=fields["index"],
+            store_address=fields.get("storeAddress", ""),
+            metrics_port=fields.get("metricsPort", 0),
+            last_seen=now,
+        )
+
+    def take_batch_size(self, size: int) -> None:
+        """Its share of a global batch; running means of another size say nothing about this one."""
+        if self.batch_size != size:
+            self.batch_size = size
+            self.figures.clear()
 
     def observe_step(self, figures: dict[str, float]) -> None:
         """Take a step's times into the running means."""
@@ -84,6 +109,10 @@ class Roster:
         """Workers of a stage that are there, by index."""
         return [self.present[name] for name in self.stage_names[stage] if name in self.present]
 
+    def replicas(self, stage: int) -> list[Member]:
+        """Workers of a stage that hold its parameters as of the last commit; newcomers do not yet."""
+        return [m for m in self.workers(stage) if m.holds_state]
+
     def all_workers(self) -> list[Member]:
         """Workers that are there, stage by stage."""
         return [m for stage in range(len(self.stage_names)) for m in self.workers(stage)]
@@ -101,3 +130,44 @@ class Roster:
         return len(self.servers()) == len(self.server_names) and all(
             self.workers(stage) for stage in range(len(self.stage_names))
         )
+
+
+def check_pools(plan: PlanDocument, pools: Collection[str]) -> None:
+    """Check that a plan's stages are on pools of the job.
+
+    Raises:
+        ValueError: a stage is on another pool.
+    """
+    for i, stage in enumerate(plan.stages):
+        if stage.pool not in pools:
+            raise ValueError(f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(pools)}")
+
+
+def describe_hang(
+    roster: Roster,
+    at_work: str | None,
+    forming: bool,
+    step: int,
+    reported: Container[str],
+    evaluated: Container[str],
+) -> str | None:
+    """Who keeps the others waiting, None if nobody does. A missing process is not a hang: the controller replaces it.
+
+    Args:
+        roster: who is there.
+        at_work: the job's phase while its members are at work.
+        forming: whether they set themselves up for it.
+        step: the step to be committed next.
+        reported: workers that have computed it.
+        evaluated: workers that have computed their share of the evaluation data.
+    """
+    if forming:
+        late = [m.name for m in roster.present.values() if m.state != "ready"]
+        return f"the members wait for {', '.join(late)} to set up"
+    if at_work == JobPhase.TRAINING:
+        late = [m.name for m in roster.all_workers() if m.name not in reported]
+        return f"no step was committed; step {step} waits for {', '.join(late) or 'the servers'}"
+    if at_work == JobPhase.EVALUATING:
+        late = [m.name for m in roster.all_workers() if m.name not in evaluated]
+        return f"the evaluation waits for {', '.join(late)}"
+    return None

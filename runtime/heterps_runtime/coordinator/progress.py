@@ -18,11 +18,11 @@ _RATE_WINDOW_SECONDS = 10.0
 class Progress:
     """Counts committed steps and knows how many there are to be."""
 
-    def __init__(self, config: RunConfig, committed: int, samples: int) -> None:
+    def __init__(self, config: RunConfig, committed: int, samples: int, num_rows: int | None = None) -> None:
         self._config = config
         self.committed = committed
         self.samples = samples
-        self.num_rows: int | None = None
+        self.num_rows = num_rows  # of the checkpoint that is continued, or as the first worker says
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits

@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +93,7 @@ class CoordinatorServer:
             time.time,
             manifest,
             resumed_samples=manifest.samples if manifest else 0,
+            resumed_rows=manifest.num_rows if manifest else None,
             merge_evaluation=self._merge_evaluation,
         )
         self._metrics = JobMetrics(self.core)
@@ -166,15 +168,17 @@ class CoordinatorServer:
             sender, _, rest = identity.decode(errors="replace").partition("/")
             try:
                 message = decode(frames[1:])
+                if message.op == "join":
+                    self._identities[sender] = identity
+                    if "model" in message.fields:
+                        self._model = message.fields["model"]
+                if not rest.endswith("#pulse") or message.op == "pulse":
+                    self.core.handle(sender, message)
             except TransientError as error:
                 log(f"{sender}: {error}")
-                continue
-            if message.op == "join":
-                self._identities[sender] = identity
-                if "model" in message.fields:
-                    self._model = message.fields["model"]
-            if not rest.endswith("#pulse") or message.op == "pulse":
-                self.core.handle(sender, message)
+            except Exception as error:  # a coordinator that no longer listens would leave all members waiting
+                log(traceback.format_exc())
+                self.core.fail("InternalError", f"a message of {sender}: {type(error).__name__}: {error}")
 
     async def _tick(self) -> None:
         while True:
@@ -316,7 +320,7 @@ class CoordinatorServer:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            given = request.headers.get("Authorization", "").encode()
+            given = request.headers.get("Authorization", "").encode(errors="replace")
             if request.path not in open_paths and not hmac.compare_digest(given, expected):
                 return web.json_response({"error": "missing or wrong token"}, status=401)
             try:

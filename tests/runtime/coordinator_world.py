@@ -1,0 +1,161 @@
+"""A coordinator core with recorded effects, members that say what tests want, and a clock that tests turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heterps_runtime.checkpoint.writer import Barrier
+from heterps_runtime.config import PoolConfig, RunConfig
+from heterps_runtime.contract import PlanDocument
+from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.transport import Message
+
+from .jobs import Stage, plan_document
+
+BATCH, ROWS, TOTAL, EVERY, HANG = 32, 300, 24, 10, 60.0
+
+
+@dataclass(frozen=True)
+class Record:
+    step: int
+    folder: str
+
+
+class World:
+    """A core with recorded effects; members are names, and say what tests want them to say."""
+
+    def __init__(self, stages: Sequence[Stage], servers: int = 1, latest: Record | None = None, **config: Any) -> None:
+        pools = {n: PoolConfig(n, t, "cpu", 1) for n, t in (("cpu", "CPU"), ("card", "GPU"))}  # type: ignore[arg-type]
+        settings: dict[str, Any] = {
+            "consistency": "sync",
+            "max_staleness": 0,
+            "steps": TOTAL,
+            "epochs": None,
+            "checkpoint_every": EVERY,
+            "hang_timeout_seconds": HANG,
+            **config,
+        }
+        self.config = RunConfig(
+            name="job", entrypoint="m:build", arguments={}, loss="l:loss", embedding_init={}, data={},
+            global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1, precision="fp32",
+            wire_precision="full", checkpoint_path="/c", checkpoint_keep=3, pools=pools, work_directory=Path("/w"),
+            python_path=(), **settings,
+        )  # fmt: skip
+        self.now = 1000.0
+        self.sent: list[tuple[str, Message]] = []
+        self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
+        self.discarded: list[str] = []
+        self.exports: list[int] = []
+        self.commits: list[int] = []  # every commit that was announced, in order
+        self.stages, self.servers, self._folders = stages, servers, 0
+        self.incarnations: dict[str, int] = {}
+        rows = ROWS if latest else None
+        self.core = CoordinatorCore(
+            self.config, self, lambda: self.now, latest, 0, rows, lambda messages: {"auc": float(len(messages))}
+        )
+        self.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
+
+    # effects
+    def send(self, member: str, message: Message) -> None:
+        self.sent.append((member, message))
+        if message.op == "commit" and message.fields["step"] not in self.commits[-1:]:
+            self.commits.append(message.fields["step"])
+
+    def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
+        self.manifests.append((barrier, progress))
+
+    def checkpoint_folder(self, step: int) -> str:
+        self._folders += 1
+        return f"step-{step}-{self._folders}"
+
+    def discard_checkpoint(self, folder: str) -> None:
+        self.discarded.append(folder)
+
+    def export(self, step: int) -> None:
+        self.exports.append(step)
+
+    # what members do
+    @property
+    def workers(self) -> list[str]:
+        return [f"worker-{i}-{w}" for i, (_, _, n) in enumerate(self.stages) for w in range(n)]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.workers, *(f"ps-{i}" for i in range(self.servers))]
+
+    def say(self, name: str, op: str, **fields: Any) -> None:
+        words = {"incarnation": str(self.incarnations.get(name, 0)), "generation": self.core.generation, **fields}
+        self.core.handle(name, Message(op, words))
+
+    def join(self, *names: str, rows: int = ROWS, evaluation: int = 0) -> None:
+        for name in names or self.names:
+            self.incarnations[name] = self.incarnations.get(name, 0) + 1
+            parts = name.split("-")
+            words: dict[str, Any] = {"index": int(parts[-1]), "address": f"at {name}"}
+            if parts[0] == "worker":
+                stage = int(parts[1])
+                words |= {"role": "worker", "stage": stage, "pool": self.stages[stage][0]}
+                if stage == 0:
+                    words |= {"numRows": rows, "evaluationRows": evaluation}
+            else:
+                words |= {"role": "ps", "pool": "cpu"}
+            self.say(name, "join", **words)
+
+    def ready(self, *names: str) -> None:
+        assert self.core.roster is not None
+        for name in names or tuple(self.core.roster.present):
+            self.say(name, "ready")
+
+    def begin(self, **words: Any) -> World:
+        self.join(**words)
+        self.ready()
+        assert self.core.running
+        return self
+
+    def done(self, name: str, step: int | None = None, loss: float = 1.0, **fields: Any) -> None:
+        step = self.core.progress.committed if step is None else step
+        self.say(name, "done", step=step, lossSum=loss, figures={"step": 1.0}, **fields)
+
+    def step(self, number: int = 1) -> None:
+        assert self.core.roster is not None
+        for _ in range(number):
+            step = self.core.progress.committed
+            for member in self.core.roster.all_workers():
+                self.done(member.name, step)
+
+    def write(self, error: str = "") -> None:
+        """All parts of the checkpoint under way are written, or one fails."""
+        order = self.last("checkpoint")
+        answer = {"step": order["step"], "folder": order["folder"]}
+        writers = [n for n, m in self.sent if m.op == "checkpoint" and m.fields["folder"] == order["folder"]]
+        for name in writers:
+            outcome: dict[str, Any] = {"error": error} if error and name == "worker-0-0" else {"entries": []}
+            self.say(name, "checkpointed", **answer, **outcome)
+
+    def save(self) -> None:
+        """The checkpoint under way becomes valid."""
+        before = len(self.manifests)
+        self.write()
+        assert len(self.manifests) == before + 1
+        self.written()
+
+    def written(self) -> None:
+        barrier, _ = self.manifests[-1]
+        self.core.manifest_written(Record(barrier.step, barrier.folder))
+
+    # what tests look at
+    def reasons(self) -> list[str]:
+        return [e["reason"] for e in self.core.events]
+
+    def last(self, op: str) -> dict[str, Any]:
+        return [m.fields for _, m in self.sent if m.op == op][-1]
+
+    def told(self, op: str) -> list[str]:
+        return [n for n, m in self.sent if m.op == op]
+
+
+ONE_CPU: list[Stage] = [("cpu", 0, 2)]
+CARDS: list[Stage] = [("cpu", 0, 1), ("card", 1, 2)]
