@@ -6,17 +6,14 @@ Each pool is profiled as `heterps profile` does it, the cost model predicts each
 and the plan is run by the real processes. Profiles and runs alternate over the rounds, and medians are compared, since
 a shared machine changes its speed within minutes.
 
-The cost model gives every unit a core of its own, lets stages overlap completely, and charges a layer's fixed time
-once per batch. So plans are reported in groups: those that fit this machine; those whose processes need more cores than
+The cost model gives every unit a core of its own, and lets stages overlap completely. So plans are reported in groups: those that fit this machine; those whose processes need more cores than
 there are (`busy cores`: what the plan would keep busy by its own prediction); and those in which a stage with dense
-parameters precedes another, so that the pipeline drains at every step. A plan of several stages calls each layer once
-per micro-batch; `per call` is the prediction with the fixed time charged as often as that.
+parameters precedes another, so that the pipeline drains at every step.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib
 import json
 import os
@@ -62,7 +59,6 @@ class Result:
     busy: float
     drains: bool
     predicted: list[float]
-    per_call: list[float]
     measured: list[float]
 
     def error(self, predicted: list[float]) -> float:
@@ -127,7 +123,6 @@ class Job:
         spec["checkpoint"] = {"everySteps": 10**6, "keep": 1}
         self._document = document
         self.folder = folder
-        self.micro_batches: int = spec["training"]["microBatches"]
         job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {}}}
         self.spec = JobSpec.from_manifests(job, loaded.pools)
 
@@ -140,13 +135,8 @@ class Job:
                     raise SystemExit(f"profile of pool {pool.name} ended with code {code}: {processes.last_line()}")
             return dict(processes.request("GET", PATH_PROFILES))
 
-    def problem(self, profiles: Mapping[str, Any], calls: int = 1) -> Problem:
-        """The planning problem of some profiles, without a floor or limits, with `calls` of each layer per batch."""
-        profiles = copy.deepcopy(dict(profiles))
-        for profile in profiles.values():
-            for layer in profile["layers"]:
-                layer["computeSeconds"] += (calls - 1) * layer["computeFixedSeconds"]
-                layer["computeFixedSeconds"] *= calls
+    def problem(self, profiles: Mapping[str, Any]) -> Problem:
+        """The planning problem of some profiles, without a floor or limits."""
         problem = Problem.from_json(build_problem(self.spec, profiles))
         return replace(problem, pools=tuple(replace(pool, max_units=64) for pool in problem.pools))
 
@@ -315,7 +305,7 @@ def clicks(folder: Path, steps: int) -> Job:
 
 def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Result], list[dict[str, Any]]]:
     """Profile and run, `rounds` times; returns results by plan and each round's calibration."""
-    results = {name: Result(name, 0.0, name in DRAINING, [], [], []) for name in cases}
+    results = {name: Result(name, 0.0, name in DRAINING, [], []) for name in cases}
     calibrations = []
     for _ in range(rounds):
         profiles = job.profiles()
@@ -323,19 +313,14 @@ def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Resu
         problem = job.problem(profiles)
         for name, (stages, servers) in cases.items():
             plan = evaluate(problem, stages)
-            calls = job.micro_batches if len(stages) > 1 else 1
-            per_call = evaluate(job.problem(profiles, calls), stages)
             assert isinstance(plan, Plan)
-            assert isinstance(per_call, Plan)
             result = results[name]
             result.predicted.append(plan.throughput)
-            result.per_call.append(per_call.throughput)
             # Each stage's share of the slowest stage's time, and about a tenth of a core per server.
             result.busy = sum(s.units * plan.throughput / s.throughput for s in plan.stages) + 0.1 * servers
             result.measured.append(job.run(plan, servers))
             print(
-                f"  {name}: predicted {plan.throughput:,.0f}, per call {per_call.throughput:,.0f}, "
-                f"measured {result.measured[-1]:,.0f}",
+                f"  {name}: predicted {plan.throughput:,.0f}, measured {result.measured[-1]:,.0f}",
                 flush=True,
             )
     return list(results.values()), calibrations
@@ -348,23 +333,19 @@ def print_table(model: str, results: list[Result], cores: int) -> None:
         f"needs more than {cores} cores": [r for r in results if r.busy > cores and not r.drains],
         "drains at every step": [r for r in results if r.drains],
     }
-    print(f"\n| {model} | group | busy cores | predicted/s | error | per call/s | error | measured/s |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"\n| {model} | group | busy cores | predicted/s | measured/s | error |")
+    print("|---|---|---|---|---|---|")
     for group, members in groups.items():
         for r in members:
-            rates = [statistics.median(rates) for rates in (r.predicted, r.per_call, r.measured)]
+            rates = [statistics.median(rates) for rates in (r.predicted, r.measured)]
             name = r.name.replace("|", "/")
             print(
-                f"| {name} | {group} | {r.busy:.1f} | {rates[0]:,.0f} | {r.error(r.predicted):+.1%} "
-                f"| {rates[1]:,.0f} | {r.error(r.per_call):+.1%} | {rates[2]:,.0f} |"
+                f"| {name} | {group} | {r.busy:.1f} | {rates[0]:,.0f} | {rates[1]:,.0f} | {r.error(r.predicted):+.1%} |"
             )
     for group, members in groups.items():
-        for label, errors in (
-            ("predicted", [abs(r.error(r.predicted)) for r in members]),
-            ("per call", [abs(r.error(r.per_call)) for r in members]),
-        ):
-            if errors:
-                print(f"{group}, {label}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+        errors = [abs(r.error(r.predicted)) for r in members]
+        if errors:
+            print(f"{group}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
 
 
 def main() -> None:
@@ -384,10 +365,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
             print(f"{name}:", flush=True)
             results, calibrations = compare(make(Path(folder), options.steps), cases, options.rounds)
-        plans = [
-            vars(r) | {"error": r.error(r.predicted), "errorPerCall": r.error(r.per_call), "fits": r.busy <= cores}
-            for r in results
-        ]
+        plans = [vars(r) | {"error": r.error(r.predicted), "fits": r.busy <= cores} for r in results]
         report[name] = {"plans": plans, "calibrations": calibrations}
         print_table(name, results, cores)
     if options.output == "json":

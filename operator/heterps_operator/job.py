@@ -59,6 +59,7 @@ class JobSpec:
     name: str
     pools: tuple[PoolSpec, ...]
     global_batch_size: int
+    micro_batches: int
     goal: str = "train"  # train | plan (only make a plan) | profile (only measure)
     paused: bool = False
     epochs: int | None = 1
@@ -101,6 +102,7 @@ class JobSpec:
             name=job["metadata"]["name"],
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
             global_batch_size=int(training["globalBatchSize"]),
+            micro_batches=int(training["microBatches"]),
             goal=goal or ("plan" if mode == "Plan" else "train"),
             paused=mode == "Paused",
             epochs=training.get("epochs"),

@@ -63,6 +63,7 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
         "version": 1,
         "batchSize": int(first["batchSize"]),
         "globalBatchSize": job.global_batch_size,
+        "microBatches": job.micro_batches,
         "samples": samples,
         "minSamplesPerSecond": job.min_samples_per_second or 0,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
@@ -98,7 +99,8 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
         times = {name: entry for name, entry in layer.get("pools", {}).items() if name in names}
         layers.append({**layer, "pools": times})
     adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _servers(job)}
-    adapted |= {"globalBatchSize": job.global_batch_size, "minSamplesPerSecond": job.min_samples_per_second or 0}
+    adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
+    adapted |= {"minSamplesPerSecond": job.min_samples_per_second or 0}
     adapted.pop("maxCostPerHour", None)
     if job.max_cost_per_hour is not None:
         adapted["maxCostPerHour"] = float(job.max_cost_per_hour)

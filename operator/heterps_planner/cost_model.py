@@ -70,22 +70,30 @@ class Work:
         return self.sequential + self.parallel / units
 
 
-def _amdahl(seconds: float, fixed: float, fraction: float, problem: Problem) -> Work:
-    """Split seconds per batch of B_o into work per sample at B.
+def _amdahl(seconds: float, fixed: float, fraction: float, problem: Problem, pieces: int = 1) -> Work:
+    """Split seconds per batch of B_o into work per sample at B, a worker's share being computed in `pieces`.
 
-    Seconds per batch of B on k units are `fixed + (seconds - fixed) * (B / B_o) * (1 - fraction + fraction / k)`.
-    With `fixed` = 0 the batch size cancels, as in the paper; with it, a larger batch dilutes the overhead (erratum 2).
+    Seconds per batch of B on k units are
+    `pieces * fixed + (seconds - fixed) * (B / B_o) * (1 - fraction + fraction / k)`.
+    With `fixed` = 0 the batch size cancels, as in the paper; with it, a larger batch dilutes the overhead (erratum 2),
+    and micro-batches pay it again and again.
     """
     scaled = (seconds - fixed) / problem.batch_size
-    return Work(fixed / problem.training_batch_size + scaled * (1 - fraction), scaled * fraction)
+    return Work(pieces * fixed / problem.training_batch_size + scaled * (1 - fraction), scaled * fraction)
 
 
-def compute_work(times: LayerTimes, problem: Problem) -> Work:
+def compute_work(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> Work:
     """Equation (1) of [HeterPS], CT, for one layer, per sample.
 
     Erratum 1: OCT / B_o is a time per sample, so the throughput is 1 / CT and not B / CT.
+
+    Args:
+        times: what was measured.
+        problem: says at which batch size, and into how many micro-batches a pipelined stage cuts a worker's share.
+        pipelined: whether the plan has other stages; a single stage computes its share at once.
     """
-    return _amdahl(times.compute_seconds, times.compute_fixed_seconds, times.parallel_fraction, problem)
+    pieces = problem.micro_batches if pipelined else 1
+    return _amdahl(times.compute_seconds, times.compute_fixed_seconds, times.parallel_fraction, problem, pieces)
 
 
 def transfer_work(times: LayerTimes, problem: Problem) -> Work:
@@ -94,14 +102,15 @@ def transfer_work(times: LayerTimes, problem: Problem) -> Work:
     Erratum 9: only the layer at the boundary sends its output to the next stage, and the last stage sends nothing;
     synchronisation inside a stage is part of OCT.
     """
-    return _amdahl(times.transfer_seconds, times.transfer_fixed_seconds, times.transfer_parallel_fraction, problem)
+    fixed, fraction = times.transfer_fixed_seconds, times.transfer_parallel_fraction
+    return _amdahl(times.transfer_seconds, fixed, fraction, problem, problem.micro_batches)
 
 
-def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem) -> Work:
+def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem, *, pipelined: bool = False) -> Work:
     """Return the computing work of a stage: its layers plus the overhead that every stage on this pool pays once."""
     total = _amdahl(pool.stage_seconds, pool.stage_fixed_seconds, pool.stage_parallel_fraction, problem)
     for layer in layers:
-        total += compute_work(layer.pools[pool.name], problem)
+        total += compute_work(layer.pools[pool.name], problem, pipelined=pipelined)
     return total
 
 
@@ -257,10 +266,12 @@ def build_segments(problem: Problem) -> Segments:
     for t, pool in enumerate(problem.pools):
         pod = pool.units_per_pod
         layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
+        alone = np.full(num_layers, np.inf)  # c_seq of each layer in a plan of one stage
         for i, layer in enumerate(problem.layers):
             if (times := layer.pools.get(pool.name)) is None:
                 continue
-            work = compute_work(times, problem)
+            work = compute_work(times, problem, pipelined=True)
+            alone[i] = compute_work(times, problem).sequential
             layer_seq[i], layer_par[i] = work.sequential, work.parallel / pod
             if i < num_layers - 1:
                 send = transfer_work(times, problem)
@@ -269,6 +280,7 @@ def build_segments(problem: Problem) -> Segments:
         for i in range(num_layers):
             seq[i, i:, t] = once.sequential + np.cumsum(layer_seq[i:])
             par[i, i:, t] = once.parallel / pod + np.cumsum(layer_par[i:])
+        seq[0, num_layers - 1, t] = once.sequential + alone.sum()
     server = problem.parameter_server
     server_pool = problem.pool_index(server.pool) if server else 0
     pod = problem.pools[server_pool].units_per_pod

@@ -107,6 +107,7 @@ class Problem:
     min_samples_per_second: float = 0.0  # the throughput floor; 0: none
     max_cost_per_hour: float | None = None  # dollars
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
+    micro_batches: int = 1  # pieces that a pipelined stage cuts a worker's share of a batch into
     parameter_server: ParameterServer | None = None  # None: servers are not charged
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
 
@@ -158,6 +159,7 @@ class Problem:
             min_samples_per_second=top.take_number("minSamplesPerSecond", 0, least=0, most=MAX_RATE),
             max_cost_per_hour=None if ceiling is None else top.take_number("maxCostPerHour", above=0),
             global_batch_size=global_batch_size,
+            micro_batches=top.take_integer("microBatches", 1, least=1, most=2**20),
             parameter_server=_read_servers(top, pools),
             provenance=_read_provenance(top),
         )
@@ -176,6 +178,8 @@ class Problem:
             result["maxCostPerHour"] = self.max_cost_per_hour
         if self.global_batch_size is not None:
             result["globalBatchSize"] = self.global_batch_size
+        if self.micro_batches != 1:
+            result["microBatches"] = self.micro_batches
         if self.parameter_server is not None:
             server = self.parameter_server
             result["parameterServer"] = {"pool": server.pool} | (

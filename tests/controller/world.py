@@ -63,6 +63,7 @@ def make_job(**changes: Any) -> JobSpec:
         "tiny",
         POOLS,
         512,
+        4,
         min_samples_per_second=20_000.0,
         run_policy=RunPolicy(backoff_limit=2, start_deadline_seconds=900.0),
         balancing=Balancing(policy="optimal", interval_seconds=10.0),

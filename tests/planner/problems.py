@@ -77,6 +77,7 @@ def random_problem(
         pools=tuple(pools),
         layers=tuple(layers),
         global_batch_size=int(rng.integers(20, 400)) if fixed else None,
+        micro_batches=int(rng.integers(1, 4)) if fixed else 1,
         parameter_server=servers,
     )
 

@@ -109,7 +109,8 @@ def test_segments_sum_the_layers_and_pay_the_stage_overhead_once() -> None:
     for t, pool in enumerate(problem.pools):
         for first in range(5):
             for last in range(first, 5):
-                work = stage_work(problem.layers[first : last + 1], pool, problem)
+                pipelined = (first, last) != (0, 4)
+                work = stage_work(problem.layers[first : last + 1], pool, problem, pipelined=pipelined)
                 assert segments.seq_LLT[first, last, t] == pytest.approx(work.sequential)
                 assert segments.par_LLT[first, last, t] * pool.units_per_pod == pytest.approx(work.parallel)
 
@@ -120,6 +121,13 @@ def test_segments_with_a_layer_that_the_pool_cannot_run_are_infinite() -> None:
     assert np.isinf(segments.seq_LLT[0, 1, 1])
     assert np.isfinite(segments.seq_LLT[1, 1, 1])
     assert np.isinf(segments.seq_LLT[1, 0, 0])
+
+
+def test_micro_batches_pay_fixed_times_again_but_only_in_a_pipeline() -> None:
+    """100 samples, 0.1 s of which 0.02 s are fixed: four pieces cost 0.16 s; a plan of one stage has no pieces."""
+    times, problem = LayerTimes(0.1, 0.5, compute_fixed_seconds=0.02), replace(HAND, batch_size=100, micro_batches=4)
+    assert compute_work(times, problem, pipelined=True).on(1) == pytest.approx(0.0016)
+    assert compute_work(times, problem).on(1) == pytest.approx(0.001)
 
 
 # --- errata ---------------------------------------------------------------------------------------------------------
