@@ -8,8 +8,8 @@ a shared machine changes its speed within minutes.
 
 The cost model gives every unit a core of its own and lets stages overlap completely. So plans are reported in groups:
 those that fit this machine; those whose processes need more cores than there are (`busy cores`: what the plan would
-keep busy by its own prediction); and those in which a stage with dense parameters precedes another, so that the pipeline
-drains at every step.
+keep busy by its own prediction); and those in which a stage with dense parameters precedes another, so that the
+pipeline drains at every step.
 """
 
 from __future__ import annotations
