@@ -112,7 +112,10 @@ class ParameterServer:
         elif fields.get("generation") != self._generation:
             return
         elif message.op == "commit":
-            self._shard.commit(fields["step"], fields["batchSize"])
+            # Workers can compute as soon as they have the dense parameters: those go out before the rows are touched.
+            self._shard.commit_dense(fields["step"], fields["batchSize"])
+            self._release()
+            self._shard.commit_rows(fields["step"], fields["batchSize"])
             self._commits.inc()
             self._release()
         elif message.op == "checkpoint":
@@ -171,7 +174,8 @@ class ParameterServer:
         if generation < self._generation:
             self._refused.inc()
             return
-        if message.op in ("pull", "pull-dense") and message.fields["version"] > self._shard.committed:
+        held = {"pull": self._shard.committed, "pull-dense": self._shard.dense_committed}.get(message.op)
+        if held is not None and message.fields["version"] > held:
             self._parked.append((sender, message))
             return
         self._answer(sender, message)

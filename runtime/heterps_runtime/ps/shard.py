@@ -58,7 +58,8 @@ class Shard:
         self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
         self._init = EmbeddingInit.from_manifest(config.embedding_init)
         self._dtype = np.dtype(config.dtype_name)
-        self.committed = 0
+        self.committed = 0  # steps that rows hold
+        self.dense_committed = 0  # steps that dense parameters hold: one more in the middle of a commit
         self.tables: dict[int, dict[str, Any]] = {}
         self.stores: dict[int, RowStore] = {}  # by dimension
         self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
@@ -78,7 +79,7 @@ class Shard:
         self.stores.clear()
         self.tables.clear()
         self.dense = DenseStore(self.dense.optimizer)
-        self.committed = manifest.step if manifest else 0
+        self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
 
     def define(self, tables: Iterable[Mapping[str, Any]], dense: Mapping[str, Array]) -> None:
@@ -131,17 +132,26 @@ class Shard:
 
     def commit(self, step: int, batch_size: int) -> None:
         """Make a step part of the model."""
-        if step != self.committed:
+        self.commit_dense(step, batch_size)
+        self.commit_rows(step, batch_size)
+
+    def commit_dense(self, step: int, batch_size: int) -> None:
+        """First half of making a step part of the model: workers wait for the dense parameters, so they come first."""
+        if step != self.dense_committed or step != self.committed:
             raise TransientError(f"commit of step {step}, but this server stands at step {self.committed}")
+        dense = [push.dense for _, push in sorted(self._pushes.get(step, {}).items()) if push.dense]
+        if dense and self.dense.apply(dense, 1.0 / batch_size, step + 1):
+            raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
+        self.dense_committed = step + 1
+
+    def commit_rows(self, step: int, batch_size: int) -> None:
+        """Second half: the rows."""
+        assert self.dense_committed == step + 1, "dense parameters are committed first"
         pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
-        scale = 1.0 / batch_size
         for dim, store in self.stores.items():
             given = [(keys, grads) for push in pushes for d, keys, grads in push.chunks if d == dim]
-            if given and store.apply(given, scale, step + 1):
+            if given and store.apply(given, 1.0 / batch_size, step + 1):
                 raise TransientError(f"step {step}: a gradient is not finite although its worker found none")
-        dense = [push.dense for push in pushes if push.dense]
-        if dense and self.dense.apply(dense, scale, step + 1):
-            raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
         self.committed = step + 1
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -294,8 +294,6 @@ class Engine:
             return self._config.max_staleness
         return 0 if self._dense_names else self._config.max_staleness
 
-    # --- choosing -----------------------------------------------------------------------------------------------------
-
     def _parameters_ready(self, run: StepRun) -> bool:
         if run.leaves is None and self.around.replica is not None and self.around.replica.version >= run.version:
             private = self._config.consistency == "async" or not self._training
@@ -351,8 +349,8 @@ class Engine:
             "differentiable": [t.requires_grad for t in tensors],
         }
         work.run.in_flight[work.micro_batch.index] = work
-        following = work.micro_batch.path[self.around.stage + 1]
-        self.around.downstream.send_forward(following, fields, [array_of(t) for t in tensors])
+        worker = work.micro_batch.path[self.around.stage + 1]
+        self.around.downstream.send_forward(worker, fields, [array_of(t) for t in tensors])
 
     def _backward(self, work: Work) -> None:
         assert work.gradients is not None
@@ -385,13 +383,12 @@ class Engine:
     # --- ending steps -------------------------------------------------------------------------------------------------
 
     def _finish(self, run: StepRun) -> None:
-        """All of this worker's micro-batches of a step are through."""
+        """All of this worker's micro-batches of a step are through: send its gradients away, then prepare another."""
         self._end(run)
         if self._feed is not None:
             self._feed.prepare_next()
 
     def _end(self, run: StepRun) -> None:
-        """Send a step's gradients away."""
         if not run.training:
             del self._runs[run.step]
             self._evaluation_left -= bool(run.expected)
@@ -479,10 +476,9 @@ class Engine:
             for name, differentiable in zip(fields["names"], fields["differentiable"], strict=True):
                 if differentiable:
                     tensors[name].requires_grad_()
-        label = tensors.pop(LABEL)
         block = LookupBlock(self._module.sites, self._tables, [self._module.ids(tensors)], self._unique)
         run.blocks[micro.index] = block
-        run.waiting.append(Work(run, micro, tensors, label, block, 0, sender))
+        run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender))
         self._pull_rows(block, step)
 
     def _replay_early(self) -> None:

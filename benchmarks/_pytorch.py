@@ -1,0 +1,85 @@
+"""One process of plain PyTorch training the benchmark model; started by training_speed.py.
+
+    python benchmarks/_pytorch.py SETTINGS.json RANK
+
+The whole log lies in memory, already in the order of training, so a batch is a slice. With more than one process the
+model is DistributedDataParallel over gloo, with what helps it here: gradients live in the buckets, and the graph is
+static. Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients) and the plain one for
+the table. Prints one JSON object: throughput, processor time and, in
+process 0, what was learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _ctr_log import build_sparse, read_log
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
+
+from heterps_runtime.data import BatchOrder
+
+
+def main(settings: dict[str, Any], rank: int) -> None:
+    """Train, and print the result."""
+    size: int = settings["processes"]
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(settings["seed"])
+    network = build_sparse(settings["variant"])
+    with torch.no_grad():
+        network.table.weight.normal_(0, settings["embeddingStd"])
+    model: nn.Module = network
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{settings['rendezvous']}", rank=rank, world_size=size)
+        model = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True)
+    optimizers = [
+        torch.optim.Adagrad(network.mlp.parameters(), settings["denseRate"], fused=True),
+        torch.optim.Adagrad(network.table.parameters(), settings["sparseRate"]),
+    ]
+
+    batch: int = settings["globalBatchSize"] // size
+    ids, numbers, labels = read_log(Path(settings["data"]) / "train")
+    order = BatchOrder(len(labels), settings["globalBatchSize"], settings["seed"])
+    data = []
+    for step in range(settings["steps"]):
+        rows = order.rows(step, rank * batch, (rank + 1) * batch)
+        data.append(tuple(torch.from_numpy(a[rows]) for a in (ids, numbers, labels)))
+    del ids, numbers, labels
+
+    started = started_cpu = 0.0
+    for step, (i, x, y) in enumerate(data):
+        if step == settings["skip"]:
+            if size > 1:
+                dist.barrier()
+            started, started_cpu = time.perf_counter(), time.process_time()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = loss_of(model(i, x), y)
+        torch.autograd.backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+    if size > 1:
+        dist.barrier()
+    seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
+    samples = (settings["steps"] - settings["skip"]) * settings["globalBatchSize"]
+    outcome = {"samplesPerSecond": samples / seconds, "cpuSeconds": cpu, "samples": samples}
+
+    if rank == 0:
+        ids, numbers, labels = read_log(Path(settings["data"]) / "held-out")
+        with torch.no_grad():
+            logits = network.score(torch.from_numpy(ids), torch.from_numpy(numbers))
+            held_out = float(loss_of(logits, torch.from_numpy(labels)))
+        outcome["logLoss"] = held_out
+    print(json.dumps(outcome))
+    if size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))

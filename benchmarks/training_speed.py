@@ -1,0 +1,375 @@
+"""Training speed: HeterPS beside PyTorch's DistributedDataParallel and single-process PyTorch on the same machine.
+
+    python benchmarks/training_speed.py [--model deep|wide|both] [--rounds 5] [--steps 70] [--output table|json]
+                                        [--wire fp16] [--chart FILE.png]
+
+All train the same network on the same batches in the same order with the same optimizers, in float32:
+
+- HeterPS: two workers of one thread and one parameter server; sparse rows in `hybrid`, the dense part synchronised. The
+  real processes, reading parquet through the job's own cache. Throughput is what the coordinator has committed.
+- DDP: two processes of one thread, gloo, `nn.Embedding(sparse=True)`; all data in memory.
+- single: one process of two threads, `sparse=True`; all data in memory.
+
+Rounds are interleaved and ratios are taken within a round, since a shared machine changes its speed within minutes.
+Start-up and the first steps count for nobody. That they learn the same is shown by the held-out log loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _ctr import FIELDS, NUMBERS
+from _ctr_log import HIDDEN, write_log
+
+from heterps_operator.manifest import load_manifest
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parent / ".cache" / "benchmarks"
+PATIENCE_SECONDS = 240
+SKIP = 15  # steps at the beginning that nobody is timed on
+WORKERS = 2
+BATCH = 4096  # per worker
+TRAIN_ROWS, HELD_OUT_ROWS = 600_000, 50_000
+SEED = 17
+DENSE_RATE, SPARSE_RATE, EMBEDDING_STD = 0.01, 0.05, 0.05
+
+Outcome = dict[str, Any]
+
+
+def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) -> Outcome:
+    """Train with plain PyTorch; one process gets all threads."""
+    settings = {
+        "variant": variant,
+        "data": str(data),
+        "steps": steps,
+        "skip": SKIP,
+        "processes": processes,
+        "threads": WORKERS // processes,
+        "globalBatchSize": BATCH * WORKERS,
+        "seed": SEED,
+        "denseRate": DENSE_RATE,
+        "sparseRate": SPARSE_RATE,
+        "embeddingStd": EMBEDDING_STD,
+        "rendezvous": str(folder / "rendezvous"),
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": str(WORKERS // processes)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "_pytorch.py"), str(folder / "settings.json"), str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    answers = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit("plain PyTorch failed")
+    outcomes: list[Outcome] = [json.loads(answer) for answer in answers]
+    cpu = sum(o["cpuSeconds"] for o in outcomes)
+    return outcomes[0] | {"samplesPerCpuSecond": outcomes[0]["samples"] / cpu}
+
+
+def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, Any]]:
+    """The HeterPS job and its pool."""
+    pool = {
+        "apiVersion": "heterps.io/v1alpha1",
+        "kind": "NodePool",
+        "metadata": {"name": "cpu"},
+        "spec": {
+            "deviceType": "CPU",
+            "resourceName": "cpu",
+            "torchDevice": "cpu",
+            "maxUnits": WORKERS,
+            "pricePerUnitHour": "0.04",
+        },
+    }
+    job = {
+        "apiVersion": "heterps.io/v1alpha1",
+        "kind": "HeterPSJob",
+        "metadata": {"name": "training-speed"},
+        "spec": {
+            "image": "ghcr.io/heterps/runtime:0.1.0",
+            "model": {
+                "entrypoint": "_ctr_log:build",
+                "arguments": {"variant": variant},
+                "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
+                "embeddingInit": {"distribution": "normal", "mean": "0", "std": str(EMBEDDING_STD)},
+            },
+            "data": {
+                "format": "parquet",
+                "train": str(data / "train"),
+                "evaluation": str(data / "held-out"),
+                "label": "click",
+                "dense": list(NUMBERS),
+                "sparse": list(FIELDS),
+                "cache": {"directory": str(CACHE / "data-cache")},
+            },
+            "training": {
+                "globalBatchSize": BATCH * WORKERS,
+                "steps": steps,
+                "consistency": "hybrid",
+                "maxStaleness": 4,
+                "optimizer": {
+                    "dense": {"name": "adagrad", "learningRate": str(DENSE_RATE)},
+                    "sparse": {"name": "adagrad", "learningRate": str(SPARSE_RATE)},
+                },
+                "seed": SEED,
+            },
+            "parameterServer": {"wirePrecision": wire},
+            "checkpoint": {"everySteps": 1_000_000, "keep": 1},
+            "pools": [{"name": "cpu"}],
+        },
+    }
+    return [pool, job]
+
+
+class Moment(NamedTuple):
+    """What was so at a commit."""
+
+    time: float
+    cpu_seconds: list[float]  # by process
+    samples: int
+    status: dict[str, Any]
+
+
+class HeterPS:
+    """A job of real processes, ended with the context."""
+
+    def __init__(self, documents: list[dict[str, Any]], folder: Path) -> None:
+        (folder / "job.yaml").write_text("---\n".join(json.dumps(part) + "\n" for part in documents))
+        loaded = load_manifest(folder / "job.yaml")
+        (folder / "config.json").write_text(json.dumps(loaded.run_configuration(folder / "work", [HERE])))
+        (folder / "work").mkdir()
+        self._folder = folder
+        self._token = secrets.token_hex(8)
+        self._environment = dict(os.environ) | {
+            ENV_CONFIG: str(folder / "config.json"),
+            ENV_TOKEN: self._token,
+            "OMP_NUM_THREADS": "1",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._log = (folder / "log").open("wb")
+        self._url = ""
+
+    def __enter__(self) -> HeterPS:
+        ready = self._folder / "ready.json"
+        self._start("coordinator", "--ready-file", str(ready))
+        while not ready.exists():
+            self._check()
+            time.sleep(0.05)
+        self._url = self._environment[ENV_COORDINATOR] = json.loads(ready.read_text())["http"]
+        stage = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "layers": [], "units": WORKERS, "pods": WORKERS}
+        # The benchmark model's layers: the table, the MLP's linear layers and ReLUs.
+        variant = json.loads((self._folder / "config.json").read_text())["job"]["spec"]["model"]["arguments"]["variant"]
+        stage["lastLayer"] = 2 * len(HIDDEN[variant]) + 1
+        servers = {"pool": "cpu", "replicas": 1, "units": 1}
+        self._request("PUT", PATH_PLAN, {"stages": [stage], "parameterServer": servers})
+        self._start("ps", "--index", "0", "--pool", "cpu")
+        for index in range(WORKERS):
+            self._start("worker", "--stage", "0", "--index", str(index), "--pool", "cpu")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            process.wait()
+        self._log.close()
+
+    def measure(self, steps: int) -> Outcome:
+        """Wait for the end; throughput of the steps after the first `SKIP`, from commits, and where the time went."""
+        begin = self._await(SKIP, steps)
+        end = self._await(steps, steps)
+        status = end.status
+        while status["phase"] not in ("Succeeded", "Failed", "Stopped"):
+            self._check()
+            time.sleep(0.1)
+            status = self._request("GET", PATH_STATUS)
+        if status["phase"] != "Succeeded":
+            raise SystemExit(f"the job ended as {status['phase']}: {status['error']}")
+        cpu = [after - before for before, after in zip(begin.cpu_seconds, end.cpu_seconds, strict=True)]
+        roles = ("coordinator", "ps-0", *(f"worker-0-{i}" for i in range(WORKERS)))
+        measured = (end.samples - begin.samples) / (BATCH * WORKERS)
+        outcome = {
+            "samplesPerSecond": (end.samples - begin.samples) / (end.time - begin.time),
+            "samplesPerCpuSecond": (end.samples - begin.samples) / sum(cpu),
+            "cpuMillisecondsPerStep": {r: 1000 * c / measured for r, c in zip(roles, cpu, strict=True)},
+            "logLoss": status["evaluation"]["logLoss"],
+            "millisecondsPerStep": self._breakdown(begin.status, end.status),
+        }
+        self._request("POST", PATH_SHUTDOWN)
+        for process in self._started:
+            process.wait(timeout=PATIENCE_SECONDS)
+        return outcome
+
+    def _await(self, step: int, last: int) -> Moment:
+        """The moment at which a commit of `step` or later is seen.
+
+        Asked seldom until shortly before, so that asking costs nothing.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        before = -1
+        while time.monotonic() < deadline:
+            status = self._request("GET", PATH_STATUS)
+            committed = status["committedSteps"]
+            if committed >= step and (before >= 0 or committed >= last) and committed != before:
+                return Moment(time.monotonic(), self._cpu_seconds(), status["samples"], status)
+            close = committed >= step - 4
+            before = committed if close else -1
+            time.sleep(0.005 if close else 0.1)
+            self._check()
+        raise SystemExit("the job does not end")
+
+    def _cpu_seconds(self) -> list[float]:
+        """Processor time that each process of the job has used: coordinator, server, workers."""
+        seconds = []
+        for process in self._started:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))  # user and system
+        return seconds
+
+    def _breakdown(self, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, dict[str, float]]:
+        """Per member and activity, milliseconds per step: what the pulses said at both ends."""
+        at_begin = {m["name"]: m.get("totals", {}) for m in begin["members"]}
+        steps = end["committedSteps"] - begin["committedSteps"]
+        result: dict[str, dict[str, float]] = {}
+        for member in end["members"]:
+            now, then = member.get("totals", {}), at_begin.get(member["name"], {})
+            delta = {
+                name.removeprefix("seconds:"): 1000 * (value - then.get(name, 0.0)) / steps
+                for name, value in now.items()
+                if name.startswith("seconds:")
+            }
+            if delta:
+                result[member["name"]] = delta
+        return result
+
+    def _start(self, role: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
+        self._started.append(subprocess.Popen(command, env=self._environment, stderr=self._log))
+
+    def _check(self) -> None:
+        if any(process.poll() for process in self._started):
+            raise SystemExit(f"a process of the job failed:\n{(self._folder / 'log').read_text()[-3000:]}")
+
+    def _request(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Authorization": f"Bearer {self._token}"})
+        request.method = method
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+
+def heterps(variant: str, data: Path, steps: int, folder: Path, wire: str) -> Outcome:
+    """Train with HeterPS."""
+    with HeterPS(manifest(variant, data, steps, wire), folder) as job:
+        return job.measure(steps)
+
+
+def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[str]) -> dict[str, list[Outcome]]:
+    """Train with everybody, `rounds` times; outcomes by entrant, one per round."""
+    data = write_log(CACHE, TRAIN_ROWS, HELD_OUT_ROWS)
+    entrants: dict[str, tuple[str, str | int]] = {
+        f"HeterPS ({wire})" if wire != "full" else "HeterPS": ("heterps", wire) for wire in wires
+    }
+    entrants |= {"DDP": ("pytorch", WORKERS), "single": ("pytorch", 1)}
+    entrants = {name: entrant for name, entrant in entrants.items() if not only or name in only}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in entrants}
+    for number in range(rounds):
+        for name, (kind, option) in entrants.items():
+            with tempfile.TemporaryDirectory(prefix="heterps-speed-") as folder:
+                if kind == "heterps":
+                    outcome = heterps(variant, data, steps, Path(folder), str(option))
+                else:
+                    outcome = pytorch(variant, data, steps, Path(folder), int(option))
+            outcomes[name].append(outcome)
+        figures = ", ".join(f"{name} {o[-1]['samplesPerSecond']:,.0f}" for name, o in outcomes.items())
+        print(f"  {variant}, round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
+    return outcomes
+
+
+def summary(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
+    """Medians and spreads per entrant, and HeterPS's ratio to it, round by round."""
+    rows = []
+    for name, rounds in outcomes.items():
+        rates = [o["samplesPerSecond"] for o in rounds]
+        ours = [o["samplesPerSecond"] for o in outcomes.get("HeterPS", rounds)]
+        ratios = [a / b for a, b in zip(ours, rates, strict=True)]
+        rows.append(
+            {
+                "name": name,
+                "samplesPerSecond": {"median": statistics.median(rates), "min": min(rates), "max": max(rates)},
+                "heterpsRatio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+                "samplesPerCpuSecond": statistics.median(o["samplesPerCpuSecond"] for o in rounds),
+                "logLoss": statistics.median(o["logLoss"] for o in rounds),
+            }
+        )
+    return rows
+
+
+def print_tables(variant: str, outcomes: dict[str, list[Outcome]]) -> None:
+    """Print the comparison, and where HeterPS's time goes."""
+    print(
+        f"\n| {variant} | samples/s, median (min - max) | HeterPS / this, median (min - max) "
+        "| samples per processor second | held-out log loss |"
+    )
+    print("|---|---|---|---|---|")
+    for row in summary(outcomes):
+        rate, ratio = row["samplesPerSecond"], row["heterpsRatio"]
+        spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
+        print(
+            f"| {row['name']} | {rate['median']:,.0f} ({rate['min']:,.0f} - {rate['max']:,.0f}) "
+            f"| {spread if row['name'] != 'HeterPS' else '1'} "
+            f"| {row['samplesPerCpuSecond']:,.0f} | {row['logLoss']:.4f} |"
+        )
+    if "HeterPS" not in outcomes:
+        return
+    cpu = [o["cpuMillisecondsPerStep"] for o in outcomes["HeterPS"]]
+    medians = {role: statistics.median(c[role] for c in cpu) for role in cpu[0]}
+    print("processor time, ms per step: " + ", ".join(f"{role} {ms:.1f}" for role, ms in medians.items()))
+    members = sorted({name for o in outcomes["HeterPS"] for name in o["millisecondsPerStep"]})
+    for member in members:
+        rounds = [o["millisecondsPerStep"].get(member, {}) for o in outcomes["HeterPS"]]
+        names = {name for activities in rounds for name in activities}
+        medians = {name: statistics.median(a.get(name, 0.0) for a in rounds) for name in names}
+        parts = sorted(((ms, name) for name, ms in medians.items() if ms >= 0.05), reverse=True)
+        print(f"{member}, ms per step: " + ", ".join(f"{name} {ms:.1f}" for ms, name in parts))
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=(*HIDDEN, "both"), default="deep")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=70)
+    parser.add_argument("--wire", choices=("fp16", "bf16"), help="add HeterPS with this wire precision")
+    parser.add_argument("--only", action="append", default=[], help="only this entrant (may be repeated)")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    wires = ["full", *([options.wire] if options.wire else [])]
+    report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "steps": options.steps, "batchPerWorker": BATCH}
+    for variant in HIDDEN if options.model == "both" else (options.model,):
+        outcomes = compare(variant, options.steps, options.rounds, wires, options.only)
+        report[variant] = {"rounds": outcomes, "summary": summary(outcomes)}
+        if options.output == "table":
+            print_tables(variant, outcomes)
+    if options.output == "json":
+        print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
