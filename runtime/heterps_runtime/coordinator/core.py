@@ -409,7 +409,7 @@ class CoordinatorCore:
             self._finish(JobPhase.STOPPED)
         elif self.running and step == self.progress.committed and self.progress.finished:
             self.fail("CheckpointFailed", f"training has ended but the model could not be saved: {reason}; {kept}")
-        else:
+        elif not self.running or step != self.progress.committed:  # the step that failed is not tried again at once
             self._after_barrier()
 
     def _after_barrier(self) -> None:
