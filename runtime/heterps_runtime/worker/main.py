@@ -9,6 +9,7 @@ from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
 from heterps_runtime.worker.member import Data, WorkerMember
 from heterps_runtime.worker.model import UserModel, choose_device
@@ -35,6 +36,8 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
     link = ControlLink(credentials, worker_name(stage, index))
     try:
         link.status = "loading the model"
+        # The last words of a process that is killed are those that it said on the way.
+        log(f"{link.name} on pool {pool}: loading data and model")
         data = open_data(config, link) if stage == 0 else None
         features = data.train.schema.features if data else feature_names(config)
         model = UserModel.build(config, features)
@@ -51,6 +54,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
         link.send("failed", reason=reason, message=str(error), permanent=permanent)
         link.close()
         raise
+    log(f"{link.name}: ready to compute on {device}")
     member = WorkerMember(
         config,
         link,
