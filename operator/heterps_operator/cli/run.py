@@ -31,7 +31,7 @@ def run(arguments: Namespace, programs: Programs) -> int:
         report = _run(session, display, arguments)
     if machine:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    elif not arguments.quiet or report["failure"] is not None:
+    if not arguments.quiet or report["failure"] is not None:
         (make_console(stderr=True) if arguments.quiet else console).print(render_report(report, arguments.job))
     code: int = report["exitCode"]
     return code
