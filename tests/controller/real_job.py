@@ -151,6 +151,7 @@ class RealJob:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
+                process.communicate()
                 raise AssertionError(f"heterps hangs: {self.logs()}")
         result = Result(process.returncode, out, err)
         assert "Traceback" not in result.text, result.text
@@ -183,10 +184,22 @@ class RealJob:
         """Wait until a step is committed."""
         return self.await_status(process, lambda status: bool(status["committedSteps"] >= step))
 
-    def pid(self, name: str) -> int:
+    def pid(self, name: str) -> int | None:
         """The running process of that name."""
         record = json.loads((self.work / "processes.json").read_text())
-        return int(next(p["pid"] for p in record["processes"] if p["name"] == name))
+        return next((int(p["pid"]) for p in record["processes"] if p["name"] == name), None)
+
+    def kill(self, process: subprocess.Popen[str], name: str, at_step: int) -> int:
+        """SIGKILL a process of the job once that step is committed; returns its pid."""
+        self.await_step(process, at_step)
+        pid = self.pid(name)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def await_replaced(self, process: subprocess.Popen[str], name: str, pid: int) -> None:
+        """Wait until another process has taken over that name, and the coordinator answers."""
+        self.await_status(process, lambda status: self.pid(name) not in (None, pid))
 
     def survivors(self) -> dict[int, str]:
         """Processes that still run for this job."""

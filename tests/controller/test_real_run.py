@@ -1,0 +1,227 @@
+"""Whole runs of the real command: interrupted, killed, damaged, and always the model of the run that nobody disturbed.
+
+Training is synchronous and on one worker, so the undisturbed model is known to the last digits, and no test needs to
+trust what a run says of itself. Runs take seconds of start-up each: one that is disturbed is disturbed more than once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.controller.real_job import RealJob, Result
+
+pytestmark = pytest.mark.slow
+
+STEPS = 400
+
+
+def model(job: RealJob) -> dict[str, Any]:
+    return dict(load_file(job.work / "model" / "model.safetensors"))
+
+
+def assert_same_model(job: RealJob, expected: dict[str, Any]) -> None:
+    found = model(job)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RealJob, Result, dict[str, Any]]:
+    """A job that nobody has disturbed: the job, how it ended, and its model."""
+    job = RealJob(tmp_path_factory.mktemp("trained") / "here")
+    result = job.run("--output", "json")
+    assert result.code == 0, result.text
+    return job, result, model(job)
+
+
+def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result, dict[str, Any]]) -> None:
+    job, result, _ = trained
+    report = result.report()
+    assert (report["phase"], report["failure"], report["restarts"]) == ("Succeeded", None, {})
+    assert report["progress"]["committedSteps"] == STEPS
+    assert report["progress"]["resumedFromStep"] is None
+    assert float(report["bill"]["cost"]) > 0
+    assert Path(report["model"]) == job.work / "model"
+    assert "Training: small" in result.err
+
+
+def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
+    trained: tuple[RealJob, Result, dict[str, Any]],
+) -> None:
+    plan = trained[1].report()["plan"]
+    assert plan["parameterServer"]["units"] == 1
+    assert plan["costPerHour"] == pytest.approx(2 * 0.04)
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_the_next_run_ends_with_the_same_model(
+    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+) -> None:
+    job = RealJob(tmp_path / "job", checkpoint__everySteps=10_000)
+    process = job.start("run", "job.yaml", "--output", "json")
+    job.await_step(process, 30)
+    os.killpg(process.pid, signal.SIGINT)
+    stopped = job.finish(process)
+    assert stopped.code == 130, stopped.text
+    report = stopped.report()
+    step = report["checkpoint"]["lastStep"]
+    assert report["phase"] == "Suspended"
+    assert step == report["progress"]["committedSteps"]
+    assert 30 <= step < STEPS
+    assert f"small: stopped at step {step} of {STEPS}; checkpoint at step {step}" in stopped.err
+    again = job.run()
+    assert again.code == 0, again.text
+    assert f"resuming from step {step} of {STEPS}" in again.out
+    assert_same_model(job, trained[2])
+
+
+def test_a_killed_command_leaves_nothing_and_a_truncated_checkpoint_is_passed_over(
+    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+) -> None:
+    job = RealJob(tmp_path / "job")
+    process = job.start("run", "job.yaml")
+    job.await_status(process, lambda status: (status["checkpoint"]["lastStep"] or 0) >= 60)
+    children = job.survivors()
+    process.kill()
+    process.communicate()
+    assert len(children) >= 4  # heterps itself, coordinator, server, worker
+    await_none(job)
+    *_, before, newest = job.checkpoints()
+    largest = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    again = job.run()
+    assert again.code == 0, again.text
+    step = int(before.name.removeprefix("step-"))
+    assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", again.out), again.out
+    assert f"resuming from step {step} of {STEPS}" in again.out
+    assert_same_model(job, trained[2])
+
+
+def test_worker_server_and_coordinator_may_die_and_the_model_is_the_same(
+    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+) -> None:
+    job = RealJob(tmp_path / "job", runPolicy={"backoffLimit": 3})
+    process = job.start("run", "job.yaml")
+    for step, name in ((30, "worker-0-0"), (90, "ps-0"), (150, "coordinator")):
+        pid = job.kill(process, name, at_step=step)
+        job.await_replaced(process, name, pid)
+    result = job.finish(process)
+    assert result.code == 0, result.text
+    assert (
+        "worker-0-0 ended (killed by SIGKILL (the kernel does this when memory runs out)): it is started" in result.out
+    )
+    for name in ("ps-0", "coordinator"):
+        assert re.search(rf"{name} ended \(killed by SIGKILL .*\): everything starts again from the last", result.out)
+    assert "restarts" in result.out
+    assert_same_model(job, trained[2])
+
+
+def test_a_death_beyond_the_limit_fails_the_job_with_the_last_lines(tmp_path: Path) -> None:
+    job = RealJob(tmp_path / "job", runPolicy={"backoffLimit": 0})
+    process = job.start("run", "job.yaml", "--output", "json")
+    job.kill(process, "worker-0-0", at_step=30)
+    result = job.finish(process)
+    report = result.report()
+    failure = report["failure"]
+    assert (result.code, report["phase"], failure["reason"]) == (1, "Failed", "BackoffLimitExceeded")
+    assert (failure["member"], failure["exitCode"]) == ("worker-0-0", -9)
+    assert "the limit of 0 restarts (runPolicy.backoffLimit) is used up" in failure["message"]
+    assert failure["lastLines"]
+    assert Path(failure["log"]).read_text().splitlines()[-1] == failure["lastLines"][-1]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A disk of its own for a folder."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                return
+
+
+def test_a_full_disk_costs_checkpoints_but_not_the_training(
+    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk):
+        job = RealJob(tmp_path / "job", checkpoint__path=str(disk / "checkpoints"))
+        process = job.start("run", "job.yaml")
+        job.await_status(process, lambda status: bool(status["checkpoint"]["lastStep"]))
+        fill(disk / "something")
+        failed = job.await_status(process, lambda status: status["checkpoint"]["failures"] >= 2)
+        (disk / "something").unlink()
+        result = job.finish(process)
+    assert failed["checkpoint"]["lastStep"] >= 20
+    assert result.code == 0, result.text
+    assert re.search(
+        r"warning: CheckpointFailed: step \d+: .*the disk is full .*; checkpoint of step \d+ stays", result.out
+    )
+    assert_same_model(job, trained[2])
+
+
+def test_a_model_that_cannot_be_saved_is_a_failure_that_says_what_is_kept(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk):
+        job = RealJob(tmp_path / "job", checkpoint__path=str(disk / "checkpoints"))
+        process = job.start("run", "job.yaml")
+        job.await_status(process, lambda status: bool(status["checkpoint"]["lastStep"]))
+        fill(disk / "something")
+        result = job.finish(process)
+        kept = sorted(path.parent.name for path in disk.glob("checkpoints/*/manifest.json"))
+    assert result.code == 1, result.text
+    assert re.search(r"CheckpointFailed: training has ended but the model could not be saved: .*; checkpoint of step "
+                     r"\d+ stays", result.text)  # fmt: skip
+    assert kept
+
+
+def test_a_trained_job_says_so_and_starts_over_only_when_asked(
+    trained: tuple[RealJob, Result, dict[str, Any]],
+) -> None:
+    """Runs last: it starts over the job that the others compare with."""
+    job, result, _ = trained
+    again = job.run()
+    assert again.code == 0
+    assert "small is trained already; to start over: heterps run job.yaml --fresh" in again.out
+    assert job.run("--output", "json").report()["bill"] == result.report()["bill"]
+    job.change(training__steps=20)
+    refused = job.run("--quiet")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"up to step {STEPS}; start over with --fresh" in refused.err
+    fresh = job.run("--fresh", "--quiet")
+    assert (fresh.code, fresh.out, fresh.err) == (0, "", "")
+    assert [path.name for path in job.checkpoints()] == ["step-000000020"]
+
+
+def await_none(job: RealJob) -> None:
+    """The kernel ends the children of a killed command, in its own time."""
+    for _ in range(500):
+        if not job.survivors():
+            return
+        signal.sigtimedwait([], 0.01)
+    raise AssertionError(f"still running: {job.survivors()}")
