@@ -1,0 +1,75 @@
+"""What the README and docs/architecture.md name is there: commands, options, files."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from heterps_operator.manifest import load_manifest
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ("README.md", "docs/tutorial.md", "docs/cli.md", "examples/flights/README.md")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@functools.cache
+def help_of(verb: str) -> str:
+    """What `heterps VERB --help` prints; nothing if there is no such command."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "heterps_operator", verb, "--help"], capture_output=True, text=True, check=False
+    )
+    return ran.stdout
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_command_in_a_guide_exists_with_its_options(name: str) -> None:
+    commands = re.findall(r"(?:^|`)heterps ([a-z]+)([^\n`]*)", text_of(name), re.M)
+    assert commands
+    for verb, rest in commands:
+        shown = help_of(verb)
+        assert shown, f"heterps {verb} is no command"
+        for option in re.findall(r"(?<!\S)--[a-z-]+", rest.partition("#")[0]):
+            assert option in shown, f"heterps {verb} has no {option}"
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    targets = re.findall(r"^([a-z]+):", text_of("Makefile"), re.M)
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", text_of("README.md"), re.M))
+    assert {"demo", "test"} <= named
+    assert named <= set(targets)
+
+
+def test_the_component_table_names_existing_files() -> None:
+    table = text_of("docs/architecture.md").partition("| component | file |")[2]
+    named = re.findall(r"`([\w./-]+)`", table)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text_of("docs/README.md")
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert pages
+    assert [page for page in pages if f"({page})" not in index] == []
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+def test_the_job_file_of_a_guide_is_valid(name: str, tmp_path: Path) -> None:
+    [manifest] = re.findall(r"```yaml\n(.*?)```", text_of(name), re.S)
+    assert [document["kind"] for document in yaml.safe_load_all(manifest)] == ["NodePool", "HeterPSJob"]
+    (tmp_path / "job.yaml").write_text(manifest)
+    assert load_manifest(tmp_path / "job.yaml").job["metadata"]["name"] == "ctr"
