@@ -204,6 +204,18 @@ def test_resuming_is_said() -> None:
     assert "resuming from step 120 of 528" in [event.message for event in world.events]
 
 
+def test_what_the_coordinator_warns_of_is_said_once() -> None:
+    world = World().training()
+    failed = {"time": 5.0, "type": "Warning", "reason": "CheckpointFailed", "message": "step 40: the disk is full"}
+    written = {"time": 6.0, "type": "Normal", "reason": "CheckpointWritten", "message": "step 60"}
+    world.set_phase("Training", committedSteps=50, events=[failed])
+    world.settle()
+    world.set_phase("Training", committedSteps=70, events=[failed, written])
+    world.settle()
+    told = [event for event in world.events if event.reason.startswith("Checkpoint")]
+    assert [(event.type, event.message) for event in told] == [("Warning", "step 40: the disk is full")]
+
+
 def test_success_lets_members_leave_then_ends_the_coordinator() -> None:
     world = World().training()
     world.set_phase("Succeeded", evaluation={"auc": 0.71})
