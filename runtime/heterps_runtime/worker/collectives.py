@@ -37,17 +37,29 @@ class Collectives:
         self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
         self.store_address = f"{host}:{self.store.port}"
         self._group: Any = None
+        self._next_step = 0  # whose operation comes next
+        self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
         self._thread.start()
 
-    def join(self, generation: int, stage: int, rank: int, size: int, store_address: str, device: torch.device) -> None:
+    def join(
+        self,
+        generation: int,
+        stage: int,
+        rank: int,
+        size: int,
+        store_address: str,
+        device: torch.device,
+        first_step: int,
+    ) -> None:
         """Form the stage's group of a generation; every member calls this. Blocks until all are there.
 
         Raises:
             PeerLostError: a member did not come.
         """
         self.leave()
+        self._next_step, self._held = first_step, {}
         if size == 1:
             return
         host, port = store_address.rsplit(":", 1)
@@ -72,8 +84,12 @@ class Collectives:
             self._group.abort()
         self._group = None
 
-    def all_reduce(self, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
-        """Sum `flat` over the group in place; `done` is called from the collectives' thread."""
+    def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
+        """Sum a step's `flat` over the group in place; `done` is called from the collectives' thread.
+
+        Groups match operations by their order alone, so they are carried out in the order of steps: a worker without
+        samples (or, in `async`, a lucky one) is through with a step before the one before it.
+        """
         group = self._group
         if group is None:
             done(None)
@@ -88,7 +104,10 @@ class Collectives:
             except Exception as error:  # gloo and NCCL raise RuntimeError and its relatives
                 done(error)
 
-        self._tasks.put(run)
+        self._held[step] = run
+        while (following := self._held.pop(self._next_step, None)) is not None:
+            self._tasks.put(following)
+            self._next_step += 1
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Give everybody the root's values; blocks."""

@@ -430,7 +430,7 @@ class Engine:
 
             self._post(finish)
 
-        self._collectives.all_reduce(flat, done)
+        self._collectives.all_reduce(run.step, flat, done)
 
     def _report(self, run: StepRun) -> None:
         """Tell the coordinator once everything of a step has arrived where it must be."""

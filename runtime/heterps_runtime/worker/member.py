@@ -295,7 +295,9 @@ class WorkerMember:
                     values = read_dense(self._storage, manifest, self._module.parameter_names)
                     self._replica.load(values, fields["committed"])
         replica, committed = self._replica, fields["committed"]
-        self._collectives.join(fields["generation"], self._stage, rank, len(members), members[0]["store"], self._device)
+        self._collectives.join(
+            fields["generation"], self._stage, rank, len(members), members[0]["store"], self._device, committed
+        )
         try:
             versions = self._collectives.gather_numbers(replica.version, rank, len(members), self._device)
             if any(v != committed for v in versions):
