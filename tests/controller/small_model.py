@@ -29,6 +29,13 @@ class Small(nn.Module):
         return logits.squeeze(-1)
 
 
+class Squaring(Small):
+    """Beyond float32 as soon as a number is beyond 1e19."""
+
+    def forward(self, carrier: Tensor, origin: Tensor, dense: Tensor) -> Tensor:
+        return super().forward(carrier, origin, dense * dense)
+
+
 class Branching(Small):
     def forward(self, carrier: Tensor, origin: Tensor, dense: Tensor) -> Tensor:
         if dense.sum() > 0:
@@ -38,6 +45,10 @@ class Branching(Small):
 
 def build() -> Small:
     return Small()
+
+
+def build_squaring() -> Squaring:
+    return Squaring()
 
 
 def build_number() -> int:

@@ -30,8 +30,8 @@ def with_label(value: int) -> dict[str, Any]:
     return {**data, "late": np.where(np.arange(ROWS) == 7, value, data["late"])}
 
 
-def with_infinity_at(step: int) -> dict[str, Any]:
-    """One sample that no loss can be computed of, and that the given step is the first to take."""
+def with_extreme_at(step: int) -> dict[str, Any]:
+    """One sample with a number that no model here can square, and that the given step is the first to take."""
     data = columns(MANY_ROWS)
     data["distance"][BatchOrder(MANY_ROWS, BATCH, SEED).rows(step, 3, 4)[0]] = 3e38
     return data
@@ -64,7 +64,11 @@ CASES = {
     "no nn.Module": Case({"model__entrypoint": "small_model:build_number"}, profiled=True),
     "branching": Case({"model__entrypoint": "small_model:build_branching"}, arguments=("--quiet",)),
     "floor": Case({"objective__minSamplesPerSecond": 100_000_000, "scheduling": None}, profiled=True),
-    "NaN": Case({"training__seed": SEED}, data=lambda: with_infinity_at(NAN_STEP), profiled=True),
+    "NaN": Case(
+        {"training__seed": SEED, "model__entrypoint": "small_model:build_squaring"},
+        data=lambda: with_extreme_at(NAN_STEP),
+        profiled=True,
+    ),
 }
 
 
