@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -19,17 +22,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors.numpy import load_file
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS, JobPhase
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_COORDINATOR,
+    ENV_TOKEN,
+    PATH_LOST,
+    PATH_PLAN,
+    PATH_SHUTDOWN,
+    PATH_STATUS,
+    JobPhase,
+)
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.link import Credentials
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.worker.main import run_worker
 
 TOKEN = "a token of the tests"
+ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 120
 
 Stage = tuple[str, int, int]  # pool, last layer, workers
 
@@ -171,6 +185,7 @@ class ThreadedJob:
         self.document = copy.deepcopy(document)
         self.config = RunConfig.from_json(document)
         self._threads: list[threading.Thread] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._server: CoordinatorServer | None = None
         self.failures: list[str] = []
         self._loop_failure: BaseException | None = None
@@ -202,14 +217,25 @@ class ThreadedJob:
         self._threads.append(thread)
         thread.start()
 
-    def start(self, stages: Sequence[Stage], servers: int) -> None:
-        """Submit a plan and start its members."""
+    def start(
+        self, stages: Sequence[Stage], servers: int, as_process: str | None = None
+    ) -> subprocess.Popen[bytes] | None:
+        """Submit a plan and start its members; one of them, if named, as a process that is returned."""
         self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
-        for i in range(servers):
-            self.start_server(i)
-        for i, (pool, _, workers) in enumerate(stages):
-            for w in range(workers):
-                self.start_worker(i, w, pool)
+        names = [f"ps-{i}" for i in range(servers)]
+        names += [f"worker-{i}-{w}" for i, (_, _, workers) in enumerate(stages) for w in range(workers)]
+        for name in names:
+            if name != as_process:
+                self.start_member(name, stages)
+        return self.start_process(as_process, stages) if as_process else None
+
+    def start_member(self, name: str, stages: Sequence[Stage]) -> None:
+        """Start a server or a worker by its name."""
+        role, *numbers = name.split("-")
+        if role == "ps":
+            self.start_server(int(numbers[0]))
+        else:
+            self.start_worker(int(numbers[0]), int(numbers[1]), stages[int(numbers[0])][0])
 
     def start_server(self, index: int) -> None:
         """Start a parameter server."""
@@ -222,6 +248,36 @@ class ThreadedJob:
         self._start(
             f"worker-{stage}-{index}", run_worker, self.config, self.credentials, stage, index, pool, "127.0.0.1"
         )
+
+    def start_process(self, name: str, stages: Sequence[Stage]) -> subprocess.Popen[bytes]:
+        """Start a server or a worker by its name as a process of its own, which a test may kill.
+
+        Whoever comes while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
+        patches the modules of its whole process.
+        """
+        role, *numbers = name.split("-")
+        pool = "cpu" if role == "ps" else stages[int(numbers[0])][0]
+        stage = [] if role == "ps" else ["--stage", numbers[0]]
+        arguments = [role, *stage, "--index", numbers[-1], "--pool", pool]
+        path = Path(self.document["workDirectory"]) / "config.json"
+        path.write_text(json.dumps(self.document))
+        environment = {
+            **os.environ,
+            ENV_CONFIG: str(path),
+            ENV_COORDINATOR: self.credentials.url,
+            ENV_TOKEN: TOKEN,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
+            "OMP_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen([sys.executable, "-m", "heterps_runtime", *arguments], env=environment)
+        self._processes.append(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes], member: str) -> None:
+        """End a process without a word, as a crash does, and report it as the controller would."""
+        process.kill()
+        process.wait()
+        self.credentials.request("POST", PATH_LOST, {"member": member, "reason": "killed by a test"})
 
     def status(self) -> dict[str, Any]:
         """The coordinator's status document."""
@@ -236,6 +292,7 @@ class ThreadedJob:
             if (until or (lambda s: s["phase"] in JobPhase.FINAL))(status):
                 return status
             assert status["phase"] not in JobPhase.FINAL, status["error"] or status["phase"]
+            assert not self.failures, "\n".join(self.failures)
             if time.monotonic() > deadline:
                 raise AssertionError(f"the job does not get on: {json.dumps(status, indent=1)} {self.failures}")
             time.sleep(POLL_SECONDS)
@@ -245,10 +302,22 @@ class ThreadedJob:
         coordinator, *members = self._threads
         for thread in members:
             thread.join(timeout=30)
+        for process in self._processes:
+            process.wait(timeout=30)
         self.credentials.request("POST", PATH_SHUTDOWN)
         coordinator.join(timeout=30)
         left = [thread.name for thread in self._threads if thread.is_alive()]
         assert not left, f"{left} do not end"
+
+
+def assert_same_model(status: dict[str, Any], expected: dict[str, Any], relative: float = 1e-5) -> None:
+    """The model that a job has written is the one that plain PyTorch trained."""
+    assert status["phase"] == JobPhase.SUCCEEDED, status["error"]
+    trained = load_file(Path(status["model"]) / "model.safetensors")
+    assert set(trained) == set(expected)
+    for name, values in expected.items():
+        scale = np.abs(values).max() or 1.0
+        np.testing.assert_allclose(trained[name], values, rtol=relative, atol=relative * scale, err_msg=name)
 
 
 def run_job(document: dict[str, Any], stages: Sequence[Stage], servers: int) -> dict[str, Any]:

@@ -275,6 +275,7 @@ def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() 
     world.join("worker-0-1", rows=ROWS + 1)
     assert world.core.error is not None
     assert world.core.error["reason"] == "DataChanged"
+    assert sorted(world.told("shutdown")) == ["worker-0-0", "worker-0-1"]
     resumed = World(ONE_CPU, latest=Record(10, "step-10"))
     resumed.join("worker-0-0", rows=ROWS - 1)
     assert resumed.core.error is not None

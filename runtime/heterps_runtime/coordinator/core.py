@@ -214,13 +214,13 @@ class CoordinatorCore:
             self.member_lost(sender, "replaced by a new process")
             self.handle(sender, Message("join", fields))  # the loss may have ended the job
             return
+        self.roster.present[sender] = member
         if "numRows" in fields:
             problem = self.progress.set_rows(int(fields["numRows"]))
             if problem:
                 self.fail("DataChanged", problem)
                 return
             self.evaluation_rows = int(fields.get("evaluationRows", 0))
-        self.roster.present[sender] = member
         if member.role == "ps" and self._ever_formed:
             self._must_restore = True  # a new server process is empty
         self._last_progress = self._clock()

@@ -1,0 +1,106 @@
+"""Processes are killed while they train; the model that comes out is the one of an undisturbed run.
+
+The process that is killed and the one that replaces it are real ones, of `python -m heterps_runtime`; the other members
+are threads of this process, which saves seconds of imports each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_ALLOCATION, PATH_STOP, JobPhase
+
+from .jobs import Stage, ThreadedJob, assert_same_model, configuration
+from .plain_torch import train
+
+STEPS, LAST = 150, 10  # LAST: last layer of models.Flights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("membership")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """What plain PyTorch trains in one process."""
+    return train(RunConfig.from_json(configuration(folder / "reference", steps=STEPS)), torch.float64)
+
+
+def _committed(steps: int) -> Any:
+    return lambda status: status["committedSteps"] >= steps
+
+
+CASES: list[tuple[str, list[Stage], int]] = [
+    ("worker-1-0", [("cpu", 4, 1), ("cpu", LAST, 2)], 1),
+    ("worker-1-0", [("cpu", 4, 1), ("card", LAST, 2)], 1),  # the first replica also holds the rendezvous of the group
+    ("worker-0-0", [("card", LAST, 1)], 1),  # the last replica takes the dense parameters along
+    ("ps-1", [("cpu", 4, 1), ("cpu", LAST, 1)], 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "stages", "servers"), CASES)
+def test_a_killed_process_changes_nothing_in_the_model(
+    victim: str, stages: list[Stage], servers: int, folder: Path, undisturbed: dict[str, Any]
+) -> None:
+    document = configuration(folder / f"{victim}-{CASES.index((victim, stages, servers))}", steps=STEPS)
+    job = ThreadedJob(document)
+    process = job.start(stages, servers, as_process=victim)
+    assert process is not None
+    before = job.wait(_committed(15))
+    job.kill(process, victim)
+    survivors = job.status()
+    assert victim not in [m["name"] for m in survivors["members"] if m["state"] != "absent"]
+    assert before["committedSteps"] < STEPS, "the job must not have ended before its process was killed"
+    job.start_process(victim, stages)
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    assert [e["message"] for e in status["events"] if e["reason"] == "MemberLost"] == [f"{victim}: killed by a test"]
+    assert_same_model(status, undisturbed)
+    assert status["samples"] == 300 * (STEPS // 10)
+
+
+@pytest.mark.parametrize("stages", [[("cpu", 4, 2), ("cpu", LAST, 2)], [("card", LAST, 3)]])
+def test_batch_sizes_may_change_while_training(stages: list[Stage], folder: Path, undisturbed: dict[str, Any]) -> None:
+    job = ThreadedJob(configuration(folder / f"batches-{len(stages)}", steps=STEPS))
+    job.start(stages, 1)
+    splits = {
+        2: [[[1, 31], [32, 0]], [[0, 32], [13, 19]], [[32, 0], [0, 32]]],
+        1: [[[0, 31, 1]], [[32, 0, 0]], [[7, 7, 18]]],
+    }
+    used = []
+    for number, split in enumerate(splits[len(stages)]):
+        job.wait(_committed(15 + 25 * number))
+        used.append((job.credentials.request("PUT", PATH_ALLOCATION, {"stages": split})["fromStep"], split))
+        job.wait(lambda s, split=split: s["allocation"] == split)
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    assert used[-1][0] < STEPS
+    assert_same_model(status, undisturbed)
+
+
+def test_a_stop_right_after_a_loss_keeps_what_was_trained(folder: Path, undisturbed: dict[str, Any]) -> None:
+    document = configuration(folder / "stop", steps=STEPS)
+    stages: list[Stage] = [("cpu", 4, 1), ("card", LAST, 1)]
+    job = ThreadedJob(document)
+    job.start(stages, 1)
+    job.wait(_committed(12))
+    job.credentials.request("POST", PATH_STOP)
+    stopped = job.wait()
+    job.close()
+    assert stopped["phase"] == JobPhase.STOPPED
+    assert stopped["checkpoint"]["lastStep"] == stopped["committedSteps"]
+    job = ThreadedJob(document)
+    job.start(stages, 1)
+    status = job.wait()
+    job.close()
+    assert status["resumedFromStep"] == stopped["committedSteps"]
+    assert_same_model(status, undisturbed)
