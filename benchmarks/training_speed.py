@@ -230,7 +230,7 @@ class HeterPS:
                 return Moment(time.monotonic(), self._cpu_seconds(), status["samples"], status)
             close = committed >= step - 4
             before = committed if close else -1
-            time.sleep(0.005 if close else 0.1)
+            time.sleep(0.02 if close else 0.1)
             self._check()
         raise SystemExit("the job does not end")
 
