@@ -53,8 +53,9 @@ data: venv ## make the flights example's train and test sets (a few seconds, onc
 demo: data ## plan and train the flights example: a real model, its quality and its bill
 	@$(BIN)/heterps run examples/flights/job.yaml
 
+# Files side by side: tests of whole jobs spend most of their time waiting for processes to start.
 test: data ## run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 3 --dist loadfile
 
 check: venv ## run the linters, the type checker, the import contracts and the guards on documents
 	$(BIN)/ruff check
