@@ -63,7 +63,7 @@ class Message:
 
 def encode(message: Message) -> list[Any]:
     """Frames of a message. Arrays are not copied: they must not change until ZeroMQ has sent them."""
-    arrays = [np.ascontiguousarray(a) for a in message.arrays]
+    arrays = [np.asarray(a, order="C") for a in message.arrays]  # ascontiguousarray would make 0-d arrays 1-d
     header = {"o": message.op, "f": message.fields, "a": [[a.dtype.name, a.shape] for a in arrays]}
     return [
         json.dumps(header, separators=(",", ":")).encode(),

@@ -79,7 +79,8 @@ def test_batch_sizes_may_change_while_training(stages: list[Stage], folder: Path
     for number, split in enumerate(splits[len(stages)]):
         job.wait(_committed(15 + 25 * number))
         used.append((job.credentials.request("PUT", PATH_ALLOCATION, {"stages": split})["fromStep"], split))
-        job.wait(lambda s, split=split: s["allocation"] == split)
+        job.wait(_committed(used[-1][0] + 1))
+        assert job.status()["allocation"] == split
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)
@@ -87,7 +88,7 @@ def test_batch_sizes_may_change_while_training(stages: list[Stage], folder: Path
     assert_same_model(status, undisturbed)
 
 
-def test_a_stop_right_after_a_loss_keeps_what_was_trained(folder: Path, undisturbed: dict[str, Any]) -> None:
+def test_a_stopped_job_goes_on_at_the_step_it_had_reached(folder: Path, undisturbed: dict[str, Any]) -> None:
     document = configuration(folder / "stop", steps=STEPS)
     stages: list[Stage] = [("cpu", 4, 1), ("card", LAST, 1)]
     job = ThreadedJob(document)
