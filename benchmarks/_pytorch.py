@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from heterps_runtime.data import BatchOrder
 
 def main(settings: dict[str, Any], rank: int) -> None:
     """Train, and print the result."""
+    # torch's own Adagrad makes sparse tensors without saying whether to check them.
+    warnings.filterwarnings("ignore", message="Sparse invariant checks")
     size: int = settings["processes"]
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(settings["seed"])

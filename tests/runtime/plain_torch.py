@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.data import BatchOrder
+from heterps_runtime.data import BatchOrder, metrics_for
 from heterps_runtime.intake import Table, build_model, resolve_loss, trace_model
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 from heterps_runtime.worker.main import open_data
@@ -34,6 +34,29 @@ def real_model(config: RunConfig, dtype: torch.dtype) -> tuple[nn.Module, tuple[
     return module, tables
 
 
+def rows_by_feature(tables: tuple[Table, ...]) -> dict[str, int]:
+    """Rows of the tables that are named as the feature they look up; their ids may be hashes and need a modulo."""
+    return {t.name.split(".")[-2]: t.num_embeddings for t in tables}
+
+
+def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
+    """Figures of a trained state dict on the job's evaluation data."""
+    module, tables = real_model(config, torch.float32)
+    module.load_state_dict({n: torch.from_numpy(values.copy()) for n, values in state.items()})
+    data = open_data(config).evaluation
+    assert data is not None
+    sizes = rows_by_feature(tables)
+    arrays = data.batch(np.arange(data.num_rows), trace_model(module, data.schema.features).inputs)
+    label = arrays.pop("label")
+    tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+    tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}
+    with torch.no_grad():
+        logits = module(**tensors).numpy()
+    metrics = metrics_for(config.loss)
+    metrics.update(logits, label, 0.0)
+    return metrics.results()
+
+
 def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
     """Train as the job would, step by step; returns the final state dict."""
     module, tables = real_model(config, dtype)
@@ -47,15 +70,17 @@ def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
     dense_optimizer = _dense_optimizer(config.dense_optimizer, dense)
     sparse = {t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name]) for t in tables}
     total = config.steps or (config.epochs or 1) * order.steps_per_epoch
+    sizes = rows_by_feature(tables)
     for step in range(total):
         size = order.batch_size(step)
         arrays = data.train.batch(order.rows(step, 0, size), features)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
+        tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}
         tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         label = tensors.pop("label")
         module.zero_grad()
         loss = loss_sum(module(**tensors), label) / size
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         dense_optimizer.step()
         for optimizer in sparse.values():
             optimizer.step(step + 1)
@@ -94,7 +119,8 @@ class _RowOptimizer:
         gradient = self._weight.grad
         touched = (gradient != 0).any(dim=1).nonzero().flatten()
         if self._torch is not None:
-            with torch.sparse.check_sparse_tensor_invariants():  # also for what torch's optimizers make inside
+            # Also for the tensors that torch's optimizers make inside.
+            with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
                 self._weight.grad = torch.sparse_coo_tensor(touched[None], gradient[touched], gradient.shape)
                 self._torch.step()
             return
