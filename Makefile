@@ -55,7 +55,7 @@ demo: data ## plan and train the flights example: a real model, its quality and 
 
 # Files side by side: tests of whole jobs spend most of their time waiting for processes to start.
 test: data ## run all tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: venv ## run the linters, the type checker, the import contracts and the guards on documents
 	$(BIN)/ruff check

@@ -17,7 +17,7 @@ from heterps_runtime.intake import build_model, trace_model
 from .jobs import Stage, configuration, run_job
 from .plain_torch import train
 
-CASES = 36
+CASES = 32
 DENSE = [
     {"name": "sgd", "learningRate": "0.1"},
     {"name": "sgd", "learningRate": "0.05", "momentum": "0.9"},
