@@ -91,7 +91,7 @@ def test_pools_that_the_job_does_not_name_are_left_out(tmp_path: Path) -> None:
 def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jobs").mkdir()
     text = with_job(
-        spec__data__evaluation="../shared/test",
+        spec__data__evaluation="../common/test",
         spec__data__cache__directory="cache",
         spec__checkpoint__path="ckpt/",
         spec__parameterServer__spillDirectory="/spill",
