@@ -102,7 +102,7 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, mo
     spec = manifest.job["spec"]
     assert manifest.folder == tmp_path / "jobs"
     assert spec["data"]["train"] == str(tmp_path / "jobs/data/train")
-    assert spec["data"]["evaluation"] == str(tmp_path / "shared/test")
+    assert spec["data"]["evaluation"] == str(tmp_path / "common/test")
     assert spec["data"]["cache"]["directory"] == str(tmp_path / "jobs/cache")
     assert spec["checkpoint"]["path"] == str(tmp_path / "jobs/ckpt")
     assert spec["parameterServer"]["spillDirectory"] == "/spill"
