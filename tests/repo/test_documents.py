@@ -58,7 +58,7 @@ def test_no_file_names_a_package_registry() -> None:
 def test_the_guards_see_what_they_look_for() -> None:
     for line in ("cd /" + "root/x", "open('/" + "home/ann/data')", "(/" + "work/main)"):
         assert MACHINE_PATHS.search(line)
-    assert not MACHINE_PATHS.search("a/root/b and ./work/main/x")
+    assert not MACHINE_PATHS.search("a/" + "root/b and ./" + "work/main/x")
     assert REGISTRIES.search("https://" + "pypi." + "org/simple")
     assert not REGISTRIES.search("heterps.io")
 
