@@ -93,7 +93,8 @@ sparse = sparse_optimizer("rowwise-adagrad")
 dense = DenseOptimizer.from_manifest({"name": "adam", "learningRate": "0.1"})
 warm_up([ServerKernels(sparse, dense, np.float32, "fp16"), WorkerKernels(np.float32, "fp16", 2, bags=True)])
 before = compiled()
-assert sum(before.values()) > 15, before
+# Kernels that others inline count only where the cache was cold; the ones called from here count always.
+assert sum(count > 0 for count in before.values()) > 10, before
 
 rows = RowStore(16, np.float32, sparse, 0, {0: TableSpec("t", 10**6)})
 keys, inverse = UniqueKeys()(np.arange(5000) // 2)
