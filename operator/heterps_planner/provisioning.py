@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments, pods_for_throughput
 from heterps_planner.path import Stage
 
-__all__ = ["Provisioned", "Schedules", "fastest_provision", "provision", "schedule_of"]
+__all__ = ["Provisioned", "Schedules", "fastest_provision", "overload", "provision", "schedule_of"]
 
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
 _TOLERANCE = 1e-12
@@ -36,6 +36,10 @@ class Schedules:
     pool: NDArray[np.intp]  # (n, K)
     least: FloatArray  # (n, K) least pods: 1, 0 for padding, or a number that the user fixed
     most: FloatArray  # (n, K) most pods, infinite unless fixed
+
+    def select(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Schedules:
+        """Return some of the schedules."""
+        return Schedules(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,6 @@ def _time(part: Schedules, pods: FloatArray) -> FloatArray:
     return np.maximum(part.seq + part.par / k, part.send_seq + part.send_par / k)
 
 
-def _select(part: Schedules, rows: NDArray[np.bool_]) -> Schedules:
-    return Schedules(*(getattr(part, name)[rows] for name in Schedules.__dataclass_fields__))
-
-
 def _need(part: Schedules, theta: FloatArray) -> FloatArray:
     """Return the least pods with which each stage reaches its schedule's throughput, shape (n, K)."""
     need = pods_for_throughput(theta[:, None], part.seq, part.par, part.send_seq, part.send_par)
@@ -107,8 +107,7 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
     best_pods = np.zeros_like(schedules.seq)
     index = np.arange(n)
     part = schedules
-    slowest = _time(part, part.least).max(axis=1)
-    theta = np.maximum(segments.floor * (1 - FLOOR_TOLERANCE), (1 - FLOOR_TOLERANCE) / np.maximum(slowest, 1e-300))
+    theta = _lowest_throughput(part, segments)
     while len(index):
         price = segments.price_T[part.pool]  # (n, K)
         need = _need(part, theta)
@@ -134,8 +133,44 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
             bound = (price * fractional).sum(axis=1) / theta
             onward = np.maximum(reached, np.where(target > 0, dollars / target, 0.0)) * _STEP
         going = allowed & (bound < target * (1 - _TOLERANCE)) & (target > 0)
-        index, theta, part = index[going], onward[going], _select(part, going)
+        index, theta, part = index[going], onward[going], part.select(going)
     return Provisioned(best, best_pods)
+
+
+def _lowest_throughput(part: Schedules, segments: Segments) -> FloatArray:
+    """Return the throughput at which the least pods suffice, or the floor if that is higher, shape (n,)."""
+    slowest = _time(part, part.least).max(axis=1)
+    theta: FloatArray = (1 - FLOOR_TOLERANCE) * np.maximum(segments.floor, 1 / np.maximum(slowest, 1e-300))
+    return theta
+
+
+def overload(schedules: Schedules, segments: Segments) -> FloatArray:
+    """Measure how far schedules without a feasible provision are from having one.
+
+    The sum of logarithms, all >= 0: by how much the pods that the floor takes exceed each pool's limit and their price
+    the ceiling, and by how much stages that no number of pods makes fast enough are too slow. A layer on a pool that
+    cannot run it counts as a stage that is a million times too slow.
+
+    Args:
+        schedules: n schedules.
+        segments: prices, limits, floor and ceiling.
+
+    Returns:
+        Shape (n,).
+    """
+    theta = _lowest_throughput(schedules, segments)
+    need = _need(schedules, theta)
+    possible = np.isfinite(need)
+    # The shortest time with any number of pods, in units of the time that the floor leaves.
+    slowness = np.maximum(schedules.seq, schedules.send_seq) * theta[:, None]
+    slow = np.where(possible, 0.0, 1.0 + np.log(np.clip(np.where(np.isfinite(slowness), slowness, 1e6), 1.0, 1e6)))
+    pods = np.where(possible, need, schedules.least)
+    used = _usage(schedules, pods, segments.num_pools)
+    excess = np.log(np.maximum(used / np.maximum(segments.limit_T, 0.5), 1.0)).sum(axis=1)
+    dollars = (segments.price_T[schedules.pool] * pods).sum(axis=1)
+    excess += np.log(np.maximum(dollars / max(segments.ceiling, 1e-300), 1.0))
+    result: FloatArray = excess + slow.sum(axis=1)
+    return result
 
 
 def fastest_provision(schedule: Schedules, segments: Segments) -> tuple[float, FloatArray]:

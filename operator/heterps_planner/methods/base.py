@@ -1,47 +1,16 @@
-"""The interface of all methods, and what they share.
-
-A method is a function `(Task) -> Found`. `planning.plan` wraps it: measures the time, adds the lower bound of the exact
-method and the shadow prices, and explains a failure.
-"""
+"""What several methods share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from heterps_planner.cost_model import Segments
 from heterps_planner.errors import DeadlineError
-from heterps_planner.points import Choice
-from heterps_planner.problem import Problem
 from heterps_planner.sweep import SweepResult, minimise
+from heterps_planner.task import Found, Method, Task
 
 __all__ = ["Found", "Method", "Task", "best_homogeneous", "check_deadline"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a method gets."""
-
-    problem: Problem
-    segments: Segments
-    seed: int = 0  # methods that draw random numbers draw them from this
-    should_stop: Callable[[], bool] = field(default=lambda: False)  # true once the deadline has passed
-    progress: Callable[[float], None] = field(default=lambda fraction: None)  # told the fraction of work done
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a method found."""
-
-    choice: Choice | None  # None: nothing
-    lower_rate: float | None = None  # a lower bound on the cost rate of all plans, if the method proves one
-    segments: Segments | None = None  # the restricted problem, if the method looks at a part of the schedules only
-
-
-Method = Callable[[Task], Found]
 
 
 def best_homogeneous(task: Task, device_type: str) -> Found:
