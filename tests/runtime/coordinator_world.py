@@ -148,7 +148,7 @@ class World:
 
     # what tests look at
     def reasons(self) -> list[str]:
-        return [e["reason"] for e in self.core.events]
+        return [e["reason"] for e in self.core.journal.events()]
 
     def last(self, op: str) -> dict[str, Any]:
         return [m.fields for _, m in self.sent if m.op == op][-1]

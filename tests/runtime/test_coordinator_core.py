@@ -211,7 +211,7 @@ def test_silence_is_taken_for_a_loss() -> None:
     world.core.tick()
     assert world.core.roster is not None
     assert set(world.core.roster.present) == {"worker-0-0", "ps-0"}
-    assert any("no heartbeat" in e["message"] for e in world.core.events)
+    assert any("no heartbeat" in e["message"] for e in world.core.journal.events())
 
 
 def _wait(world: World, seconds: float) -> None:

@@ -42,7 +42,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_training() -> None:
     assert world.core.checkpoint_failures == 1
     assert world.core.latest == Record(10, "step-10-1")
     assert world.discarded == ["step-20-2"]
-    assert "worker-0-0: disk full; checkpoint of step 10 stays" in world.core.events[-1]["message"]
+    assert "worker-0-0: disk full; checkpoint of step 10 stays" in world.core.journal.events()[-1]["message"]
     assert world.last("checkpoint")["folder"] == "step-20-2"  # it is not tried again before the next one is due
     world.step()
     assert world.core.progress.committed == 21

@@ -6,7 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from heterps_runtime.contract import PlanDocument
+
 from .coordinator_world import Record, World
+from .jobs import plan_document
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -36,6 +39,11 @@ class Interleavings(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5))
     def go(self, number: int) -> None:
         self.core.member_lost(self.member(number), "gone")
+
+    @rule(workers=st.integers(1, 2))
+    def rescale(self, workers: int) -> None:
+        stages = [(pool, last, workers) for pool, last, _ in self.world.stages]
+        self.core.set_plan(PlanDocument.from_json(plan_document(stages, self.world.servers)))
 
     @rule(number=st.integers(0, 5))
     def get_ready(self, number: int) -> None:

@@ -8,7 +8,6 @@ uncommitted step, a checkpoint is the state at a commit, a new allocation takes 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +16,9 @@ from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.coordinator import generations
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
-from heterps_runtime.coordinator.generations import announce_generation, check_batches, describe_allocation
+from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.transport import Message
@@ -26,7 +26,6 @@ from heterps_runtime.transport import Message
 __all__ = ["CoordinatorCore"]
 
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
-_MAX_EVENTS = 200
 
 
 class CoordinatorCore:
@@ -62,7 +61,8 @@ class CoordinatorCore:
         self.resumed_from = latest.step if latest else None
         self.profiles: dict[str, Any] = {}
         self.notes: dict[str, str] = {}  # what members say that are not there yet
-        self.events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self.journal = Journal(clock)
+        self._event = self.journal.note
         self.error: dict[str, str] | None = None
         self.evaluation: dict[str, Any] | None = None
         self._evaluated: dict[str, Message] = {}
@@ -79,22 +79,33 @@ class CoordinatorCore:
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
     def set_plan(self, plan: PlanDocument) -> None:
-        """Fix stages, workers and servers.
+        """Fix stages, workers and servers; a later plan may change the number of workers.
 
         Raises:
-            ValueError: the plan names unknown pools, another plan is already in force, or the job is over.
+            ValueError: unknown pools, a later plan that differs in more than workers, or a job that is over.
         """
         if self.phase in JobPhase.FINAL:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
         check_pools(plan, self.config.pools)
         if self.roster is not None:
-            if self.roster.plan == plan:
-                return
-            raise ValueError("plan: another plan is in force; stop the job and start it with the new plan")
+            return self._rescale(self.roster, plan)
         self.roster = Roster(plan)
         self.phase = JobPhase.STARTING
         self._last_progress = self._clock()
         self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(self.roster.expected)} processes")
+
+    def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
+        """Change the number of workers; those that stay keep process, model and caches."""
+        if roster.plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
+            return  # a plan that comes too late is no fault: what is left to do needs no other workers
+        retired = roster.rescale(plan)
+        self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {len(retired)} present ones end")
+        for member in retired:
+            self._effects.send(member.name, Message("shutdown", {"reason": "the plan has no more use for it"}))
+        if retired:  # newcomers are heard of when they join
+            self._after_departure(retired, "the number of workers changed")
+        if not self._ever_formed and roster.complete():
+            self._form_generation()
 
     def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
         """Change batch sizes; returns the first step that uses them.
@@ -105,7 +116,7 @@ class CoordinatorCore:
         """
         if self.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
-        check_batches(batches, self.allocation, self.config.global_batch_size)
+        generations.check_batches(batches, self.allocation, self.config.global_batch_size)
         # Nobody begins a step later than committed + staleness before the next commit, and commits follow this
         # message on every connection: from here on it is in time for everybody.
         from_step = self.progress.committed + self.config.max_staleness + 2
@@ -114,7 +125,7 @@ class CoordinatorCore:
         allocation = Allocation(from_step, tuple(tuple(s) for s in batches))
         # Also while members set up: the generation they set up for has been announced with the sizes before.
         self._next_allocation = allocation
-        self._broadcast_workers(Message("allocation", describe_allocation(allocation, self.generation)))
+        self._broadcast_workers(Message("allocation", generations.describe_allocation(allocation, self.generation)))
         self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
         return from_step
 
@@ -124,7 +135,7 @@ class CoordinatorCore:
             return
         member = self.roster.present.pop(name)
         self._event("MemberLost", f"{name}: {reason}", warning=True)
-        self._after_loss(member)
+        self._after_departure([member], f"{name} was lost")
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""
@@ -227,14 +238,15 @@ class CoordinatorCore:
         if self.roster.complete() if not self._ever_formed else self.roster.viable():
             self._form_generation()
 
-    def _after_loss(self, member: Member) -> None:
+    def _after_departure(self, gone: Sequence[Member], why: str) -> None:
         assert self.roster is not None
         self.running = self._forming = False
-        if member.role == "ps":
-            self._must_restore = True
-        elif self.config.pools[member.pool].all_reduces and not self.roster.replicas(member.stage):
-            self._must_restore = True  # the last replica of a stage took its dense parameters along
-        self._abandon_checkpoint(f"{member.name} was lost")
+        for member in gone:
+            if member.role == "ps":
+                self._must_restore = True
+            elif self.config.pools[member.pool].all_reduces and not self.roster.replicas(member.stage):
+                self._must_restore = True  # the last replica of a stage took its dense parameters along
+        self._abandon_checkpoint(why)
         if self._ever_formed and self.roster.viable():
             self._form_generation()
         elif self._stop_asked and self._barrier is None:
@@ -272,16 +284,13 @@ class CoordinatorCore:
             progress.rewind(step)
             restore = {"step": step, "folder": self.latest.folder if self.latest else None}
         self._ever_formed, self._must_restore = True, False
-        counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
-        kept = self._next_allocation or self.allocation
-        if kept is None or [len(s) for s in kept.batches] != counts:
-            kept = Allocation.even(self.config.global_batch_size, counts)
-        self.allocation, self._next_allocation = Allocation(0, kept.batches), None
+        kept, self._next_allocation = self._next_allocation or self.allocation, None
+        self.allocation = generations.allocate(kept, roster, self.config.global_batch_size)
         self._formed = tuple(roster.present)
         members = [*roster.all_workers(), *roster.servers()]
         for member in members:
             member.state = "joined"
-        announcement = announce_generation(roster, progress, self.generation, self.allocation, restore)
+        announcement = generations.announce_generation(roster, progress, self.generation, self.allocation, restore)
         for member in members:
             self._effects.send(member.name, Message("generation", announcement))
         self._note_batches()
@@ -476,10 +485,6 @@ class CoordinatorCore:
         for name in self.roster.present if self.roster else ():
             self._effects.send(name, Message("shutdown", {"reason": phase}))
 
-    def warn(self, reason: str, message: str) -> None:
-        """Put a warning on the job's record."""
-        self._event(reason, message, warning=True)
-
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _broadcast_workers(self, message: Message) -> None:
@@ -493,7 +498,3 @@ class CoordinatorCore:
         for i, stage in enumerate(self.allocation.batches):
             for member, size in zip(self.roster.workers(i), stage, strict=True):
                 member.take_batch_size(size)
-
-    def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
-        kind = "Warning" if warning else "Normal"
-        self.events.append({"time": self._clock(), "type": kind, "reason": reason, "message": message})

@@ -77,7 +77,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig, now: float) -> dict[s
         },
         "evaluation": core.evaluation,
         "model": core.model_path,
-        "events": list(core.events),
+        "events": core.journal.events(),
         "error": core.error,
     }
 

@@ -9,7 +9,15 @@ from heterps_runtime.allocation import Allocation
 from heterps_runtime.coordinator.members import Roster
 from heterps_runtime.coordinator.progress import Progress
 
-__all__ = ["announce_generation", "check_batches", "describe_allocation"]
+__all__ = ["allocate", "announce_generation", "check_batches", "describe_allocation"]
+
+
+def allocate(kept: Allocation | None, roster: Roster, global_batch_size: int) -> Allocation:
+    """Batch sizes for the members that are there: those of before, or even ones if workers came or went."""
+    counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
+    if kept is None or [len(stage) for stage in kept.batches] != counts:
+        kept = Allocation.even(global_batch_size, counts)
+    return Allocation(0, kept.batches)
 
 
 def announce_generation(

@@ -93,12 +93,37 @@ class Roster:
     """The members that a plan asks for, and those that are there."""
 
     def __init__(self, plan: PlanDocument) -> None:
-        self.plan = plan
         self.present: dict[str, Member] = {}
+        self._take(plan)
+
+    def _take(self, plan: PlanDocument) -> None:
+        self.plan = plan
         self.stage_names = tuple(
             tuple(worker_name(i, w) for w in range(stage.pods)) for i, stage in enumerate(plan.stages)
         )
         self.server_names = tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
+
+    def rescale(self, plan: PlanDocument) -> list[Member]:
+        """Take over a plan that differs in the number of workers only.
+
+        Returns:
+            The members that it has no use for; they are no longer present.
+
+        Raises:
+            ValueError: the plan differs in more.
+        """
+
+        def shape(of: PlanDocument) -> tuple[Any, ...]:
+            spans = tuple((s.pool, s.firstLayer, s.lastLayer) for s in of.stages)
+            return spans, of.parameterServer.pool, of.parameterServer.replicas
+
+        if shape(plan) != shape(self.plan):
+            raise ValueError(
+                "plan: only the number of workers can change while the job runs; for other stages, pools or "
+                "servers stop it and start it with the new plan"
+            )
+        self._take(plan)
+        return [self.present.pop(name) for name in list(self.present) if name not in self.expected]
 
     @property
     def expected(self) -> tuple[str, ...]:

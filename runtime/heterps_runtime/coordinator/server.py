@@ -131,7 +131,7 @@ class CoordinatorServer:
     async def run(self) -> None:
         """Serve until told to end."""
         for folder, reason in self._skipped:
-            self.core.warn("CheckpointSkipped", f"{folder}: {reason}")
+            self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
         runner = web.AppRunner(self._application(), access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, self._host, self._port)
