@@ -110,7 +110,7 @@ def test_more_samples_left_never_make_it_more_reluctant(seed: int) -> None:
 
 def test_all_decisions_occur() -> None:
     decisions = set()
-    for seed in range(2, 14):
+    for seed in (2, 5, 37):
         running, problem = changed_world(seed, 4, 3, 8)
         found = decide(problem, running, 1e6)
         if isinstance(found, Move):
