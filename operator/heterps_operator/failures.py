@@ -13,10 +13,10 @@ import signal
 from dataclasses import replace
 
 from heterps_operator.job import JobSpec
-from heterps_operator.members import COORDINATOR
+from heterps_operator.members import COORDINATOR, members
 from heterps_operator.status import Event, Failure, Status
 from heterps_operator.values import Observed, ProcessView
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
 
 __all__ = ["backoff_seconds", "current", "describe_exit", "is_current", "judge_exits"]
 
@@ -65,7 +65,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         The status with `outcome` and `failure` set (the job fails), `incarnation` raised (everything starts again), or
         single `attempts` raised (a process is replaced); and what to tell people.
     """
-    dead = [p for p in observed.processes if _died(p, observed, status)]
+    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, job, status)]
     if not dead:
         return status, ()
     # The cause goes first: bad input explains other deaths, then whoever died earliest.
@@ -96,7 +96,9 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
                 attempts={},
                 not_before={"": observed.time + pause},
                 last_observation=None,
-                observations=(),
+                review=None,
+                reviewed=None,
+                speeds={},
             ).with_phase("Restarting", observed.time)
             text = f"{name} ended ({end}): everything starts again from the last checkpoint in {pause:g} s"
             events.append(Event("Warning", "JobRestarts", text, observed.time))
@@ -124,6 +126,14 @@ def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
     if process.name == COORDINATOR:
         return True
     return not (process.exit_code in (EXIT_OK, EXIT_INTERRUPTED) and phase in _MAY_LEAVE)
+
+
+def _dropped(process: ProcessView, job: JobSpec, status: Status) -> bool:
+    """Whether a later plan has no more use for this worker."""
+    if status.plan is None or process.spec.role != "worker":
+        return False
+    plan = PlanDocument.from_json(dict(status.plan))
+    return process.name not in [spec.name for spec in members(job, plan)]
 
 
 def _fail(status: Status, reason: str, message: str, process: ProcessView, now: float) -> Status:

@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_operator.values import Json
 
-__all__ = ["Balancing", "JobSpec", "PoolSpec", "RunPolicy"]
+__all__ = ["Balancing", "Elasticity", "JobSpec", "PoolSpec", "RunPolicy"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,16 @@ class Balancing:
     policy: str = "optimal"
     interval_seconds: float = 10.0
     min_gain_percent: float = 5.0
+    seed: int = 0  # of the policy `random`: the training's own
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Whether the number of units follows the measured throughput."""
+
+    mode: str = "Auto"  # Auto | Off
+    cooldown_seconds: float = 60.0  # between two changes
+    max_scale_down_percent: float = 25.0  # of a stage's units, in one change
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class JobSpec:
     server_replicas: int = 0  # 0: the planner chooses
     run_policy: RunPolicy = field(default_factory=RunPolicy)
     balancing: Balancing = field(default_factory=Balancing)
+    elasticity: Elasticity = field(default_factory=Elasticity)
 
     def pool(self, name: str) -> PoolSpec:
         """The pool of that name; it must be one of the job's."""
@@ -95,7 +106,7 @@ class JobSpec:
         by_name = {pool["metadata"]["name"]: pool["spec"] for pool in pools}
         training, policy = spec["training"], spec.get("runPolicy") or {}
         objective, scheduling = spec.get("objective") or {}, spec.get("scheduling") or {}
-        balancing = spec.get("balancing") or {}
+        balancing, elasticity = spec.get("balancing") or {}, spec.get("elasticity") or {}
         mode = spec.get("mode", "Auto")
         cost = objective.get("maxCostPerHour")
         return cls(
@@ -124,6 +135,12 @@ class JobSpec:
                 policy=balancing.get("policy", "optimal"),
                 interval_seconds=float(balancing.get("intervalSeconds", 10)),
                 min_gain_percent=float(balancing.get("minGainPercent", 5)),
+                seed=int(training.get("seed", 0)),
+            ),
+            elasticity=Elasticity(
+                mode=elasticity.get("mode", "Auto"),
+                cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
+                max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
             ),
         )
 

@@ -1,8 +1,8 @@
 """Batch sizes during the run: measure, and move samples to the workers that have time.
 
 The policy is `heterps_planner.balancing.BatchController`, which learns the workers' speeds from one observation after
-the other. `reconcile` must be a function of values, so the status keeps the last observations and the controller is
-made from them anew: that costs milliseconds, survives a restart, and needs no hidden state.
+the other. `reconcile` must be a function of values, so the status keeps what has been learnt, a few numbers for each
+worker, and the controller is made from them anew: that survives a restart and needs no hidden state.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from dataclasses import replace
 from heterps_operator.job import JobSpec
 from heterps_operator.status import Status
 from heterps_operator.values import CoordinatorView, MemberView, Observed, SubmitAllocation
-from heterps_planner.balancing import BatchController
+from heterps_planner.balancing import BatchController, WorkerEstimate
 from heterps_runtime.contract import PlanDocument, worker_name
 
 __all__ = ["rebalance"]
 
-# Several observations per decision; older ones than these weigh next to nothing in the controller's estimate.
-_OBSERVATIONS_PER_INTERVAL = 3
-_KEPT_OBSERVATIONS = 24
+_OBSERVATIONS_PER_INTERVAL = 3  # several per decision
 
 
 def rebalance(
@@ -31,7 +29,7 @@ def rebalance(
     Args:
         job: policy, interval and dead band.
         observed: with a coordinator that is training.
-        status: with the observations so far.
+        status: with what is known of the workers' speeds.
         plan: the stages that run.
 
     Returns:
@@ -55,19 +53,22 @@ def rebalance(
     now_seen = {member.name: (member.batch_size, member.compute_seconds) for member in shared}
     if not now_seen or any(seconds <= 0 for _, seconds in now_seen.values()):
         return status, ()
-    history = (*status.observations, now_seen)[-_KEPT_OBSERVATIONS:]
-    status = replace(status, observations=history)
+    controller = _controller(job, status.speeds)
+    controller.observe(now_seen)
+    status = replace(status, speeds=controller.workers)
     assert status.last_rebalance is not None
     if now - status.last_rebalance < interval:
         return status, ()
     status = replace(status, last_rebalance=now)
     moved = []
-    for number, stage in enumerate(plan.stages):
-        names = [worker_name(number, index) for index in range(stage.pods)]
-        proposal = _propose(job, history, names) if len(names) > 1 else None
+    for number, stage in enumerate(stages):
+        if len(stage) == 1:
+            continue
+        names = [member.name for member in stage]
+        proposal = _controller(job, status.speeds, number).propose(dict(zip(names, batches[number], strict=True)))
         if proposal is not None:
             old, batches[number] = batches[number], [proposal[name] for name in names]
-            moved.append(f"{stage.name}: {_sizes(old)} -> {_sizes(batches[number])}")
+            moved.append(f"{plan.stages[number].name}: {_sizes(old)} -> {_sizes(batches[number])}")
     if not moved:
         return status, ()
     status = status.with_condition("Rebalanced", True, "BatchesMoved", "; ".join(moved), now)
@@ -81,17 +82,16 @@ def _workers(view: CoordinatorView, stage: int, count: int) -> list[MemberView]:
     return ready if len(ready) == count else []
 
 
-def _propose(
-    job: JobSpec, history: tuple[Mapping[str, tuple[int, float]], ...], names: list[str]
-) -> dict[str, int] | None:
-    """Let the policy see the observations of one stage's workers; its answer to the last one counts."""
+def _controller(job: JobSpec, speeds: Mapping[str, WorkerEstimate], stage: int = 0) -> BatchController:
+    """The policy, with what it knows of the workers."""
     policy = job.balancing
-    controller = BatchController(job.global_batch_size, policy=policy.policy, min_gain_percent=policy.min_gain_percent)
-    proposal = None
-    for seen in history:
-        if all(name in seen for name in names):
-            proposal = controller.decide({name: seen[name] for name in names})
-    return proposal
+    return BatchController(
+        job.global_batch_size,
+        policy=policy.policy,
+        min_gain_percent=policy.min_gain_percent,
+        seed=(policy.seed, stage),
+        workers=dict(speeds),
+    )
 
 
 def _sizes(batches: list[int]) -> str:

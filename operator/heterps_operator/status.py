@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from heterps_planner.balancing import WorkerEstimate
+
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Json", "Status"]
 
 Json = Mapping[str, Any]
@@ -23,6 +25,7 @@ CONDITION_TYPES = (
     "PodsReady",
     "ThroughputMet",
     "Rebalanced",
+    "Rescaled",
     "Suspended",
     "Succeeded",
     "Failed",
@@ -109,7 +112,9 @@ class Status:
     failure: Failure | None = None
     last_observation: float | None = None  # when the workers' speeds were noted last
     last_rebalance: float | None = None  # when a new division of the batch was last thought about
-    observations: tuple[Mapping[str, tuple[int, float]], ...] = ()  # (batch, seconds) by worker, oldest first
+    speeds: Mapping[str, WorkerEstimate] = field(default_factory=dict)  # what is known of them, by worker
+    review: Json | None = None  # a re-provisioning that the planner was asked for
+    reviewed: float | None = None  # when the number of units was thought about last
     result: Json | None = None  # the coordinator's last status
 
     @property
@@ -160,10 +165,7 @@ class Status:
         """
         try:
             fields = dict(value)
-            fields["observations"] = tuple(
-                {name: (int(seen[0]), float(seen[1])) for name, seen in entry.items()}
-                for entry in fields["observations"]
-            )
+            fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
             if fields.get("failure") is not None:
                 failure = dict(fields["failure"])

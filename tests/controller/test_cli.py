@@ -42,10 +42,13 @@ def test_a_wrong_field_is_named_with_its_value(job_file: Path, capsys: Any) -> N
     assert "-1" in message
 
 
-def test_a_policy_of_a_later_version_is_refused_before_anything_runs(job_file: Path, capsys: Any) -> None:
-    job_file.write_text(job_file.read_text() + "  balancing: {policy: bno}\n")
+def test_a_method_of_a_later_version_is_refused_before_anything_runs(
+    job_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heterps_operator.cli.session.METHODS", {"optimal": None, "cpu": None})
+    job_file.write_text(job_file.read_text() + "  scheduling: {method: greedy}\n")
     message = refuse(capsys, "run", str(job_file), "--work-directory", str(job_file.parent / "w"))
-    assert "spec.balancing.policy: must be one of optimal, equal in this version, is 'bno'" in message
+    assert "spec.scheduling.method: must be one of optimal, cpu in this version, is 'greedy'" in message
     assert not (job_file.parent / "w").exists()
 
 

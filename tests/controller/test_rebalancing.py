@@ -55,5 +55,5 @@ def test_a_missing_worker_stops_balancing_until_it_is_back() -> None:
 def test_the_observations_survive_a_restart_of_the_controller() -> None:
     world = World().training()
     run_for(world, 8, {"worker-0-0": 1e-4, "worker-0-1": 2e-4, "worker-1-0": 1e-4})
-    assert world.status.observations
+    assert world.status.speeds
     assert Status.from_json(world.status.to_json()) == world.status

@@ -98,8 +98,10 @@ def test_an_impossible_division_is_refused(workers: list[Worker], total: int, qu
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ProblemError, match=r"^balancing\.policy: must be one of optimal, equal, is 'random'"):
-        divide("random", [Worker(0, 1)], 1)
+    with pytest.raises(
+        ProblemError, match=r"^balancing\.policy: must be one of optimal, bno, equal, random, is 'fair'"
+    ):
+        divide("fair", [Worker(0, 1)], 1)
 
 
 def drive(

@@ -23,7 +23,6 @@ from heterps_operator.profiles import ProfileCache
 from heterps_operator.status import Status
 from heterps_operator.values import Json
 from heterps_operator.workspace import Workspace
-from heterps_planner.balancing import POLICIES
 from heterps_planner.methods import METHODS
 
 __all__ = ["Programs", "Session", "drive", "open_session"]
@@ -82,7 +81,7 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
         HeterpsError: the manifest or the directory cannot be used.
     """
     manifest = load_manifest(path)
-    _check_policies(manifest.job["spec"], path)
+    _check_method(manifest.job["spec"], path)
     job = JobSpec.from_manifests(manifest.job, manifest.pools, goal)
     workspace = Workspace(Path(work_directory) if work_directory else Path(".heterps") / job.name)
     configuration = manifest.run_configuration(workspace.path)
@@ -90,13 +89,12 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
     return Session(job, path, workspace, configuration, cache, programs)
 
 
-def _check_policies(spec: Json, path: str) -> None:
+def _check_method(spec: Json, path: str) -> None:
     """Refuse what the API allows and this version cannot do, before anything is measured."""
-    for section, name, known in (("scheduling", "method", list(METHODS)), ("balancing", "policy", list(POLICIES))):
-        value = (spec.get(section) or {}).get(name)
-        if value is not None and value not in known:
-            choices = ", ".join(known)
-            raise UsageError(f"{path}: spec.{section}.{name}: must be one of {choices} in this version, is {value!r}")
+    method = (spec.get("scheduling") or {}).get("method")
+    if method is not None and method not in METHODS:
+        choices = ", ".join(METHODS)
+        raise UsageError(f"{path}: spec.scheduling.method: must be one of {choices} in this version, is {method!r}")
 
 
 def drive(

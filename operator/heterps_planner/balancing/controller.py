@@ -1,0 +1,130 @@
+"""Decides while training runs when a stage's batch is divided anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from heterps_planner.balancing.estimates import WorkerEstimate
+from heterps_planner.balancing.policies import POLICIES, divide
+from heterps_planner.balancing.workers import Worker
+from heterps_planner.errors import ProblemError
+
+__all__ = ["BatchController"]
+
+_SAFE_SHARE = 0.9  # of a batch that did not fit a worker's memory
+
+
+@dataclass
+class BatchController:
+    """Learns the workers' speeds and proposes divisions.
+
+    Feed `observe` with the latest (batch, seconds) of each worker, ask `propose` as often as a change is wanted;
+    `decide` does both. `workers` is all that it has learnt, and can be handed to another controller.
+    """
+
+    total: int  # B of the stage
+    policy: str = "optimal"
+    quantum: int = 1
+    min_gain_percent: float = 5.0  # dead band: the predicted step time must fall by this much
+    most: dict[str, int] = field(default_factory=dict)  # samples that fit each worker's memory
+    seed: int | Sequence[int] = 0  # of the policy `random`
+    min_observations: int = 2  # per worker before the first decision, and after a change of speed
+    workers: dict[str, WorkerEstimate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ProblemError("balancing.policy", f"must be one of {', '.join(POLICIES)}, is {self.policy!r}")
+
+    def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
+        """Take in one observation per worker and propose a division; see `observe` and `propose`."""
+        self.observe(observations)
+        return self.propose({name: batch for name, (batch, _) in observations.items()})
+
+    def observe(self, observations: Mapping[str, tuple[int, float]]) -> None:
+        """Take in one observation per worker.
+
+        Args:
+            observations: worker name -> (samples it worked on, seconds it took, waiting not included). Workers that are
+                not named are gone; new names are new workers.
+
+        Raises:
+            ProblemError: an observation is no positive time.
+        """
+        for name, (batch, seconds) in observations.items():
+            if not math.isfinite(seconds) or seconds <= 0 or batch < 0:
+                raise ProblemError(
+                    f"observations.{name}", f"must be samples >= 0 and seconds > 0, is {(batch, seconds)}"
+                )
+        learnt = {}
+        for name, (batch, seconds) in observations.items():
+            estimate = self.workers.get(name, WorkerEstimate())
+            # A worker without samples had nothing to do, which says nothing about its speed.
+            learnt[name] = estimate.observe(batch, seconds) if batch else estimate
+        self.workers = learnt
+
+    def report_out_of_memory(self, name: str, batch: int) -> None:
+        """Learn that a batch did not fit a worker's memory; it never gets as much again."""
+        self.most[name] = min(self.most.get(name, self.total), math.floor(_SAFE_SHARE * batch))
+
+    def propose(self, present: Mapping[str, int]) -> dict[str, int] | None:
+        """Propose a division for the workers that are there.
+
+        Args:
+            present: worker name -> samples now.
+
+        Returns:
+            Samples per worker, or None if the present division is good enough or too little is known.
+
+        Raises:
+            ProblemError: B does not fit the workers.
+        """
+        if not present:
+            return None
+        names = list(present)
+        # A worker came or went, or one has more than fits it: that cannot wait for measurements.
+        must_change = sum(present.values()) != self.total or any(b > self._most(n) for n, b in present.items())
+        estimates = {name: self.workers.get(name, WorkerEstimate()) for name in names}
+        if any(e.num_observations < self.min_observations for e in estimates.values()):
+            if not must_change:
+                return None
+            known = [e.fit() for e in estimates.values() if e.num_observations]
+            usual = tuple(sum(values) / len(known) for values in zip(*known, strict=True)) if known else (0.0, 1.0)
+            speeds = {n: e.fit() if e.num_observations else (usual[0], usual[1]) for n, e in estimates.items()}
+            return self._division(speeds)
+        speeds = {name: estimate.fit() for name, estimate in estimates.items()}
+        proposal = self._division(speeds)
+        if must_change:
+            return proposal
+        return proposal if self._pays(dict(present), proposal, speeds, estimates) else None
+
+    def _pays(
+        self,
+        present: dict[str, int],
+        proposal: dict[str, int],
+        speeds: Mapping[str, tuple[float, float]],
+        estimates: Mapping[str, WorkerEstimate],
+    ) -> bool:
+        """Whether the proposal is enough of a change for the policy."""
+        if self.policy in ("equal", "random"):
+            return proposal != present
+        if self.policy == "bno":
+            # The rule may well make steps longer; it is followed as soon as somebody's share moves by that much.
+            return any(abs(b - present[n]) > self.min_gain_percent / 100 * present[n] for n, b in proposal.items())
+        now = max(o + s * present[name] for name, (o, s) in speeds.items())
+        then = max(o + s * proposal[name] for name, (o, s) in speeds.items())
+        # The slowest of N equal workers seems late by about sqrt(2 ln 2N) standard errors, whatever the division.
+        error = math.sqrt(sum(e.uncertainty**2 for e in estimates.values()) / len(estimates))
+        chance = error * math.sqrt(2 * math.log(2 * len(estimates)))
+        return then < now * (1 - max(self.min_gain_percent / 100, chance))
+
+    def _most(self, name: str) -> int:
+        return self.most.get(name, self.total)
+
+    def _division(self, speeds: Mapping[str, tuple[float, float]]) -> dict[str, int]:
+        """A division by the policy; everybody keeps at least one quantum, so that its speed stays known."""
+        least = self.quantum if self.total >= self.quantum * len(speeds) else 0
+        workers = [Worker(o, s, min(least, self._most(name)), self.most.get(name)) for name, (o, s) in speeds.items()]
+        sizes = divide(self.policy, workers, self.total, self.quantum, seed=self.seed)
+        return dict(zip(speeds, sizes, strict=True))

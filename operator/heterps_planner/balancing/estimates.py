@@ -1,0 +1,117 @@
+"""What is known of a worker's speed from the steps that were seen, one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["WorkerEstimate"]
+
+# Weight that the past keeps per observation: about 20 observations count, which averages 8 % of noise down to 2 %.
+_MEMORY = 0.95
+# Standard deviation of the share of a step that is overhead, before anything is known: how far the slope is trusted to
+# differ from time / batch. It keeps noise between nearly equal batches from passing for a slope.
+_OVERHEAD_SHARE = 0.3
+_INITIAL_NOISE, _LEAST_NOISE = 0.1, 0.03  # relative standard deviation of a step's time
+# Two-sided cumulative sum test [Page, Continuous inspection schemes, 1954] on residuals in standard deviations: a
+# residual counts beyond the slack and up to the clip, so that one outlier makes no alarm, and two in a row do.
+_SLACK, _CLIP, _ALARM = 1.0, 5.0, 8.0
+
+
+@dataclass(frozen=True)
+class WorkerEstimate:
+    """Running estimate of o and s in seconds = o + s * batch, with change detection.
+
+    Moments with exponential forgetting give the affine fit. Its slope is drawn to that of a line through the origin by
+    as much as the batches seen do not tell them apart: with one batch size only, time is proportional to the batch.
+    Dividing by that has its fixed point where all times are equal, so an overhead that is not known does no harm.
+    """
+
+    num_observations: int = 0  # since the last change of speed
+    weight: float = 0.0
+    sum_b: float = 0.0
+    sum_t: float = 0.0
+    sum_bb: float = 0.0
+    sum_bt: float = 0.0
+    variance: float = _INITIAL_NOISE**2  # of the relative residuals
+    outliers: tuple[tuple[int, float], ...] = ()  # (batch, seconds) since the last time that was to be expected
+    slower: float = 0.0  # evidence, in standard deviations, that the worker has become slower
+    faster: float = 0.0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WorkerEstimate:
+        """Read what `dataclasses.asdict` wrote, perhaps through JSON.
+
+        Raises:
+            TypeError: the fields are others.
+        """
+        outliers = tuple((int(batch), float(seconds)) for batch, seconds in value.get("outliers", ()))
+        return cls(**{**value, "outliers": outliers})
+
+    @property
+    def noise(self) -> float:
+        """Relative standard deviation of a step's time."""
+        return max(math.sqrt(self.variance), _LEAST_NOISE)
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard error of the time at a usual batch; infinite if nothing is known."""
+        # Weights w^k add up to W and have an effective number of (1 + w) / (1 - w) as W reaches its limit, about 2 W.
+        return self.noise / math.sqrt(max(self.weight, 2 * self.weight - 1)) if self.weight else math.inf
+
+    def observe(self, batch: int, seconds: float) -> WorkerEstimate:
+        """Take in one step.
+
+        Args:
+            batch: samples, > 0.
+            seconds: that they took, > 0.
+        """
+        if not self.num_observations:
+            return self._absorb(batch, seconds)
+        residual = math.log(seconds / self.predict(batch))
+        surprise = residual / math.hypot(self.noise, self.uncertainty)
+        clipped = max(-_CLIP, min(_CLIP, surprise))
+        slower = max(0.0, self.slower + clipped - _SLACK)
+        faster = max(0.0, self.faster - clipped - _SLACK)
+        if max(slower, faster) >= _ALARM:
+            anew = WorkerEstimate(variance=self.variance)
+            for seen in (*self.outliers, (batch, seconds)):
+                anew = anew._absorb(*seen)
+            return anew
+        if abs(surprise) >= _CLIP:  # one outlier is no news of the speed
+            return replace(self, slower=slower, faster=faster, outliers=(*self.outliers, (batch, seconds)))
+        told = replace(self, slower=slower, faster=faster, outliers=())
+        keep = min(_MEMORY, 1 - 1 / (self.num_observations + 5))  # the first value is a guess, worth five observations
+        told = replace(told, variance=keep * self.variance + (1 - keep) * residual**2)
+        return told._absorb(batch, seconds)
+
+    def _absorb(self, batch: int, seconds: float) -> WorkerEstimate:
+        return replace(
+            self,
+            num_observations=self.num_observations + 1,
+            weight=_MEMORY * self.weight + 1,
+            sum_b=_MEMORY * self.sum_b + batch,
+            sum_t=_MEMORY * self.sum_t + seconds,
+            sum_bb=_MEMORY * self.sum_bb + batch * batch,
+            sum_bt=_MEMORY * self.sum_bt + batch * seconds,
+        )
+
+    def fit(self) -> tuple[float, float]:
+        """Return (overhead seconds, seconds per sample); there must be an observation."""
+        mean_b, mean_t = self.sum_b / self.weight, self.sum_t / self.weight
+        spread = max(self.sum_bb / self.weight - mean_b**2, 0.0) / mean_b**2
+        through_origin = mean_t / mean_b
+        # Posterior mean of a slope with prior N(t/b, (share * t/b)^2) and residuals of the observed noise.
+        trust = self.noise**2 / (self.weight * _OVERHEAD_SHARE**2)
+        measured = (self.sum_bt / self.weight - mean_b * mean_t) / mean_b**2
+        slope = (measured + trust * through_origin) / (spread + trust)
+        # Neither the overhead nor (nearly all of) the time per sample can be negative.
+        slope = max(0.05 * through_origin, min(through_origin, slope))
+        return max(mean_t - slope * mean_b, 0.0), slope
+
+    def predict(self, batch: int) -> float:
+        """Return the expected seconds for a batch; there must be an observation."""
+        overhead, slope = self.fit()
+        return overhead + slope * batch

@@ -1,0 +1,186 @@
+"""Training steps of workers with known, changing and noisy speeds, to try ways of dividing their batch.
+
+A step takes as long as its slowest worker. What a way of balancing loses is counted against a clairvoyant one, which
+knows the speeds of every step beforehand, but not its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_planner.balancing.optimal import divide_equal, divide_optimal
+from heterps_planner.balancing.policies import divide_in_proportion
+from heterps_planner.balancing.workers import Worker
+from heterps_planner.errors import ProblemError
+
+__all__ = ["Balancer", "Proportional", "Run", "Scenario", "SimulatedWorker", "Slowdown", "simulate"]
+
+
+class Balancer(Protocol):
+    """A way of balancing, such as `BatchController`."""
+
+    def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
+        """Return new batch sizes by worker, or None to keep the present ones."""
+        ...
+
+    def report_out_of_memory(self, name: str, batch: int) -> None:
+        """Learn that a batch did not fit a worker's memory."""
+        ...
+
+
+@dataclass
+class Proportional:
+    """Gives every worker a share in proportion to its samples per second in the last step, every time."""
+
+    total: int
+    most: dict[str, int] = field(default_factory=dict)  # samples, by worker
+
+    def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
+        """Return new batch sizes by worker."""
+        least = int(self.total >= len(observations))
+        everybody = [Worker(0.0, 1.0, least, self.most.get(name)) for name in observations]
+        rates = [max(batch, 1) / seconds for batch, seconds in observations.values()]
+        return dict(zip(observations, divide_in_proportion(rates, everybody, self.total), strict=True))
+
+    def report_out_of_memory(self, name: str, batch: int) -> None:
+        """Never give a worker as much again."""
+        self.most[name] = batch - 1
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A worker takes `begin_factor` times as long at step `first`, changing evenly to `end_factor` at step `end`."""
+
+    first: int
+    end: int  # the first step after it
+    begin_factor: float
+    end_factor: float
+
+    def factor(self, step: int) -> float:
+        """How many times as long it takes at a step."""
+        if not self.first <= step < self.end:
+            return 1.0
+        return self.begin_factor + (self.end_factor - self.begin_factor) * (step - self.first) / (self.end - self.first)
+
+
+@dataclass(frozen=True)
+class SimulatedWorker:
+    """A worker's true speed, and when it is there."""
+
+    name: str
+    overhead_seconds: float
+    seconds_per_sample: float
+    slowdowns: tuple[Slowdown, ...] = ()
+    joins: int = 0  # first step
+    leaves: int | None = None  # first step without it
+    fits: int | None = None  # samples that fit its memory; None: no limit
+
+    def present(self, step: int) -> bool:
+        """Whether it is there at a step."""
+        return self.joins <= step and (self.leaves is None or step < self.leaves)
+
+    def at(self, step: int) -> Worker:
+        """Its speed at a step."""
+        factor = 1.0
+        for slowdown in self.slowdowns:
+            factor *= slowdown.factor(step)
+        return Worker(self.overhead_seconds * factor, self.seconds_per_sample * factor, 0, self.fits)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Workers, their batch, and how irregular they are."""
+
+    workers: tuple[SimulatedWorker, ...]
+    total: int  # B
+    num_steps: int
+    noise: float = 0.08  # standard deviation of the logarithm of a worker's time
+    straggler_probability: float = 0.0  # of one worker in one step
+    straggler_factor: float = 1.0  # times as long it then takes
+    restart_seconds: float = 0.0  # lost when a batch does not fit a worker's memory, before it is done in pieces
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1 or self.total < 1:
+            raise ProblemError("scenario", f"needs steps and samples, has {self.num_steps} and {self.total}")
+        for step in range(self.num_steps):
+            if not any(w.present(step) for w in self.workers):
+                raise ProblemError("scenario.workers", f"nobody is there at step {step}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulation gives.
+
+    Attributes:
+        seconds: of each step.
+        clairvoyant_seconds: of each step if divided optimally for the true speeds, with the same noise.
+        num_changes: how often the balancer asked for other batch sizes than those in force.
+        num_out_of_memory: how often a batch did not fit.
+    """
+
+    seconds: npt.NDArray[np.float64]
+    clairvoyant_seconds: npt.NDArray[np.float64]
+    num_changes: int
+    num_out_of_memory: int
+
+    @property
+    def regret(self) -> float:
+        """The share of time that the clairvoyant optimum would have saved: 0 is perfect, 1 is twice its time."""
+        return float(self.seconds.sum() / self.clairvoyant_seconds.sum()) - 1
+
+
+def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int = 1) -> Run:
+    """Run a balancer in closed loop.
+
+    Every worker's batch and time of a step are shown to the balancer after it; what it answers holds from the next one.
+    It is also shown that workers came (with a batch of 0) or went: the batch is then spread evenly until it answers.
+
+    Args:
+        scenario: what happens.
+        balancer: begins with an even division.
+        seed: of the noise.
+        interval: steps between two of the balancer's decisions; the times that it sees are means over them.
+    """
+    generator = np.random.default_rng(seed)
+    shape = (scenario.num_steps, len(scenario.workers))
+    noise_SN = np.exp(scenario.noise * generator.standard_normal(shape))  # noqa: N806
+    noise_SN *= np.where(generator.random(shape) < scenario.straggler_probability, scenario.straggler_factor, 1.0)  # noqa: N806
+    seconds, ideal = np.zeros(scenario.num_steps), np.zeros(scenario.num_steps)
+    batches: dict[str, int] = {}
+    seen: dict[str, list[float]] = {}
+    changes = failures = 0
+    optimal: dict[tuple[tuple[str, Worker], ...], list[int]] = {}
+    for step in range(scenario.num_steps):
+        here = [(i, w) for i, w in enumerate(scenario.workers) if w.present(step)]
+        now = {w.name: w.at(step) for _, w in here}
+        noise = {w.name: float(noise_SN[step, i]) for i, w in here}
+        if batches.keys() != now.keys():
+            even = divide_equal([Worker(0.0, 1.0)] * len(now), scenario.total)
+            batches, seen = dict(zip(now, even, strict=True)), {}
+        for name, worker in now.items():
+            if worker.most is not None and batches[name] > worker.most:
+                failures += 1
+                seconds[step] += scenario.restart_seconds
+                balancer.report_out_of_memory(name, batches[name])
+        times = {n: noise[n] * (w.overhead_seconds + w.seconds_per_sample * batches[n]) for n, w in now.items()}
+        seconds[step] += max(times.values())
+        key = tuple(now.items())
+        if key not in optimal:
+            optimal[key] = divide_optimal(list(now.values()), scenario.total)
+        ideal[step] = max(
+            noise[n] * (w.overhead_seconds + w.seconds_per_sample * b)
+            for (n, w), b in zip(now.items(), optimal[key], strict=True)
+        )
+        for name, time in times.items():
+            seen.setdefault(name, []).append(time)
+        if (step + 1) % interval == 0:
+            answer = balancer.decide({n: (batches[n], sum(t) / len(t)) for n, t in seen.items()})
+            seen = {}
+            if answer is not None and answer != batches:
+                batches, changes = answer, changes + 1
+    return Run(seconds, ideal, changes, failures)
