@@ -18,7 +18,7 @@ from heterps_planner.cost_model import FloatArray, Segments
 from heterps_planner.path import Stage
 from heterps_planner.plan import choice_of
 from heterps_planner.points import Choice, lowest_throughput, search_prices
-from heterps_planner.provisioning import Schedules, overload, provision
+from heterps_planner.provisioning import Schedules, make_schedules, overload, provision
 from heterps_planner.task import Found
 
 __all__ = ["Evaluator", "schedules_from_assignments", "stages_of"]
@@ -32,11 +32,12 @@ def schedules_from_assignments(segments: Segments, assignment_NL: NDArray[np.int
     """Turn assignments into stages, padded to the longest schedule.
 
     Neighbouring layers on one pool are one stage (erratum 23). A stage with a layer that its pool cannot run has an
-    infinite sequential part, and so cannot be provisioned.
+    infinite sequential part, and so cannot be provisioned. Assignments of the first layers only are schedules of a
+    model that ends there: its last stage sends nothing.
 
     Args:
         segments: the work of all segments.
-        assignment_NL: pool of each layer, shape (n, L).
+        assignment_NL: pool of each layer, shape (n, L), or of the first layers only.
 
     Returns:
         Schedules of shape (n, K + 1), K being the highest number of stages; the last column is the parameter servers.
@@ -52,26 +53,14 @@ def schedules_from_assignments(segments: Segments, assignment_NL: NDArray[np.int
     first = np.empty_like(layer)
     first[1:] = layer[:-1] + 1
     first[column == 0] = 0
-    place = row * (width + 1) + column
-
-    def table(values: FloatArray | float, server: float) -> FloatArray:
-        result = np.zeros((n, width + 1))
-        result.ravel()[place] = values
-        result[:, -1] = server
-        return result
-
-    pools = np.zeros((n, width + 1), dtype=np.intp)
-    pools.ravel()[place] = pool
-    pools[:, -1] = segments.server_pool
-    return Schedules(
-        seq=table(segments.seq_LLT[first, layer, pool], 0.0),
-        par=table(segments.par_LLT[first, layer, pool], segments.server_par),
-        send_seq=table(segments.send_seq_LT[layer, pool], 0.0),
-        send_par=table(segments.send_par_LT[layer, pool], 0.0),
-        pool=pools,
-        least=table(1.0, 1.0 if segments.server_par else float(segments.server_pods)),
-        most=table(math.inf, math.inf if segments.server_par else float(segments.server_pods)),
-    )
+    firsts, lasts, pools = (np.zeros((n, width), dtype=np.intp) for _ in range(3))
+    firsts[row, column], lasts[row, column], pools[row, column] = first, layer, pool
+    schedules = make_schedules(segments, firsts, lasts, pools, np.arange(width) < count[:, None])
+    if num_layers < segments.num_layers:
+        silent = lasts == num_layers - 1
+        schedules.send_seq[:, :-1][silent] = 0.0
+        schedules.send_par[:, :-1][silent] = 0.0
+    return schedules
 
 
 def stages_of(assignment_L: NDArray[np.intp]) -> list[Stage]:  # noqa: N803
@@ -82,7 +71,10 @@ def stages_of(assignment_L: NDArray[np.intp]) -> list[Stage]:  # noqa: N803
 
 
 class Evaluator:
-    """Costs of assignments, exactly provisioned under floor, limits and ceiling."""
+    """Costs of assignments, exactly provisioned under floor, limits and ceiling.
+
+    Assignments of the first layers only are costed as models that end there; they never become the best plan.
+    """
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
@@ -121,7 +113,7 @@ class Evaluator:
 
     def found(self) -> Found:
         """Return the best plan so far as the answer of a method."""
-        return Found(self.best)
+        return Found(self.best, num_tried=self.num_evaluated)
 
     def _look_up(self, assignment: NDArray[np.intp]) -> list[tuple[float, float]]:
         small = np.ascontiguousarray(assignment, dtype=np.uint8 if self.segments.num_pools <= 256 else np.uint16)
@@ -155,7 +147,7 @@ class Evaluator:
             found = provision(schedules.select(possible), self.segments)
             rate[possible] = found.rate
             best = int(found.rate.argmin())
-            if found.rate[best] < self.best_rate:
+            if assignment.shape[1] == self.segments.num_layers and found.rate[best] < self.best_rate:
                 self.best_rate = float(found.rate[best])
                 self.best_assignment = assignment[possible[best]].copy()
                 stages = stages_of(self.best_assignment)

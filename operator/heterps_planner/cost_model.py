@@ -9,9 +9,10 @@ computing and transfer seconds of one batch of `B_o` on one unit, `alpha`/`beta`
 
 Invariants, all of them tested:
 - A stage time is `seq + par / k`: the times of the layers of a stage add up to the same form, so prefix sums give
-  every segment.
+  every segment. Layers with tables of measured times have one such line per range of k (`pieces`, erratum 10).
 - Times are per sample, so that a throughput is `1 / time` and the batch size cancels (erratum 1).
-- Adding units never makes a stage slower; the cheapest price `P(theta)` per hour never falls with `theta`.
+- Adding units never makes a stage without tables slower; the least pods for a throughput, and so the cheapest price
+  `P(theta)` per hour, never fall with `theta`, tables or not.
 
 Array shapes: L layers, T pools. An array `_LLT` is indexed [first layer, last layer, pool]; entries with
 first > last, and segments with a layer that the pool cannot run, are infinite. Amounts are counted in pods
@@ -20,13 +21,16 @@ first > last, and segments with a layer that the pool cannot run, are infinite. 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.problem import Layer, LayerTimes, Pool, Problem
+from heterps_planner.memory import is_limited, least_pods_for_memory
+from heterps_planner.pieces import FloatArray, Piece, least_pods, lines
+from heterps_planner.problem import Layer, LayerTimes, Pool, Problem, table_units
 
 __all__ = [
     "FLOOR_TOLERANCE",
@@ -35,8 +39,10 @@ __all__ = [
     "Segments",
     "Work",
     "build_segments",
+    "compute_lines",
     "compute_work",
     "cost_of_training",
+    "layer_seconds",
     "pods_for_throughput",
     "price_per_hour",
     "stage_seconds_per_sample",
@@ -45,8 +51,6 @@ __all__ = [
     "training_hours",
     "transfer_work",
 ]
-
-FloatArray = NDArray[np.float64]
 
 # A plan meets a throughput if it reaches it within this relative error: above the rounding of the sums,
 # far below what a measurement can tell.
@@ -94,6 +98,39 @@ def compute_work(times: LayerTimes, problem: Problem, *, pipelined: bool = False
     """
     pieces = problem.micro_batches if pipelined else 1
     return _amdahl(times.compute_seconds, times.compute_fixed_seconds, times.parallel_fraction, problem, pieces)
+
+
+def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> list[tuple[float, Work]]:
+    """Return the work of a layer as (from units, work), the first from 0 units on.
+
+    One line by Amdahl's law; several if the layer has a table of measured times.
+    """
+    if times.measured is None:
+        return [(0.0, compute_work(times, problem, pipelined=pipelined))]
+    pieces = problem.micro_batches if pipelined else 1
+    fixed, per_sample = times.compute_fixed_seconds, 1 / problem.batch_size
+    always = pieces * fixed / problem.training_batch_size
+    table = lines(times.measured.units, times.measured.compute_seconds)
+    return [(units, Work(always + (seq - fixed) * per_sample, par * per_sample)) for units, seq, par in table]
+
+
+def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArray, float]:
+    """Return seconds per sample of each layer on so many units of a pool, and of the overhead of a stage.
+
+    Args:
+        problem: the problem.
+        pool: one of its pools.
+        units: may be infinite.
+
+    Returns:
+        Shape (L,), infinite for layers that the pool cannot run; and the overhead.
+    """
+    seconds = np.full(len(problem.layers), np.inf)
+    for i, layer in enumerate(problem.layers):
+        if (times := layer.pools.get(pool.name)) is not None:
+            table = compute_lines(times, problem, pipelined=len(problem.layers) > 1)
+            seconds[i] = [work for start, work in table if start <= units][-1].on(units)
+    return seconds, stage_work((), pool, problem).on(units)
 
 
 def transfer_work(times: LayerTimes, problem: Problem) -> Work:
@@ -181,7 +218,7 @@ def pods_for_throughput(
 class Segments:
     """The work of every segment of layers on every pool, and what limits a choice among them.
 
-    Invariant: all arrays are read-only by convention; variants are made by `restricted` and `with_limits`.
+    Invariant: all arrays are read-only by convention; variants are made by `restricted`, `scaled` and the others.
     """
 
     seq_LLT: FloatArray  # noqa: N815  # c_seq, seconds per sample
@@ -196,6 +233,8 @@ class Segments:
     server_pool: int = 0
     server_par: float = 0.0  # seconds per sample and pod of the parameter servers; 0: not charged by throughput
     server_pods: int = 0  # a fixed number of pods
+    least_LLT: FloatArray | None = None  # noqa: N815  # pods that the memory asks for; infinite: fits nowhere
+    pieces: tuple[Piece, ...] = ()  # with tables: shapes (T,) and (L, L, T); seq_LLT, par_LLT are the first one's
 
     @property
     def num_layers(self) -> int:
@@ -217,9 +256,21 @@ class Segments:
             Shape (S, L, L, T); infinite where the throughput cannot be reached within the pool's own limit.
         """
         theta = theta_S[:, None, None, None]
-        need = pods_for_throughput(theta, self.seq_LLT, self.par_LLT, self.send_seq_LT, self.send_par_LT)
+        if self.pieces:
+            base = pods_for_throughput(theta, np.zeros(1), np.zeros(1), self.send_seq_LT, self.send_par_LT)
+            if self.least_LLT is not None:
+                base = np.maximum(base, self.least_LLT)
+            need = least_pods((1 + SLACK) / theta, base, self.pieces)
+        else:
+            need = pods_for_throughput(theta, self.seq_LLT, self.par_LLT, self.send_seq_LT, self.send_par_LT)
+            if self.least_LLT is not None:
+                np.maximum(need, self.least_LLT, out=need)
         need[need > self.limit_T] = np.inf
         return need
+
+    def least(self, first: int, last: int, pool: int) -> float:
+        """Return the least pods that a stage may have."""
+        return 1.0 if self.least_LLT is None else float(self.least_LLT[first, last, pool])
 
     def server_need(self, theta: FloatArray) -> FloatArray:
         """Return the parameter-server pods that sustain each throughput (erratum 12).
@@ -235,15 +286,37 @@ class Segments:
         """Return the throughput that `pods` parameter-server pods sustain."""
         return math.inf if self.server_par == 0 else pods / self.server_par
 
+    def work(self, first: int, last: int, pool: int, pods: float) -> Work:
+        """Return the computing work of one stage per sample and pod, as it is near so many pods."""
+        line: Segments | Piece = self
+        for piece in self.pieces:
+            if piece.low[pool] <= pods <= piece.high[pool]:
+                line = piece
+                break
+        seq, par = (line.seq_LLT, line.par_LLT) if isinstance(line, Segments) else (line.seq, line.par)
+        return Work(float(seq[first, last, pool]), float(par[first, last, pool]))
+
+    def transfer(self, last: int, pool: int) -> Work:
+        """Return the transfer work of one stage per sample and pod."""
+        return Work(float(self.send_seq_LT[last, pool]), float(self.send_par_LT[last, pool]))
+
     def stage_time(self, first: int, last: int, pool: int, pods: float) -> float:
         """Return seconds per sample of one stage, equation (3) of [HeterPS]."""
-        compute = Work(float(self.seq_LLT[first, last, pool]), float(self.par_LLT[first, last, pool]))
-        transfer = Work(float(self.send_seq_LT[last, pool]), float(self.send_par_LT[last, pool]))
-        return stage_seconds_per_sample(compute, transfer, pods)
+        return stage_seconds_per_sample(self.work(first, last, pool, pods), self.transfer(last, pool), pods)
 
     def restricted(self, allowed_LLT: NDArray[np.bool_]) -> Segments:  # noqa: N803
         """Return a copy in which only the allowed segments may be stages."""
-        return replace(self, seq_LLT=np.where(allowed_LLT, self.seq_LLT, np.inf))
+        pieces = tuple(replace(p, seq=np.where(allowed_LLT, p.seq, np.inf)) for p in self.pieces)
+        return replace(self, seq_LLT=np.where(allowed_LLT, self.seq_LLT, np.inf), pieces=pieces)
+
+    def scaled(self, factor_LLT: FloatArray) -> Segments:  # noqa: N803
+        """Return a copy with another computing time of each segment."""
+        pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
+        return replace(self, seq_LLT=self.seq_LLT * factor_LLT, par_LLT=self.par_LLT * factor_LLT, pieces=pieces)
+
+    def without_memory_limits(self) -> Segments:
+        """Return a copy in which every segment fits into one pod."""
+        return replace(self, least_LLT=None)
 
     def with_limit(self, pool: int, pods: float) -> Segments:
         """Return a copy with another limit for one pool."""
@@ -259,34 +332,33 @@ def build_segments(problem: Problem) -> Segments:
         problem: a validated problem.
     """
     num_layers, num_pools = len(problem.layers), len(problem.pools)
-    seq = np.full((num_layers, num_layers, num_pools), np.inf)
-    par = np.zeros_like(seq)
+    starts = [_ranges(pool, problem) for pool in problem.pools]
+    pieces: list[Piece] = []
+    for r in range(max(map(len, starts))):
+        seq = np.full((num_layers, num_layers, num_pools), np.inf)
+        par = np.zeros_like(seq)
+        low, high = np.ones(num_pools), np.zeros(num_pools)
+        for t, pool in enumerate(problem.pools):
+            if r < len(starts[t]):
+                begin, low[t], high[t] = starts[t][r]
+                _sum_segments(problem, pool, begin, seq[:, :, t], par[:, :, t])
+        pieces.append(Piece(low, high, seq, par))
     send_seq = np.zeros((num_layers, num_pools))
     send_par = np.zeros((num_layers, num_pools))
     for t, pool in enumerate(problem.pools):
-        pod = pool.units_per_pod
-        layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
-        alone = np.full(num_layers, np.inf)  # c_seq of each layer in a plan of one stage
-        for i, layer in enumerate(problem.layers):
-            if (times := layer.pools.get(pool.name)) is None:
-                continue
-            work = compute_work(times, problem, pipelined=True)
-            alone[i] = compute_work(times, problem).sequential
-            layer_seq[i], layer_par[i] = work.sequential, work.parallel / pod
-            if i < num_layers - 1:
+        for i, layer in enumerate(problem.layers[:-1]):
+            if (times := layer.pools.get(pool.name)) is not None:
                 send = transfer_work(times, problem)
-                send_seq[i, t], send_par[i, t] = send.sequential, send.parallel / pod
-        once = stage_work((), pool, problem)
-        for i in range(num_layers):
-            seq[i, i:, t] = once.sequential + np.cumsum(layer_seq[i:])
-            par[i, i:, t] = once.parallel / pod + np.cumsum(layer_par[i:])
-        seq[0, num_layers - 1, t] = once.sequential + alone.sum()
+                send_seq[i, t], send_par[i, t] = send.sequential, send.parallel / pool.units_per_pod
+    least: FloatArray | None = None
+    if is_limited(problem):
+        least = np.stack([least_pods_for_memory(problem, pool) for pool in problem.pools], axis=-1)
     server = problem.parameter_server
     server_pool = problem.pool_index(server.pool) if server else 0
     pod = problem.pools[server_pool].units_per_pod
     return Segments(
-        seq_LLT=seq,
-        par_LLT=par,
+        seq_LLT=pieces[0].seq,
+        par_LLT=pieces[0].par,
         send_seq_LT=send_seq,
         send_par_LT=send_par,
         price_T=np.array([pool.price_per_unit_hour * pool.units_per_pod for pool in problem.pools]),
@@ -297,4 +369,39 @@ def build_segments(problem: Problem) -> Segments:
         server_pool=server_pool,
         server_par=(server.cores_per_sample_per_second or 0.0) / pod if server else 0.0,
         server_pods=(server.units or 0) // pod if server else 0,
+        least_LLT=least,
+        pieces=tuple(pieces) if len(pieces) > 1 else (),
     )
+
+
+def _ranges(pool: Pool, problem: Problem) -> list[tuple[float, float, float]]:
+    """Return (from units, least pods, most pods) of each range on which a pool's stages have one line."""
+    edges = [0.0, *map(float, table_units(pool, problem.layers)), math.inf]
+    pod = pool.units_per_pod
+    found = []
+    for begin, end in itertools.pairwise(edges):
+        low, high = max(1.0, float(math.ceil(begin / pod))), end if end == math.inf else float(end // pod)
+        if low <= high and end > pod:  # a single pod belongs to the next range, too
+            found.append((begin, low, high))
+    return found
+
+
+def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray, par_LL: FloatArray) -> None:  # noqa: N803
+    """Fill in the work of all segments of a pool, on the range that begins at so many units."""
+    num_layers, pod = len(problem.layers), pool.units_per_pod
+    layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
+    alone = np.full(num_layers, np.inf)  # c_seq of each layer in a plan of one stage
+
+    def on_range(times: LayerTimes, *, pipelined: bool) -> Work:
+        return [w for begin, w in compute_lines(times, problem, pipelined=pipelined) if begin <= units][-1]
+
+    for i, layer in enumerate(problem.layers):
+        if (times := layer.pools.get(pool.name)) is not None:
+            work = on_range(times, pipelined=True)
+            alone[i] = on_range(times, pipelined=False).sequential
+            layer_seq[i], layer_par[i] = work.sequential, work.parallel / pod
+    once = stage_work((), pool, problem)
+    for i in range(num_layers):
+        seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:])
+        par_LL[i, i:] = once.parallel / pod + np.cumsum(layer_par[i:])
+    seq_LL[0, num_layers - 1] = once.sequential + alone.sum()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from heterps_planner.cost_model import Segments, build_segments
 from heterps_planner.plan import Plan, choice_of
 from heterps_planner.problem import Problem
+from heterps_planner.robust import robust_segments
 from heterps_planner.sweep import minimise
 
 __all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
@@ -95,6 +96,8 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
         should_stop: when it returns True, the remaining alternatives are left out.
     """
     segments = build_segments(problem)
+    if plan.robust is not None:
+        segments = robust_segments(problem, segments, plan.robust.error, should_stop)
     alternatives = []
     for name, allowed in _kinds(problem, segments):
         if should_stop():
@@ -152,6 +155,7 @@ def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> Sta
     pool = problem.pool_index(stage.pool)
     first, last, pods = stage.first_layer, stage.last_layer, stage.pods
     total = segments.stage_time(first, last, pool, pods)
+    work = segments.work(first, last, pool, pods)
     price = float(segments.price_T[pool]) * pods
     return StageBudget(
         name=stage.name,
@@ -159,8 +163,8 @@ def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> Sta
         units=stage.units,
         throughput=1 / total,
         busy_fraction=min(total * plan.throughput, 1.0),
-        compute_sequential=float(segments.seq_LLT[first, last, pool]),
-        compute_parallel=float(segments.par_LLT[first, last, pool]) / pods,
-        transfer=float(segments.send_seq_LT[last, pool] + segments.send_par_LT[last, pool] / pods),
+        compute_sequential=work.sequential,
+        compute_parallel=work.parallel / pods,
+        transfer=segments.transfer(last, pool).on(pods),
         cost_share=price / plan.cost_per_hour if plan.cost_per_hour > 0 else 0.0,
     )

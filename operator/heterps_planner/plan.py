@@ -23,6 +23,7 @@ __all__ = [
     "Infeasible",
     "Plan",
     "PlanStage",
+    "Robustness",
     "Servers",
     "build_plan",
     "choice_of",
@@ -88,6 +89,7 @@ class Plan:
     optimal: bool
     binding_limits: tuple[str, ...] = ()  # pools of which one more pod would make the optimum cheaper
     shadow_prices: dict[str, float] = field(default_factory=dict)  # dollars per hour saved by one more unit
+    robust: Robustness | None = None  # set: throughput and cost are those that hold in spite of a wrong profile
     seconds: float = 0.0  # that planning took
     feasible: bool = field(default=True, init=False)
 
@@ -108,6 +110,23 @@ class Plan:
             "optimal": self.optimal,
             "bindingLimits": list(self.binding_limits),
             "shadowPrices": dict(self.shadow_prices),
+        } | ({} if self.robust is None else {"robust": self.robust.to_json()})
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """What a plan promises if the profile is wrong (`robust`)."""
+
+    error: float  # sigma of the logarithm of a measured time, about its relative error
+    confidence: float  # probability that the plan keeps the floor
+    expected_throughput: float  # samples per second if the profile is right
+
+    def to_json(self) -> dict[str, Any]:
+        """The part of a plan file."""
+        return {
+            "error": self.error,
+            "confidence": self.confidence,
+            "expectedThroughput": self.expected_throughput,
         }
 
 

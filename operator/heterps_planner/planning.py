@@ -17,6 +17,7 @@ from heterps_planner.methods import METHODS, Task
 from heterps_planner.plan import Infeasible, Plan, build_plan
 from heterps_planner.problem import Problem
 from heterps_planner.refusal import explain_infeasible
+from heterps_planner.robust import check_error, robust_segments, robustness
 from heterps_planner.sweep import minimise
 
 __all__ = ["check_servers", "deadline_test", "plan"]
@@ -47,6 +48,7 @@ def plan(
     method: str = "optimal",
     *,
     seed: int = 0,
+    robust: float = 0.0,
     deadline: float | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
     ps_pool: str | None = None,
@@ -59,6 +61,7 @@ def plan(
         problem: the problem.
         method: a name in `methods.METHODS`.
         seed: for methods that draw random numbers.
+        robust: relative error of the measured times with which the plan still keeps the floor (`robust`); 0.1: 10 %.
         deadline: time on `clock` at which to stop; the best plan so far is returned with its bound.
         progress: told the fraction of the work done.
         ps_pool: pool of the parameter servers if the problem does not charge any (default: the first CPU pool).
@@ -70,18 +73,21 @@ def plan(
 
     Raises:
         UnknownNameError: no such method or pool.
+        ProblemError: a negative number of servers, or an error that is out of range.
         TooLargeError: the method cannot handle this size.
         DeadlineError: the deadline passed before any plan was found.
     """
     if method not in METHODS:
         raise UnknownNameError("scheduling.method", "method", method, METHODS)
     check_servers(problem, ps_pool, ps_replicas)
+    check_error(robust)
     began = clock()
     should_stop = deadline_test(deadline, clock)
-    segments = build_segments(problem)
+    segments = robust_segments(problem, build_segments(problem), robust, should_stop)
     found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
     if found.choice is None:
         subject = "no plan" if found.segments is None else f"no plan of method '{method}'"
+        subject += f" with a margin for a profile error of {robust:.0%}" if robust else ""
         refusal = explain_infeasible(problem, found.segments or segments, method, should_stop, subject)
         return replace(refusal, seconds=clock() - began)
     rate = found.choice.price / found.choice.throughput
@@ -101,4 +107,6 @@ def plan(
         ps_pool=ps_pool,
         ps_replicas=ps_replicas,
     )
+    if robust:
+        result = replace(result, robust=robustness(problem, found.choice, robust))
     return replace(result, seconds=clock() - began)

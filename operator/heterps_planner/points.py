@@ -11,6 +11,7 @@ import numpy as np
 
 from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
 from heterps_planner.path import Stage
+from heterps_planner.pieces import fastest, time_on
 
 __all__ = ["Choice", "Points", "fastest_bound", "lowest_throughput", "search_prices"]
 
@@ -39,10 +40,15 @@ def fastest_bound(segments: Segments) -> float:
     """Return a throughput that no plan exceeds: each segment alone may use its pool's whole limit."""
     with np.errstate(divide="ignore", invalid="ignore"):
         limit = segments.limit_T
-        time = np.maximum(
-            segments.seq_LLT + segments.par_LLT / limit, segments.send_seq_LT + segments.send_par_LT / limit
-        )
-    time = np.where((limit > 0) & ~np.isnan(time), time, np.inf)
+        if segments.pieces:
+            compute = fastest(np.ones(1), limit, segments.pieces)
+        else:
+            compute = segments.seq_LLT + segments.par_LLT / limit
+        time = np.maximum(compute, segments.send_seq_LT + segments.send_par_LT / limit)
+    possible = (limit > 0) & ~np.isnan(time)
+    if segments.least_LLT is not None:
+        possible &= segments.least_LLT <= limit
+    time = np.where(possible, time, np.inf)
     rest = np.zeros(segments.num_layers + 1)
     for first in range(segments.num_layers - 1, -1, -1):
         rest[first] = np.maximum(time[first, first:, :].min(axis=1), rest[first + 1 :]).min()
@@ -80,8 +86,11 @@ class Points:
 
 
 def lowest_throughput(segments: Segments, floor: float) -> float:
-    """Return a throughput at which one pod per stage always suffices, or the floor if that is higher."""
-    time = np.maximum(segments.seq_LLT + segments.par_LLT, segments.send_seq_LT + segments.send_par_LT)
+    """Return a throughput at which the least pods of each stage suffice, or the floor if that is higher."""
+    least = np.ones(1) if segments.least_LLT is None else segments.least_LLT
+    compute = time_on(least, segments.pieces) if segments.pieces else segments.seq_LLT + segments.par_LLT / least
+    time = np.maximum(compute, segments.send_seq_LT + segments.send_par_LT / least)
+    time = np.where(np.isfinite(least), time, np.inf)
     slowest = float(time[np.isfinite(time)].max(initial=segments.server_par))
     if slowest == 0:
         return floor

@@ -12,19 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heterps_planner.errors import ProblemError, UnknownNameError
-from heterps_planner.fields import Fields
+from heterps_planner.fields import Fields, check_integer, check_number
 
 __all__ = [
     "DEVICE_TYPES",
+    "MAX_COUNTS",
     "MAX_LAYERS",
     "MAX_POOLS",
     "MAX_SEGMENTS",
     "MAX_UNITS",
     "Layer",
     "LayerTimes",
+    "MeasuredTimes",
     "ParameterServer",
     "Pool",
     "Problem",
+    "table_units",
 ]
 
 DEVICE_TYPES = ("CPU", "GPU", "XPU")
@@ -33,13 +36,23 @@ VERSION = 1
 # memory to some hundreds of megabytes. Layers beyond them can be grouped in the profile without losing good cuts.
 MAX_LAYERS = 1_000
 MAX_POOLS = 256
-MAX_SEGMENTS = 5_000_000  # layers x layers x pools
+MAX_SEGMENTS = 5_000_000  # layers x layers x pools, and x numbers of units where layers have tables
+MAX_COUNTS = 64  # numbers of units in a table of measured times
 MAX_UNITS = 1_000_000_000
 # Numbers outside these ranges are slips of the pen, and would make the arithmetic overflow.
 MIN_SECONDS = 1e-12
 MAX_SECONDS = 1e9
 MAX_PRICE = 1e9
 MAX_RATE = 1e18  # samples per second
+MAX_BYTES = 1e18
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """What a layer costs on several numbers of units, in place of Amdahl's law; one entry per number."""
+
+    units: tuple[int, ...]  # rising
+    compute_seconds: tuple[float, ...]  # OCT on so many units; more units may be slower
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class LayerTimes:
     transfer_parallel_fraction: float = 0.0  # beta
     compute_fixed_seconds: float = 0.0  # the part of OCT that depends neither on the batch size nor on k
     transfer_fixed_seconds: float = 0.0  # the same for ODT
+    measured: MeasuredTimes | None = None  # takes the place of compute_seconds and parallel_fraction
     spread: float = 0.0  # relative spread of the measurement; informational
     derived: str = ""  # how the numbers were computed, if they were not measured directly; informational
     source: str = ""  # where they come from; informational
@@ -66,6 +80,8 @@ class Layer:
     kind: str = ""  # informational, as are the bytes
     input_bytes: float = 0.0  # per sample
     weight_bytes: float = 0.0
+    resident_bytes: float = 0.0  # held by every worker of the layer: weights, gradients, state of the optimiser
+    activation_bytes: float = 0.0  # held per sample between forward and backward
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,7 @@ class Pool:
     stage_seconds: float = 0.0  # overhead that each stage on this pool pays once per batch, on one unit
     stage_parallel_fraction: float = 0.0  # the part of it that k units divide by k
     stage_fixed_seconds: float = 0.0  # the part of it that depends neither on the batch size nor on k
+    memory_bytes_per_pod: float | None = None  # None: not limited
 
     @property
     def max_pods(self) -> int:
@@ -138,12 +155,7 @@ class Problem:
         _refuse_duplicates("problem.pools", [pool.name for pool in pools])
         layers = tuple(_read_layer(path, item, pools) for path, item in top.take_list("layers", most=MAX_LAYERS))
         _refuse_duplicates("problem.layers", [layer.name for layer in layers])
-        if len(layers) ** 2 * len(pools) > MAX_SEGMENTS:
-            raise ProblemError(
-                "problem.layers",
-                f"{len(layers)} layers on {len(pools)} pools are too many (layers x layers x pools must be "
-                f"<= {MAX_SEGMENTS}); group layers or leave pools out",
-            )
+        _refuse_large(pools, layers)
         batch_size = top.take_integer("batchSize", least=1, most=2**53)
         global_batch_size = (
             top.take_integer("globalBatchSize", least=1, most=2**53)
@@ -202,6 +214,30 @@ def _refuse_duplicates(path: str, names: list[str]) -> None:
         seen[name] = i
 
 
+def _refuse_large(pools: tuple[Pool, ...], layers: tuple[Layer, ...]) -> None:
+    size = len(layers) ** 2 * len(pools)
+    if size > MAX_SEGMENTS:
+        raise ProblemError(
+            "problem.layers",
+            f"{len(layers)} layers on {len(pools)} pools are too many (layers x layers x pools must be "
+            f"<= {MAX_SEGMENTS}); group layers or leave pools out",
+        )
+    counts = max(len(table_units(pool, layers)) for pool in pools)
+    if size * (1 + counts) > MAX_SEGMENTS:
+        raise ProblemError(
+            "problem.layers",
+            f"tables with {counts} different numbers of units for {len(layers)} layers on {len(pools)} pools are too "
+            f"many (layers x layers x pools x (1 + numbers) must be <= {MAX_SEGMENTS}); measure all layers at the same "
+            "numbers of units",
+        )
+
+
+def table_units(pool: Pool, layers: tuple[Layer, ...]) -> list[int]:
+    """Return the numbers of units at which any layer was measured on a pool, rising."""
+    tables = [times.measured for layer in layers if (times := layer.pools.get(pool.name)) is not None]
+    return sorted({units for table in tables if table is not None for units in table.units})
+
+
 def _read_pool(path: str, value: Any) -> Pool:
     item = Fields(value, path)
     stage_seconds = item.take_number("stageSeconds", 0, least=0, most=MAX_SECONDS)
@@ -214,6 +250,9 @@ def _read_pool(path: str, value: Any) -> Pool:
         stage_seconds=stage_seconds,
         stage_parallel_fraction=item.take_number("stageParallelFraction", 0, least=0, most=1),
         stage_fixed_seconds=item.take_number("stageFixedSeconds", 0, least=0, most=stage_seconds),
+        memory_bytes_per_pod=None
+        if item.take("memoryBytesPerPod", None) is None
+        else item.take_number("memoryBytesPerPod", above=0, most=MAX_BYTES),
     )
     item.finish()
     return pool
@@ -225,6 +264,8 @@ def _read_layer(path: str, value: Any, pools: tuple[Pool, ...]) -> Layer:
     kind = item.take_name("kind", "")
     input_bytes = item.take_number("inputBytes", 0, least=0)
     weight_bytes = item.take_number("weightBytes", 0, least=0)
+    resident_bytes = item.take_number("residentBytes", 0, least=0, most=MAX_BYTES)
+    activation_bytes = item.take_number("activationBytes", 0, least=0, most=MAX_BYTES)
     times = Fields(item.take("pools"), item.at("pools"))
     item.finish()
     names = [pool.name for pool in pools]
@@ -234,26 +275,67 @@ def _read_layer(path: str, value: Any, pools: tuple[Pool, ...]) -> Layer:
     read = {pool: _read_times(times.at(pool), entry) for pool, entry in times.value.items() if entry != {}}
     if not read:
         raise ProblemError(times.path, f"no pool can run layer {name!r}; give the times of at least one pool")
-    return Layer(name=name, pools=read, kind=kind, input_bytes=input_bytes, weight_bytes=weight_bytes)
+    return Layer(
+        name=name,
+        pools=read,
+        kind=kind,
+        input_bytes=input_bytes,
+        weight_bytes=weight_bytes,
+        resident_bytes=resident_bytes,
+        activation_bytes=activation_bytes,
+    )
 
 
 def _read_times(path: str, value: Any) -> LayerTimes:
     item = Fields(value, path)
-    compute = item.take_number("computeSeconds", above=0, least=MIN_SECONDS, most=MAX_SECONDS)
+    measured = None if item.take("measured", None) is None else _read_table(item)
+    # With a table the two numbers of Amdahl's law are only a summary for people, and need not be given.
+    defaults = [()] * 2 if measured is None else [(measured.compute_seconds[0],), (_fit_fraction(measured),)]
+    compute = item.take_number("computeSeconds", *defaults[0], above=0, least=MIN_SECONDS, most=MAX_SECONDS)
+    shortest = compute if measured is None else min(compute, *measured.compute_seconds)
     transfer = item.take_number("transferSeconds", 0, least=0, most=MAX_SECONDS)
     times = LayerTimes(
         compute_seconds=compute,
-        parallel_fraction=item.take_number("parallelFraction", least=0, most=1),
+        parallel_fraction=item.take_number("parallelFraction", *defaults[1], least=0, most=1),
         transfer_seconds=transfer,
         transfer_parallel_fraction=item.take_number("transferParallelFraction", 0, least=0, most=1),
-        compute_fixed_seconds=item.take_number("computeFixedSeconds", 0, least=0, most=compute),
+        compute_fixed_seconds=item.take_number("computeFixedSeconds", 0, least=0, most=shortest),
         transfer_fixed_seconds=item.take_number("transferFixedSeconds", 0, least=0, most=transfer),
+        measured=measured,
         spread=item.take_number("spread", 0, least=0),
         derived=item.take_name("derived", ""),
         source=item.take_name("source", ""),
     )
     item.finish()
     return times
+
+
+def _read_table(times: Fields) -> MeasuredTimes:
+    item = Fields(times.take("measured"), times.at("measured"))
+    units: list[int] = []
+    for path, value in item.take_list("units", most=MAX_COUNTS):
+        units.append(check_integer(path, value, least=1, most=MAX_UNITS))
+        if len(units) > 1 and units[-1] <= units[-2]:
+            raise ProblemError(path, f"must be larger than the {units[-2]} before it, is {units[-1]}")
+    if len(units) < 2:
+        raise ProblemError(item.at("units"), "must have at least 2 entries; for one, give computeSeconds instead")
+    seconds = [
+        check_number(path, value, above=0, least=MIN_SECONDS, most=MAX_SECONDS)
+        for path, value in item.take_list("computeSeconds", most=MAX_COUNTS)
+    ]
+    if len(seconds) != len(units):
+        raise ProblemError(
+            item.at("computeSeconds"), f"must have one entry for each of the {len(units)} units, has {len(seconds)}"
+        )
+    item.finish()
+    return MeasuredTimes(tuple(units), tuple(seconds))
+
+
+def _fit_fraction(measured: MeasuredTimes) -> float:
+    """Return the parallel fraction with which Amdahl's law meets both ends of a table."""
+    ratio = measured.compute_seconds[-1] / measured.compute_seconds[0]
+    saved = 1 - measured.units[0] / measured.units[-1]
+    return min(max((1 - ratio) / saved, 0.0), 1.0)
 
 
 def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | None:
@@ -299,6 +381,8 @@ def _pool_json(pool: Pool) -> dict[str, Any]:
         result["stageSeconds"] = pool.stage_seconds
         result["stageParallelFraction"] = pool.stage_parallel_fraction
         result["stageFixedSeconds"] = pool.stage_fixed_seconds
+    if pool.memory_bytes_per_pod is not None:
+        result["memoryBytesPerPod"] = pool.memory_bytes_per_pod
     return result
 
 
@@ -308,6 +392,10 @@ def _layer_json(layer: Layer) -> dict[str, Any]:
         result["kind"] = layer.kind
     result["inputBytes"] = layer.input_bytes
     result["weightBytes"] = layer.weight_bytes
+    if layer.resident_bytes:
+        result["residentBytes"] = layer.resident_bytes
+    if layer.activation_bytes:
+        result["activationBytes"] = layer.activation_bytes
     result["pools"] = {name: _times_json(times) for name, times in layer.pools.items()}
     return result
 
@@ -319,7 +407,9 @@ def _times_json(times: LayerTimes) -> dict[str, Any]:
         "transferSeconds": times.transfer_seconds,
         "transferParallelFraction": times.transfer_parallel_fraction,
     }
-    optional = {
+    table = times.measured
+    optional: dict[str, Any] = {
+        "measured": table and {"units": list(table.units), "computeSeconds": list(table.compute_seconds)},
         "computeFixedSeconds": times.compute_fixed_seconds,
         "transferFixedSeconds": times.transfer_fixed_seconds,
         "spread": times.spread,

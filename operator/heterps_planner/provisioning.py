@@ -2,8 +2,8 @@
 
 Serves plans given by hand and the brute-force method, for one schedule or thousands at once. It is the breakpoint sweep
 of erratum 8 on a single path: start at the floor, give every stage the least pods for this throughput, note the cost,
-and go to the next throughput at which a cheaper plan is possible. The end comes when a limit is exceeded, or when the
-cost with fractional pods, which only grows with the throughput, reaches the best cost found.
+and go to the next throughput at which a cheaper plan is possible. The end comes when a limit is exceeded, or when no
+number of pods from here on costs less per throughput than the best plan found.
 
 Shapes: n schedules, K stages (padded with stages that cost nothing), T pools. The parameter servers are one more stage.
 """
@@ -16,10 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments, pods_for_throughput
+from heterps_planner.cost_model import FLOOR_TOLERANCE, SLACK, FloatArray, Segments, pods_for_throughput
 from heterps_planner.path import Stage
+from heterps_planner.pieces import Piece, fastest, least_pods, least_product, time_on
 
-__all__ = ["Provisioned", "Schedules", "fastest_provision", "overload", "provision", "schedule_of"]
+__all__ = [
+    "Provisioned",
+    "Schedules",
+    "fastest_provision",
+    "make_schedules",
+    "overload",
+    "provision",
+    "schedule_of",
+]
 
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
 _TOLERANCE = 1e-12
@@ -34,8 +43,9 @@ class Schedules:
     send_seq: FloatArray  # (n, K)
     send_par: FloatArray  # (n, K)
     pool: NDArray[np.intp]  # (n, K)
-    least: FloatArray  # (n, K) least pods: 1, 0 for padding, or a number that the user fixed
+    least: FloatArray  # (n, K) least pods: 1, 0 for padding, what the memory asks for, or a number that the user fixed
     most: FloatArray  # (n, K) most pods, infinite unless fixed
+    pieces: FloatArray  # (n, R, 4, K) low, high, seq, par of R ranges of pods, with tables; seq and par are the first's
 
     def select(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Schedules:
         """Return some of the schedules."""
@@ -50,6 +60,49 @@ class Provisioned:
     pods: FloatArray  # (n, K)
 
 
+def make_schedules(
+    segments: Segments,
+    first: NDArray[np.intp],
+    last: NDArray[np.intp],
+    pool: NDArray[np.intp],
+    exists: NDArray[np.bool_],
+) -> Schedules:
+    """Look up the work of n schedules, and add the parameter servers as their last stage.
+
+    Args:
+        segments: the problem.
+        first: first layer of each stage, shape (n, K).
+        last: last layer of each stage.
+        pool: pool of each stage.
+        exists: false for padding, which takes neither time nor pods; its indices only have to be valid.
+    """
+    n = len(pool)
+
+    def column(values: FloatArray | float, server: float, padding: float = 0.0) -> FloatArray:
+        return np.hstack([np.where(exists, values, padding), np.full((n, 1), server)])
+
+    least = 1.0 if segments.least_LLT is None else segments.least_LLT[first, last, pool]
+    fits = np.isfinite(least)
+    pieces = np.zeros((n, len(segments.pieces), 4, pool.shape[1] + 1))
+    for r, piece in enumerate(segments.pieces):
+        seq = np.where(fits, piece.seq[first, last, pool], np.inf)
+        pieces[:, r, 0] = column(piece.low[pool], 1.0)
+        pieces[:, r, 1] = column(piece.high[pool], np.inf, np.inf)
+        pieces[:, r, 2] = column(seq, 0.0)
+        pieces[:, r, 3] = column(piece.par[first, last, pool], segments.server_par)
+    server_pods = float(segments.server_pods)
+    return Schedules(
+        seq=column(np.where(fits, segments.seq_LLT[first, last, pool], np.inf), 0.0),
+        par=column(segments.par_LLT[first, last, pool], segments.server_par),
+        send_seq=column(segments.send_seq_LT[last, pool], 0.0),
+        send_par=column(segments.send_par_LT[last, pool], 0.0),
+        pool=np.hstack([pool, np.full((n, 1), segments.server_pool, dtype=np.intp)]),
+        least=column(np.where(fits, least, 1.0), 1.0 if segments.server_par else server_pods),
+        most=column(np.inf, np.inf if segments.server_par else server_pods),
+        pieces=pieces,
+    )
+
+
 def schedule_of(segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Schedules:
     """Return one schedule, with the parameter servers as its last stage.
 
@@ -58,32 +111,48 @@ def schedule_of(segments: Segments, stages: list[Stage], fixed: list[int | None]
         stages: the stages in order.
         fixed: pods per stage; None leaves them open.
     """
-    first, last, pool = (np.array(column, dtype=np.intp) for column in zip(*stages, strict=True))
-    server_most = math.inf if segments.server_par else float(segments.server_pods)
-    server_least = 1.0 if segments.server_par else float(segments.server_pods)
-    least = [1.0 if pods is None else float(pods) for pods in fixed]
-    most = [math.inf if pods is None else float(pods) for pods in fixed]
-    return Schedules(
-        seq=np.append(segments.seq_LLT[first, last, pool], 0.0)[None],
-        par=np.append(segments.par_LLT[first, last, pool], segments.server_par)[None],
-        send_seq=np.append(segments.send_seq_LT[last, pool], 0.0)[None],
-        send_par=np.append(segments.send_par_LT[last, pool], 0.0)[None],
-        pool=np.append(pool, segments.server_pool)[None],
-        least=np.array([[*least, server_least]]),
-        most=np.array([[*most, server_most]]),
-    )
+    first, last, pool = (np.array(column, dtype=np.intp)[None] for column in zip(*stages, strict=True))
+    schedule = make_schedules(segments, first, last, pool, np.ones((1, len(stages)), dtype=bool))
+    for i, pods in enumerate(fixed):
+        if pods is not None:
+            schedule.least[0, i] = schedule.most[0, i] = pods
+    return schedule
+
+
+def _pieces(part: Schedules) -> list[Piece]:
+    return [Piece(*np.moveaxis(part.pieces[:, r], 1, 0)) for r in range(part.pieces.shape[1])]
 
 
 def _time(part: Schedules, pods: FloatArray) -> FloatArray:
     """Equation (3) of [HeterPS] for all stages; padding takes no time."""
     k = np.maximum(pods, 1.0)
-    return np.maximum(part.seq + part.par / k, part.send_seq + part.send_par / k)
+    compute = time_on(k, pieces) if (pieces := _pieces(part)) else part.seq + part.par / k
+    return np.maximum(compute, part.send_seq + part.send_par / k)
+
+
+def _least_time(part: Schedules, most: FloatArray) -> FloatArray:
+    """Return a time that no stage falls below with at most so many pods, shape (n, K)."""
+    most = np.maximum(most, 1.0)
+    compute = fastest(part.least, most, pieces) if (pieces := _pieces(part)) else part.seq + part.par / most
+    return np.maximum(compute, part.send_seq + part.send_par / most)
 
 
 def _need(part: Schedules, theta: FloatArray) -> FloatArray:
     """Return the least pods with which each stage reaches its schedule's throughput, shape (n, K)."""
-    need = pods_for_throughput(theta[:, None], part.seq, part.par, part.send_seq, part.send_par)
-    return np.where(part.most == 0, 0.0, np.maximum(need, part.least))
+    theta = theta[:, None]
+    if pieces := _pieces(part):
+        base = pods_for_throughput(theta, np.zeros(1), np.zeros(1), part.send_seq, part.send_par)
+        need = least_pods((1 + SLACK) / theta, np.maximum(base, part.least), pieces)
+    else:
+        need = np.maximum(pods_for_throughput(theta, part.seq, part.par, part.send_seq, part.send_par), part.least)
+    return np.where(part.most == 0, 0.0, need)
+
+
+def _least_product(part: Schedules, pods: FloatArray) -> FloatArray:
+    """Return the pods per throughput that each stage takes at least, with these pods or more, shape (n, K)."""
+    k = np.maximum(pods, 1.0)
+    compute = least_product(k, pieces) if (pieces := _pieces(part)) else part.seq * k + part.par
+    return np.maximum(compute, part.send_seq * k + part.send_par)
 
 
 def _usage(part: Schedules, pods: FloatArray, num_pools: int) -> FloatArray:
@@ -124,13 +193,8 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         target = np.minimum(best[index], rate)
         # Pods that the user fixed cost the same at any throughput: they have no part in the bound, which must not fall.
         with np.errstate(divide="ignore", invalid="ignore"):
-            spare, send_spare = 1 / theta[:, None] - part.seq, 1 / theta[:, None] - part.send_seq
-            fractional = np.maximum(
-                np.where(spare > 0, part.par / spare, np.inf),
-                np.where(send_spare > 0, part.send_par / send_spare, np.inf),
-            )
-            fractional = np.where(np.isinf(part.most) & (price > 0), fractional, 0.0)
-            bound = (price * fractional).sum(axis=1) / theta
+            open_stage = np.isinf(part.most) & (price > 0)
+            bound = (price * np.where(open_stage, _least_product(part, pods), 0.0)).sum(axis=1)
             onward = np.maximum(reached, np.where(target > 0, dollars / target, 0.0)) * _STEP
         going = allowed & (bound < target * (1 - _TOLERANCE)) & (target > 0)
         index, theta, part = index[going], onward[going], part.select(going)
@@ -162,7 +226,7 @@ def overload(schedules: Schedules, segments: Segments) -> FloatArray:
     need = _need(schedules, theta)
     possible = np.isfinite(need)
     # The shortest time with any number of pods, in units of the time that the floor leaves.
-    slowness = np.maximum(schedules.seq, schedules.send_seq) * theta[:, None]
+    slowness = _least_time(schedules, np.full_like(schedules.most, np.inf)) * theta[:, None]
     slow = np.where(possible, 0.0, 1.0 + np.log(np.clip(np.where(np.isfinite(slowness), slowness, 1e6), 1.0, 1e6)))
     pods = np.where(possible, need, schedules.least)
     used = _usage(schedules, pods, segments.num_pools)
@@ -188,7 +252,7 @@ def fastest_provision(schedule: Schedules, segments: Segments) -> tuple[float, F
         return 0.0, pods[0]
     low = float(1 / _time(schedule, pods).max())
     full = np.where(np.isinf(schedule.most), np.maximum(segments.limit_T[schedule.pool], 1.0), schedule.most)
-    high = float(1 / _time(schedule, full).max()) * (1 + FLOOR_TOLERANCE)
+    high = float(1 / _least_time(schedule, full).max()) * (1 + FLOOR_TOLERANCE)
     while high > low * (1 + FLOOR_TOLERANCE):
         theta = math.sqrt(low * high)
         need = _need(schedule, np.array([theta]))
