@@ -1,0 +1,83 @@
+"""`python -m tests.cluster`: a test cluster to look around in."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.cluster import building
+from tests.cluster.cluster import NODES, Cluster, Place, clusters
+from tests.cluster.errors import ClusterError
+
+NAME = "default"
+HOW_TO_USE = """\
+Talk to it from this shell:
+  alias kt='nsenter --net=/proc/{pid}/ns/net kubectl --kubeconfig {kubeconfig} --cache-dir {cache}'
+  kt get nodes
+Logs of its programs: {logs}
+It runs until: python -m tests.cluster down{option}   (make cluster-down)"""
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real Kubernetes on this machine.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    build = verbs.add_parser("build", help="build the programs of a cluster, if they are not built")
+    build.add_argument("--optional", action="store_true", help="and those that only some tests need (Helm, kwok)")
+    verbs.add_parser("update", help="write the go.sum files anew after a version in a go.mod was changed")
+    for verb, explanation in {
+        "up": "start a cluster",
+        "down": "end a cluster and remove all that it made",
+        "status": "list the clusters that run here",
+        "kubeconfig": "print the path of the cluster's kubeconfig",
+    }.items():
+        verbs.add_parser(verb, help=explanation).add_argument("--name", default=NAME, help="default: %(default)s")
+    arguments = parser.parse_args()
+    try:
+        return run(arguments)
+    except ClusterError as error:
+        say(f"error: {error}")
+        return 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "build":
+        built = building.build(building.CLUSTER + (building.OPTIONAL if arguments.optional else ()), say)
+        say(f"Built: {', '.join(sorted(built))}")
+    elif arguments.verb == "update":
+        building.update(say)
+    elif arguments.verb == "up":
+        Cluster(NODES, name=arguments.name, outlive_parent=True, say=say).up()
+        explain(Place(arguments.name))
+    elif arguments.verb == "down":
+        place = Place(arguments.name)
+        found = place.folder.exists()
+        place.remove()
+        say(f"{arguments.name} is gone" if found else f"{arguments.name} was not up")
+    elif arguments.verb == "status":
+        for place in clusters():
+            sys.stdout.write(f"{place.name}  {'running' if place.running else 'ended, files left'}  {place.folder}\n")
+    else:
+        place = Place(arguments.name)
+        if not place.running:
+            raise ClusterError(f"{arguments.name} is not up; say: make cluster-up")
+        sys.stdout.write(f"{place.kubeconfig}\n")
+    return 0
+
+
+def explain(place: Place) -> None:
+    """Say how to reach a cluster."""
+    assert place.sandbox is not None
+    option = "" if place.name == NAME else f" --name {place.name}"
+    say(HOW_TO_USE.format(
+        pid=place.sandbox.pid, kubeconfig=place.kubeconfig, cache=place.kubectl_cache,
+        logs=place.folder / "logs", option=option,
+    ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

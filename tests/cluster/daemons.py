@@ -1,0 +1,88 @@
+"""Programs that run for as long as the cluster does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.errors import ClusterError
+from tests.cluster.sandbox import Sandbox, children
+
+START_SECONDS = 60.0
+LOG_LINES = 15
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A program inside a sandbox."""
+
+    name: str
+    process: subprocess.Popen[bytes]  # nsenter, which ends with the program and as it did
+    log: Path
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the program a signal; SIGSTOP and SIGCONT make it look dead for a while."""
+        for child in children(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def end(self) -> None:
+        """Kill the program and wait for it."""
+        if self.running:
+            self.send(signal.SIGKILL)
+        self.process.wait()
+
+
+class Daemons:
+    """Starts programs in a sandbox, and tells which of them has failed."""
+
+    def __init__(self, sandbox: Sandbox, logs: Path) -> None:
+        self._sandbox = sandbox
+        self._logs = logs
+        self._started: list[Daemon] = []
+
+    def start(self, name: str, arguments: Sequence[str | Path]) -> Daemon:
+        log = self._logs / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                self._sandbox.command([str(argument) for argument in arguments]),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/",
+            )  # fmt: skip
+        daemon = Daemon(name, process, log)
+        self._started = [other for other in self._started if other.name != name] + [daemon]
+        return daemon
+
+    def wait_for(self, what: str, ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Wait until something is so.
+
+        Raises:
+            ClusterError: it takes too long, or a program has ended; with the last lines of its log.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            for daemon in self._started:
+                if not daemon.running:
+                    code = daemon.process.returncode
+                    raise ClusterError(f"{daemon.name} ended with exit code {code}:\n{last_lines(daemon.log)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{what}: not so after {seconds:.0f} s; see the logs in {self._logs}")
+            time.sleep(0.05)
+
+    def reap(self) -> None:
+        """Collect the exit codes of programs that the sandbox's end has ended."""
+        for daemon in self._started:
+            daemon.process.wait()
+
+
+def last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])

@@ -1,0 +1,167 @@
+"""Nodes: a kubelet with a containerd of its own each, all on one machine, and each setting's reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster.control_plane import DNS_DOMAIN, HOST, PODS, ControlPlane
+from tests.cluster.daemons import Daemon, Daemons
+from tests.cluster.images import IMAGE
+from tests.cluster.sandbox import Sandbox
+
+BRIDGE = "heterps0"
+FIRST_KUBELET_PORT = 10251
+
+CONTAINERD = """\
+version = 2
+root = "{home}/containerd"
+state = "{home}/state"
+# Nothing but what kubelets use: the others want kernel modules or folders of the machine.
+disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing", "io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  # The machine may be a container that must not lower its own score.
+  restrict_oom_score_adj = true
+  sandbox_image = "{image}"
+  # Without it, two nodes would look for pods' network namespaces in one folder.
+  netns_mounts_under_state_dir = true
+  stream_server_address = "127.0.0.1"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    # Copies the image (2 MB) for each container. Overlays would be smaller, but cannot be made on an overlay,
+    # which is what the root file system of a CI machine often is.
+    snapshotter = "native"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni}"
+    conf_dir = "{folder}/cni"
+"""
+
+KUBELET = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    # The machine need not run systemd. Each kubelet has a control group of its own as the root of its pods', made by
+    # `make_cgroups`; what is left for the system is not enforced, as the machine's own programs are not in there.
+    "cgroupDriver": "cgroupfs",
+    "enforceNodeAllocatable": [],
+    "failSwapOn": False,
+    "failCgroupV1": False,
+    # The machine's disk is not the tests': no eviction and no clearing of images when it is full.
+    "imageGCHighThresholdPercent": 100,
+    "evictionHard": {"memory.available": "100Mi"},
+    "healthzPort": 0,
+    "clusterDNS": [HOST],
+    "clusterDomain": DNS_DOMAIN,
+    # The machine's own name servers are out of reach, and their search domains would only delay answers.
+    "resolvConf": "",
+    "authentication": {"anonymous": {"enabled": True}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "syncFrequency": "5s",
+    "nodeStatusUpdateFrequency": "3s",
+    # Five a second by default: a test that starts thirty pods would wait for it.
+    "eventRecordQPS": 0,
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node of the test cluster looks like to the scheduler."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    extended_resources: Mapping[str, int] = field(default_factory=dict)  # such as {"example.com/accelerator": 2}
+    reserved_cpu: str = "0"  # of the machine's processors, not for pods: makes nodes of different size
+
+
+@dataclass
+class RunningNode:
+    """A node's programs. They may be stopped and started again, as after a loss of power."""
+
+    node: Node
+    home: Path
+    port: int  # of the kubelet
+    control_plane: ControlPlane
+    daemons: Daemons
+    containerd: Daemon | None = None
+    kubelet: Daemon | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.home / "containerd.sock"
+
+    @property
+    def control_group(self) -> str:
+        return f"{self.control_plane.folder.name}/{self.node.name}"
+
+    def write_settings(self, cni: Path) -> None:
+        self.home.mkdir(parents=True)
+        folder = self.control_plane.folder
+        (self.home / "containerd.toml").write_text(
+            CONTAINERD.format(home=self.home, socket=self.socket, image=IMAGE, cni=cni, folder=folder)
+        )
+        settings = {
+            **KUBELET,
+            "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "port": self.port,
+            "podLogsDir": str(self.home / "pod-logs"),
+            "systemReserved": {"cpu": self.node.reserved_cpu},
+            "cgroupRoot": f"/{self.control_group}",
+        }
+        (self.home / "kubelet.json").write_text(json.dumps(settings))
+
+    def start_containerd(self) -> None:
+        command: list[str | Path] = ["containerd", "--config", self.home / "containerd.toml", "--log-level", "warn"]
+        self.containerd = self.daemons.start(f"containerd-{self.node.name}", command)
+
+    def import_image(self, sandbox: Sandbox, archive: Path) -> None:
+        """Give the node the image, once its containerd answers (it listens before it is ready to)."""
+        self.daemons.wait_for(f"containerd of {self.node.name} listens", self.socket.exists)
+        sandbox.run("ctr", "--address", str(self.socket), "--connect-timeout", "20s", "--namespace", "k8s.io",
+                    "images", "import", "--snapshotter", "native", str(archive))  # fmt: skip
+
+    def start_kubelet(self) -> None:
+        name = self.node.name
+        labels = ",".join(f"{key}={value}" for key, value in self.node.labels.items())
+        self.kubelet = self.daemons.start(f"kubelet-{name}", [
+            self.control_plane.programs["kubelet"],
+            f"--config={self.home / 'kubelet.json'}",
+            f"--kubeconfig={self.control_plane.kubeconfig(f'node-{name}')}",
+            f"--hostname-override={name}",
+            f"--node-ip={HOST}",
+            f"--node-labels={labels}",
+            f"--root-dir={self.home / 'kubelet'}",
+            f"--cert-dir={self.home / 'pki'}",
+        ])  # fmt: skip
+
+
+def write_network(folder: Path) -> None:
+    """Write the CNI configuration: all nodes' pods on one bridge, addresses from one list."""
+    (folder / "cni").mkdir()
+    ranges = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]],
+              "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
+    bridge = {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,
+        "ipam": ranges,
+    }
+    plugins = {"cniVersion": "0.4.0", "name": "heterps", "plugins": [bridge, {"type": "loopback"}]}
+    (folder / "cni" / "10-heterps.conflist").write_text(json.dumps(plugins))
+
+
+def make_bridge(sandbox: Sandbox) -> None:
+    """Make the bridge, with a default route: programs ask for one at their start, though none leads out."""
+    sandbox.run("sh", "-euc", f"""
+        ip link set lo up
+        ip link add {BRIDGE} type bridge
+        ip address add {HOST}/16 dev {BRIDGE}
+        ip link set {BRIDGE} up
+        ip route add default dev {BRIDGE}
+        sysctl -qw net.ipv4.ip_forward=1
+    """)  # fmt: skip
