@@ -1,0 +1,60 @@
+"""Small pieces of the document: tables, numbers as people write them, pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["bold", "percent", "picture", "seconds", "spread_text", "table"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, the first column left, the others right aligned."""
+    lines = [
+        "| " + " | ".join(head) + " |",
+        "|" + "|".join("---" if i == 0 else "--:" for i in range(len(head))) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def picture(alt: str, name: str) -> str:
+    """A picture of images/experiments."""
+    return f"![{alt}](images/experiments/{name}.png)\n"
+
+
+def bold(text: str) -> str:
+    """Bold, as the best of a row is written."""
+    return f"**{text}**"
+
+
+def percent(value: float) -> str:
+    """A percentage with as many digits as say something; `-` for none."""
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) < 0.005:
+        return "0"
+    if abs(value) < 10:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def spread_text(low_mean_high: tuple[float, float, float]) -> str:
+    """Mean and spread, such as `1.20 (0.30-2.00)`; only the mean if there is no spread."""
+    mean, low, high = low_mean_high
+    if not math.isfinite(mean):
+        return "-"
+    if percent(low) == percent(high):
+        return percent(mean)
+    return f"{percent(mean)} ({percent(low)}-{percent(high)})"
+
+
+def seconds(value: float) -> str:
+    """A time in seconds with two or three digits."""
+    if not math.isfinite(value):
+        return "-"
+    if value < 0.001:
+        return f"{value * 1000:.2f} ms"
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:,.3g} s" if value < 1000 else f"{value:,.0f} s"

@@ -1,0 +1,86 @@
+"""Every method on every model and number of pools: the gap to the certified optimum, and the time it takes.
+
+The tables and pictures in the place of the paper's table 3 and figures 5 to 10 come from these rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experiments.clusters import PAPER_MODELS, POOL_COUNTS
+from experiments.framework import Cell, Experiment, Settings
+from experiments.trials import SEEDLESS, trial
+from heterps_planner.methods import METHODS
+
+__all__ = ["BUDGETS", "EXPERIMENT", "Budget", "budget_of"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a method may use in the main grid."""
+
+    seconds: float = 10.0  # limit of one run
+    seeds: int | None = None  # at most so many, where the default would take too long
+    pool_counts: tuple[int, ...] = POOL_COUNTS
+    limits: tuple[str, ...] = ("loose", "tight")
+    expected: float = 0.2  # seconds that a run takes
+
+
+# The learned and the evolutionary methods end by their own counts before the limit; Bayesian optimisation does not.
+BUDGETS = {
+    "rl-lstm": Budget(expected=4),
+    "rl-rnn": Budget(expected=4, pool_counts=(2, 16, 64), limits=("loose",)),
+    "genetic": Budget(expected=2),
+    "bayesian": Budget(seconds=15, expected=15, seeds=5, pool_counts=(2, 16), limits=("loose",)),
+    "pretrained": Budget(expected=0.2),
+    "optimal": Budget(seconds=60, expected=0.3),
+}
+QUICK_SECONDS = 0.5
+
+
+def budget_of(method: str) -> Budget:
+    """The budget of a method; those without an entry have the default."""
+    return BUDGETS.get(method, Budget())
+
+
+def _cells(settings: Settings) -> list[Cell]:
+    models = ("nce", "2emb") if settings.quick else PAPER_MODELS
+    cells: list[Cell] = []
+    for method in METHODS:
+        if method == "brute-force":
+            continue  # has its own experiment: it can do the small ones only
+        budget = budget_of(method)
+        seeds = 1 if method in SEEDLESS else min(settings.seeds, budget.seeds or settings.seeds)
+        for kind, model, num_pools, limits in _grid(models, budget, settings.quick):
+            cells += [
+                {
+                    "kind": kind,
+                    "model": model,
+                    "pools": num_pools,
+                    "limits": limits,
+                    "method": method,
+                    "seed": seed,
+                    "budget": QUICK_SECONDS if settings.quick else budget.seconds,
+                }
+                for seed in range(seeds)
+            ]
+    return cells
+
+
+def _grid(models: tuple[str, ...], budget: Budget, quick: bool) -> list[tuple[str, str, int, str]]:
+    counts = tuple(t for t in budget.pool_counts if not quick or t in (2, 16))
+    grid = [("devices", model, t, limits) for model in models for t in counts for limits in budget.limits]
+    if not quick:
+        # The paper's own way to more types, for its figures 5 to 7.
+        grid += [("prices", "matchnet", t, "loose") for t in counts if t > 2]
+    return grid
+
+
+EXPERIMENT = Experiment(
+    name="methods",
+    subject="gap to the certified optimum and time, per method, model and number of pools",
+    cells=_cells,
+    run=trial,
+    seconds=lambda cell: min(cell["budget"], budget_of(cell["method"]).expected),
+    sources=("experiments/trials.py",),
+)

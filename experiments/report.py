@@ -1,0 +1,58 @@
+"""The document docs/experiments.md, written from the results, so that it cannot differ from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments import report_methods, report_own, report_paper
+from experiments.results import Results
+
+__all__ = ["write_report"]
+
+_HEAD = """# Experiments: what each method costs, and how sure that is
+
+<!-- Written by `make experiments` from the results; do not edit. -->
+
+Every number here is made by `make experiments` and lies as CSV in [results](results). One experiment alone:
+`python -m experiments NAME`, with NAME one of {names}; `--list` explains them. A run that was stopped goes on where it
+was. What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md).
+
+Measured on {machine}. Seeds 0 to {last_seed}; two runs side by side, one thread each.
+
+The problems: times of the layers on CPU cores are measured, those on accelerators derived from published figures
+([models.md](models.md)). T counts all pools. T = 2 is the paper's cluster: 480 cores at 0.04 $/h and 32 V100 at 2.42
+$/h. Further pools are other generations, then the same ones as spot and regional offers with a price and a limit of
+their own. *Loose* limits are 32 cards of each device (fewer in further regions); with *tight* ones the pools that the
+cheapest plan uses have too few units for it, and so have those of the next best.
+
+Every method's plan is provisioned exactly, and compared with the certified optimum of the same problem: a gap is what
+the method cost, not what a lucky reference hides.
+
+"""
+
+
+def write_report(out: Path) -> None:
+    """Write experiments.md and its pictures from the CSV files in out/results.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    from experiments.registry import EXPERIMENTS
+
+    results = Results(out)
+    machine = results.machine()
+    words = "{processor}, {cores} cores, {memoryGiB} GiB, Python {python}, NumPy {numpy}, on {date}"
+    head = _HEAD.format(
+        names=", ".join(f"`{name}`" for name in EXPERIMENTS),
+        machine=words.format(**machine) if machine else "an unknown machine",
+        last_seed=machine.get("seeds", 1) - 1,
+    )
+    sections = (
+        *report_methods.SECTIONS[:1],
+        *report_paper.SECTIONS,
+        *report_methods.SECTIONS[1:],
+        *report_own.SECTIONS,
+    )
+    text = head + "\n".join(part for section in sections if (part := section(results)))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "experiments.md").write_text(text.rstrip("\n") + "\n")

@@ -1,0 +1,74 @@
+"""The CSV files of a run, as the document and the pictures read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.framework import Row
+from experiments.plots import LOOKS, Bar
+from experiments.tables import number, read_csv, spread
+
+__all__ = ["MODEL_TITLES", "Results", "bar_of", "in_order", "methods_in"]
+
+MODEL_TITLES = {
+    "matchnet": "MATCHNET",
+    "ctrdnn": "CTRDNN",
+    "2emb": "2EMB",
+    "nce": "NCE",
+    "ctrdnn-8": "CTRDNN, 8 layers",
+    "ctrdnn-12": "CTRDNN, 12 layers",
+    "ctrdnn-20": "CTRDNN, 20 layers",
+}
+
+
+class Results:
+    """What lies in a results folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.images = out / "images" / "experiments"
+        self._cache: dict[str, list[Row]] = {}
+
+    def rows(self, name: str, keep: Callable[[Row], bool] = lambda row: True) -> list[Row]:
+        """Rows of an experiment; none if it has not been run."""
+        if name not in self._cache:
+            path = self.out / "results" / f"{name}.csv"
+            self._cache[name] = read_csv(path) if path.is_file() else []
+        return [row for row in self._cache[name] if keep(row)]
+
+    def machine(self) -> dict[str, Any]:
+        """What it was measured on."""
+        path = self.out / "results" / "machine.json"
+        value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return value
+
+
+def methods_in(rows: Sequence[Row]) -> list[str]:
+    """Methods that occur, in the order of the legend, unknown ones last."""
+    present = {str(row["method"]) for row in rows}
+    return [name for name in LOOKS if name in present] + sorted(present - set(LOOKS))
+
+
+def in_order(values: Sequence[str]) -> list[str]:
+    """Models that occur, in the order of the paper."""
+    present = set(values)
+    return [name for name in MODEL_TITLES if name in present] + sorted(present - set(MODEL_TITLES))
+
+
+def bar_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Bar:
+    """Mean and spread of the feasible rows; all others infeasible: a cross."""
+    if not rows:
+        return Bar(float("nan"))
+    values = [value(row) for row in rows if row.get("status", "ok") == "ok"]
+    if len(values) < len(rows) / 2 or not values:
+        return Bar(float("nan"), missing=str(rows[0].get("status")))
+    mean, low, high = spread(values)
+    return Bar(mean, low, high)
+
+
+def gap_percent(row: Row) -> float:
+    """Percent above the certified optimum."""
+    return number(row, "gap_percent")

@@ -1,0 +1,93 @@
+"""One method on one problem, measured against the certified optimum: what several experiments share."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any
+
+from experiments.clusters import cluster, price_variants
+from experiments.framework import Cell, Row
+from heterps_planner.cost_model import Segments, build_segments, cost_of_training
+from heterps_planner.errors import DeadlineError, TooLargeError
+from heterps_planner.methods import METHODS, Task
+from heterps_planner.points import Choice
+from heterps_planner.problem import Problem
+from heterps_planner.sweep import SweepResult, minimise
+
+__all__ = ["SEEDLESS", "problem_of", "schedule_text", "solved", "trial"]
+
+# Methods that draw no random numbers: one run says it all.
+SEEDLESS = frozenset({"optimal", "brute-force", "cpu", "gpu", "greedy", "heuristic", "heuristic-gpu-first"})
+OPTIMUM_SECONDS = 60.0  # time allowed for the certificate
+
+
+def problem_of(cell: Cell) -> Problem:
+    """The problem that a cell names: model, pools, limits, kind ("devices" or "prices") and cluster (its seed)."""
+    make = price_variants if cell.get("kind") == "prices" else cluster
+    return make(cell["model"], cell["pools"], limits=cell["limits"], seed=cell.get("cluster", 0))
+
+
+@functools.lru_cache(maxsize=32)
+def _solved(key: tuple[tuple[str, Any], ...]) -> tuple[Problem, Segments, SweepResult, float]:
+    problem = problem_of(dict(key))
+    began = time.perf_counter()
+    segments = build_segments(problem)
+    end = time.monotonic() + OPTIMUM_SECONDS
+    result = minimise(segments, should_stop=lambda: time.monotonic() > end)
+    return problem, segments, result, time.perf_counter() - began
+
+
+def solved(cell: Cell) -> tuple[Problem, Segments, SweepResult, float]:
+    """Problem, tables, optimum and the seconds that it took to prove it; each problem is solved once per process."""
+    names = ("model", "pools", "limits", "kind", "cluster")
+    return _solved(tuple((name, cell[name]) for name in names if name in cell))
+
+
+def schedule_text(choice: Choice | None) -> str:
+    """A plan in few characters, to see whether two are the same: layers x pool and pods, stage by stage."""
+    if choice is None:
+        return ""
+    stages = zip(choice.stages, choice.pods, strict=True)
+    return " ".join(f"{first}-{last}@{pool}x{pods}" for (first, last, pool), pods in stages)
+
+
+def trial(cell: Cell) -> list[Row]:
+    """Run one method with one seed.
+
+    The time is the method's own: building its tables, and its search; not the proof of how good the result is.
+    """
+    problem, _, optimum, optimum_seconds = solved(cell)
+    method, seed, budget = cell["method"], cell["seed"], cell["budget"]
+    row: Row = {name: value for name, value in cell.items() if name != "budget"}
+    row |= {"floor": problem.min_samples_per_second, "proven": optimum.finished}
+    optimum_cost = _cost(problem, optimum.choice) if optimum.choice else math.nan
+    row |= {"optimum": optimum_cost, "optimum_seconds": optimum_seconds}
+    began = time.perf_counter()
+    deadline = time.monotonic() + budget
+    status, choice = "ok", None
+    try:
+        built = build_segments(problem)
+        choice = METHODS[method](Task(problem, built, seed, lambda: time.monotonic() > deadline)).choice
+        status = "ok" if choice else "infeasible"
+    except DeadlineError:
+        status = "none in time"
+    except TooLargeError:
+        status = "too large"
+    seconds = time.perf_counter() - began
+    cost = _cost(problem, choice) if choice else math.nan
+    row |= {"status": status, "seconds": seconds}
+    if choice is not None:
+        row |= {
+            "cost": cost,
+            "gap_percent": 100 * (cost / optimum_cost - 1) if optimum_cost else 0.0,
+            "throughput": choice.throughput,
+            "price_per_hour": choice.price,
+            "plan": schedule_text(choice),
+        }
+    return [row]
+
+
+def _cost(problem: Problem, choice: Choice) -> float:
+    return cost_of_training(problem.samples, choice.throughput, choice.price)
