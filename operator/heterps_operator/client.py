@@ -64,7 +64,7 @@ class CoordinatorClient:
             CoordinatorError: no answer, or a refusal.
         """
         match action:
-            case Plan(plan):
+            case Plan(plan, _):
                 self._call("PUT", contract.PATH_PLAN, plan)
             case Allocation(batches):
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})

@@ -12,7 +12,7 @@ from dataclasses import replace
 from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR
 from heterps_operator.status import Failure, Status
-from heterps_operator.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess
+from heterps_operator.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
 __all__ = ["judge", "orderly_stop", "silent_coordinator", "wind_down"]
@@ -44,8 +44,9 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
                 str(error.get("reason") or "Unknown"), str(error.get("message") or "the coordinator gave no reason")
             )
             return replace(_end(status, "Failed", now, orderly=True), failure=failure)
-    if "plan" in observed.refused:
-        return _failed(status, "PlanRefused", observed.refused["plan"], now)
+    refusal = observed.refused.get(plan_request(status.plan_revision))
+    if refusal is not None:
+        return _failed(status, "PlanRefused", refusal, now)
     if observed.stop_requested or policy.suspend:
         return _begin_stop(observed, status)
     assert status.started is not None

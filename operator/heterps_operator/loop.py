@@ -42,7 +42,7 @@ __all__ = ["ControlLoop", "Listener", "Turn"]
 _TICK_SECONDS = 0.3
 _SAVE_SECONDS = 1.0
 _RETRY_SECONDS = 1.0  # after a coordinator that did not answer: a hung one must not slow every turn down
-_ONE_TIME = {SubmitPlan: "plan", RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
+_ONE_TIME = {RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
 
 
 @dataclass(frozen=True)
@@ -222,13 +222,13 @@ class ControlLoop:
             case SaveProfile(pool, profile):
                 self._cache.save(pool, profile)
                 self._cached |= {pool}
-            case ComputePlan(problem):
-                self._planner.start(problem)
+            case ComputePlan(problem, revision, stages):
+                self._planner.start(problem, revision, stages)
             case _:
                 self._send(action, now)
 
     def _send(self, action: Action, now: float) -> None:
-        kind = _ONE_TIME.get(type(action))
+        kind = action.request if isinstance(action, SubmitPlan) else _ONE_TIME.get(type(action))
         if self._client is None:
             return  # it ended since it was observed; the next turn sees that
         try:

@@ -57,22 +57,31 @@ class PlannerProcess:
         self._clock = clock
         self._popen: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._revision = 1
 
     @property
     def running(self) -> bool:
         """Whether an answer is awaited."""
         return self._popen is not None
 
-    def start(self, problem: Json) -> None:
-        """Begin to plan; nothing must be running."""
+    def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
+        """Begin to plan; nothing must be running.
+
+        Args:
+            problem: what to plan.
+            revision: of the plan; comes back with the answer.
+            stages: only provision these; empty: what the job gives by hand, or else a search.
+        """
         assert self._popen is None
+        self._revision = revision
+        given = list(stages) or self._stages
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "problem.json"
         write_json(file, problem)
         options = ["--problem", str(file), "--timeout", f"{self._timeout:g}"]
-        if self._stages:  # a plan by hand needs no method
+        if given:  # a plan by hand needs no method
             by_hand = self._folder / "stages.json"
-            write_json(by_hand, {"stages": self._stages})
+            write_json(by_hand, {"stages": given})
             options += ["--stages", str(by_hand)]
         else:
             options += ["--method", self._method]
@@ -100,15 +109,17 @@ class PlannerProcess:
             text = (
                 f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); give it more, or use method optimal"
             )
-            return PlanOutcome(error=text)
+            return PlanOutcome(error=text, revision=self._revision)
         self._popen = None
         if code in (EXIT_OK, EXIT_INFEASIBLE):
             with contextlib.suppress(OSError, ValueError):
-                return PlanOutcome(document=json.loads((self._folder / "plan.json").read_text(encoding="utf-8")))
+                document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
+                return PlanOutcome(document, revision=self._revision)
         lines = read_last_lines(self._folder / "plan.log", 20)
         if not lines:
-            return PlanOutcome(error=f"the planner ended with exit code {code} and no message")
-        return PlanOutcome(error=lines[-1].removeprefix("heterps: "))
+            text = f"the planner ended with exit code {code} and no message"
+            return PlanOutcome(error=text, revision=self._revision)
+        return PlanOutcome(error=lines[-1].removeprefix("heterps: "), revision=self._revision)
 
     def close(self) -> None:
         """End a planner that is still at work."""

@@ -12,10 +12,11 @@ plan asks for in members.py, batch sizes in rebalancing.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from heterps_operator import ending, failures, rebalancing
+from heterps_operator import elasticity, ending, failures, rebalancing
 from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR, coordinator, members, profiler, profiler_name
 from heterps_operator.profiles import build_problem
@@ -42,6 +43,8 @@ _PROFILER_GRACE_SECONDS = 5.0
 # The first steps compile kernels and fill caches; they say nothing about the throughput.
 _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
+_REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
+_DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
 def reconcile(job: JobSpec, observed: Observed) -> Decision:
@@ -144,12 +147,12 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "profile":
         return _reach(status, "Profiled", now), ()
     status = status.with_phase("Planning", now)
-    outcome = observed.outcome
-    if outcome is None:
+    outcome, revision = observed.outcome, status.plan_revision + 1
+    if outcome is None or outcome.revision != revision:
         if observed.planning:
             return status, ()
         try:
-            return status, (ComputePlan(build_problem(job, observed.profiles)),)
+            return status, (ComputePlan(build_problem(job, observed.profiles), revision),)
         except ValueError as error:
             return _fail(status, Failure("ProfileMismatch", str(error)), now), ()
     document = outcome.document
@@ -159,7 +162,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
         reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
         status = status.with_condition("Planned", False, reason, message, now)
         return _fail(status, Failure(reason, message), now), ()
-    status = replace(status, plan=document, plan_revision=status.plan_revision + 1)
+    status = replace(status, plan=document, plan_revision=revision)
     message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
     status = status.with_condition("Planned", True, "PlanComputed", message, now)
     if job.goal == "plan":
@@ -178,17 +181,25 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
     actions = _ensure(observed, status, coordinator())
     if view is None:
         return status, actions
+    submission = SubmitPlan(plan, status.plan_revision)
+    if submission.request not in observed.accepted:  # a worker that the coordinator does not expect would be sent away
+        return status, (*actions, submission)
     if view.phase == JobPhase.PROFILING:
-        wanted = "plan" not in observed.accepted
-        return status, (*actions, SubmitPlan(plan)) if wanted else actions
+        return status, actions
     parsed = PlanDocument.from_json(dict(plan))
-    for spec in members(job, parsed):
+    wanted = members(job, parsed)
+    for spec in wanted:
         actions += _ensure_member(observed, status, view, spec)
+    actions += _stop_dropped(observed, status, wanted)
     if training:
         status = status.with_phase("Running", now)
         if view.phase == JobPhase.TRAINING:
             status, submissions = rebalancing.rebalance(job, observed, status, parsed)
             actions += submissions
+            status, requests = elasticity.review(job, observed, status, parsed)
+            actions += requests
+            if status.plan_revision != submission.revision and status.plan is not None:
+                actions += (SubmitPlan(status.plan, status.plan_revision),)
     return status, actions
 
 
@@ -212,6 +223,18 @@ def _ensure_member(observed: Observed, status: Status, view: CoordinatorView, sp
         if same_job and member is not None and member.state == "ready":
             return (ReportLost(spec.name, failures.describe_exit(process.exit_code)),)
     return _ensure(observed, status, spec)
+
+
+def _stop_dropped(observed: Observed, status: Status, wanted: Sequence[ProcessSpec]) -> tuple[Action, ...]:
+    """End workers that a later plan has no use for; the coordinator has told them to end, and most have."""
+    if status.reviewed is None or observed.time - status.reviewed <= _DROPPED_SECONDS:
+        return ()
+    names = {spec.name for spec in wanted}
+    return tuple(
+        StopProcess(p.name, _STALE_GRACE_SECONDS)
+        for p in observed.processes
+        if p.running and p.spec.role == "worker" and p.name not in names and not p.stopping
+    )
 
 
 def _reach(status: Status, outcome: str, now: float) -> Status:
@@ -291,7 +314,7 @@ def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...
     events: list[Event] = []
     for kind in CONDITION_TYPES:
         old, new = before.condition(kind), after.condition(kind)
-        changed = new.status != old.status or (kind == "Rebalanced" and new.message != old.message)
+        changed = new.status != old.status or (kind in _REPEATED and new.message != old.message)
         # That a job has not failed, succeeded or been suspended is no news; nor that members are not ready at once.
         denial = new.status == "False" and (kind in _ENDS or (kind == "PodsReady" and old.status == "Unknown"))
         if changed and new.status != "Unknown" and not denial:

@@ -33,6 +33,7 @@ __all__ = [
     "StopProcess",
     "SubmitAllocation",
     "SubmitPlan",
+    "plan_request",
 ]
 
 
@@ -152,6 +153,7 @@ class PlanOutcome:
 
     document: Json | None = None  # a plan, or {"feasible": false, ...}
     error: str = ""  # why there is no document
+    revision: int = 1  # of the plan that was asked for
 
     @property
     def feasible(self) -> bool:
@@ -168,7 +170,7 @@ class Observed:
     processes: tuple[ProcessView, ...] = ()
     coordinator: CoordinatorView | None = None  # None: it does not answer (or does not run)
     last_contact: float | None = None  # when the running coordinator last answered
-    accepted: frozenset[str] = frozenset()  # one-time requests that the running coordinator has taken: plan, stop, fail
+    accepted: frozenset[str] = frozenset()  # one-time requests that the running coordinator has taken: plan-1, stop
     refused: Mapping[str, str] = field(default_factory=dict)  # those that it refused, and why
     profiles: Mapping[str, Json] = field(default_factory=dict)  # by pool: measured now or kept from before
     cached_profiles: frozenset[str] = frozenset()  # the pools among them that are stored
@@ -179,6 +181,11 @@ class Observed:
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""
         return next((p for p in self.processes if p.name == name), None)
+
+
+def plan_request(revision: int) -> str:
+    """Name in `Observed.accepted` of the request to carry out this revision of the plan."""
+    return f"plan-{revision}"
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------
@@ -212,6 +219,8 @@ class ComputePlan:
     """Let the planner solve this problem (docs/cli.md, "A planning problem")."""
 
     problem: Json
+    revision: int = 1  # that the plan will have
+    stages: tuple[Json, ...] = ()  # only provision these, as `scheduling.stages` of a job; empty: as the job wants
 
 
 @dataclass(frozen=True)
@@ -219,6 +228,12 @@ class SubmitPlan:
     """Give the coordinator the plan to carry out."""
 
     plan: Json
+    revision: int = 1
+
+    @property
+    def request(self) -> str:
+        """Name of this request in `Observed.accepted`."""
+        return plan_request(self.revision)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def test_a_planner_without_an_answer_fails_the_job_with_its_words() -> None:
 
 def test_a_plan_that_the_coordinator_refuses_fails_the_job() -> None:
     world = World().profiled()
-    world.refused = {"plan": "refused with 400: layer names differ"}
+    world.refused = {"plan-1": "refused with 400: layer names differ"}
     world.answer(PLAN)
     world.settle()
     assert world.status.failure is not None

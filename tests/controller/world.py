@@ -88,6 +88,7 @@ class World:
         self.cached: frozenset[str] = frozenset()
         self.planning = False
         self.outcome: PlanOutcome | None = None
+        self.asked = 1  # revision of the plan that the planner works on
         self.stop_requested = False
         self.actions: list[Action] = []
         self.events: list[Event] = []
@@ -157,13 +158,19 @@ class World:
                 self.processes[name] = replace(process, stopping=True)
             case SaveProfile(pool, _):
                 self.cached |= {pool}
-            case ComputePlan(_):
+            case ComputePlan(_, revision, _):
+                self.asked = revision
                 assert not self.planning
                 self.planning = True
-            case SubmitPlan(plan):
+            case SubmitPlan(plan, _):
                 assert self.document is not None
-                self.accepted.add("plan")
-                self.document |= {"phase": "Starting", "members": self.make_members(plan)}
+                self.accepted.add(action.request)
+                if self.document["phase"] == "Profiling":
+                    self.document |= {"phase": "Starting", "members": self.make_members(plan)}
+                else:  # those that stay are as they were
+                    known = {m["name"]: m for m in self.document["members"]}
+                    members = [known.get(m["name"], m) for m in self.make_members(plan)]
+                    self.document |= {"members": members}
             case SubmitAllocation(batches):
                 assert self.document is not None
                 for member in self.document["members"]:
@@ -210,7 +217,7 @@ class World:
     def answer(self, document: dict[str, Any] | None = None, error: str = "") -> None:
         """The planner answers."""
         self.planning = False
-        self.outcome = PlanOutcome(document, error)
+        self.outcome = PlanOutcome(document, error, self.asked)
 
     def end(self, name: str, code: int, last_lines: tuple[str, ...] = ("last words",)) -> None:
         """A process ends."""

@@ -1,0 +1,193 @@
+"""The number of units during the run: compare the measured throughput with the floor, and provision the stages anew.
+
+A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So the
+times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
+provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others go
+on. Other stages or pools would need a restart from the checkpoint, and are not decided here.
+
+A change needs a reason: the floor is missed by more than a tolerance, or the job pays for clearly more than the floor.
+Between two looks at it lies `elasticity.cooldownSeconds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heterps_operator.job import JobSpec
+from heterps_operator.profiles import build_problem
+from heterps_operator.status import Status
+from heterps_operator.values import ComputePlan, CoordinatorView, Observed, PlanOutcome
+from heterps_planner.cost_model import build_segments
+from heterps_planner.problem import Problem
+from heterps_runtime.contract import PlanDocument, worker_name
+
+__all__ = ["calibrate", "review"]
+
+_MISSED = 0.97  # of the floor; what is above this is noise
+_EXCESS = 1.15  # of the floor; below this fewer units would be likely to miss it
+_MIN_SAVING = 0.05  # of the price per hour, for giving units up
+_MIN_STEPS = 20  # the first ones compile kernels and fill caches
+_WIDEST = 50.0  # a profile further off than this says that the measurement is wrong
+_TIMES = ("computeSeconds", "computeFixedSeconds", "transferSeconds", "transferFixedSeconds")
+_STAGE_TIMES = ("stageSeconds", "stageFixedSeconds")
+
+
+def review(
+    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Look whether the job has the right number of units.
+
+    Args:
+        job: floor, limits and the policy.
+        observed: with a coordinator that is training.
+        status: of the job.
+        plan: what runs.
+
+    Returns:
+        The status, with a new plan if there is one, and a request to the planner.
+    """
+    view, now = observed.coordinator, observed.time
+    assert view is not None
+    if job.elasticity.mode == "Off" or job.stages_by_hand or not job.min_samples_per_second:
+        return status, ()
+    if status.review is not None:
+        return _judge(job, observed, status, plan), ()
+    if status.reviewed is None:  # training has just begun
+        return replace(status, reviewed=now), ()
+    if now - status.reviewed < job.elasticity.cooldown_seconds or observed.planning or not _settled(view, plan):
+        return status, ()
+    status = replace(status, reviewed=now)
+    floor, measured = job.min_samples_per_second, view.samples_per_second
+    missed, excess = measured < floor * _MISSED, measured > floor * _EXCESS
+    if not missed and not (excess and any(stage.pods > 1 for stage in plan.stages)):
+        return status, ()
+    if any(pool.name not in observed.profiles for pool in job.pools):
+        return status, ()  # a plan of an earlier run, whose profiles are gone
+    try:
+        problem = calibrate(build_problem(job, observed.profiles), plan, view)
+    except ValueError:
+        return status, ()  # the model has other layers now; the plan that runs stays
+    stages = tuple({"pool": stage.pool, "lastLayer": stage.lastLayer} for stage in plan.stages)
+    text = f"{measured:,.0f} samples/s are measured, the floor is {floor:,.0f}"
+    revision = status.plan_revision + 1
+    asked = replace(status, review={"revision": revision, "missed": missed, "message": text})
+    return asked, (ComputePlan(problem, revision, stages),)
+
+
+def calibrate(problem: Mapping[str, Any], plan: PlanDocument, view: CoordinatorView) -> dict[str, Any]:
+    """Scale the times of a problem so that it predicts what is measured.
+
+    Each stage's layers are scaled by measured / predicted seconds per sample on their pool, and all of them by what the
+    whole job loses beyond its slowest stage. Layers that run elsewhere are scaled like the stages of the same pool.
+
+    Args:
+        problem: a problem document with the profiled times.
+        plan: what runs.
+        view: with the measured throughput of every stage.
+
+    Raises:
+        ValueError: plan and problem do not fit together.
+    """
+    parsed = Problem.from_json(problem)
+    segments = build_segments(parsed)
+    rates = [float(stage["samplesPerSecond"]) for stage in view.document["stages"]]
+    if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or len(rates) != len(plan.stages):
+        raise ValueError("the plan that runs is of another model")
+    loss = max(1.0, min(rates) / view.samples_per_second)
+    factors: dict[tuple[str, int], float] = {}  # (pool, layer)
+    of_pool: dict[str, list[float]] = {}
+    for stage, rate in zip(plan.stages, rates, strict=True):
+        pool = parsed.pool_index(stage.pool)
+        predicted = segments.stage_time(stage.firstLayer, stage.lastLayer, pool, stage.pods)
+        factor = min(max(loss / (rate * predicted), 1 / _WIDEST), _WIDEST)
+        of_pool.setdefault(stage.pool, []).append(factor)
+        factors |= {(stage.pool, layer): factor for layer in range(stage.firstLayer, stage.lastLayer + 1)}
+    mean = {pool: sum(values) / len(values) for pool, values in of_pool.items()}
+
+    def scaled(times: Mapping[str, Any], names: tuple[str, ...], factor: float) -> dict[str, Any]:
+        return {key: value * factor if key in names else value for key, value in times.items()}
+
+    pools = [scaled(pool, _STAGE_TIMES, mean.get(pool["name"], loss)) for pool in problem["pools"]]
+    layers = [
+        {
+            **layer,
+            "pools": {
+                name: scaled(times, _TIMES, factors.get((name, index), mean.get(name, loss)))
+                for name, times in layer["pools"].items()
+            },
+        }
+        for index, layer in enumerate(problem["layers"])
+    ]
+    return {**problem, "pools": pools, "layers": layers}
+
+
+def _settled(view: CoordinatorView, plan: PlanDocument) -> bool:
+    """Whether all workers are at work and their figures mean something."""
+    names = [worker_name(i, index) for i, stage in enumerate(plan.stages) for index in range(stage.pods)]
+    members = [view.member(name) for name in names]
+    if any(member is None or member.state != "ready" for member in members):
+        return False
+    rates = [float(stage.get("samplesPerSecond") or 0.0) for stage in view.document.get("stages") or ()]
+    return view.committed_steps >= _MIN_STEPS and view.samples_per_second > 0 and bool(rates) and min(rates) > 0
+
+
+def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument) -> Status:
+    """Take the planner's answer, or leave it."""
+    now, asked = observed.time, status.review
+    assert asked is not None
+    outcome = observed.outcome
+    if outcome is None or outcome.revision != asked["revision"]:
+        # Nobody is at work on it after a restart of the controller: think again after the next pause.
+        return status if observed.planning else replace(status, review=None)
+    done = replace(status, review=None, reviewed=now)
+    if not outcome.feasible:
+        if not asked["missed"]:
+            return done
+        return done.with_condition("Rescaled", False, "CannotRescale", f"{asked['message']}; {_why(outcome)}", now)
+    assert outcome.document is not None
+    present = status.plan or {}
+    new = _bounded(job, outcome.document, plan, present)
+    pods, before = [int(stage["pods"]) for stage in new["stages"]], [stage.pods for stage in plan.stages]
+    grows = any(n > old for n, old in zip(pods, before, strict=True))
+    saves = new["costPerHour"] < float(present.get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
+    if pods == before or not (grows if asked["missed"] else saves):
+        return done
+    moves = ", ".join(
+        f"{stage.name} on {stage.pool}: {old} -> {n} workers"
+        for stage, old, n in zip(plan.stages, before, pods, strict=True)
+        if n != old
+    )
+    done = replace(done, plan=new, plan_revision=int(asked["revision"]), attempts=_attempts(observed, status, pods))
+    return done.with_condition("Rescaled", True, "UnitsChanged", f"{asked['message']}: {moves}", now)
+
+
+def _why(outcome: PlanOutcome) -> str:
+    return str((outcome.document or {}).get("message") or outcome.error)
+
+
+def _bounded(
+    job: JobSpec, document: Mapping[str, Any], plan: PlanDocument, present: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The plan with at most `maxScaleDownPercent` of each stage's pods taken away, and the servers that run."""
+    stages = []
+    for new, old in zip(document["stages"], plan.stages, strict=True):
+        removable = max(1, int(old.pods * job.elasticity.max_scale_down_percent / 100))
+        pods = max(int(new["pods"]), old.pods - removable)
+        stages.append({**new, "pods": pods, "units": pods * job.pool(old.pool).units_per_pod})
+    servers = plan.parameterServer
+    price = sum(float(job.pool(stage["pool"]).price_per_unit_hour) * stage["units"] for stage in stages)
+    price += float(job.pool(servers.pool).price_per_unit_hour) * servers.units
+    return {**document, "stages": stages, "parameterServer": present.get("parameterServer"), "costPerHour": price}
+
+
+def _attempts(observed: Observed, status: Status, pods: list[int]) -> dict[str, int]:
+    """A worker that ended when an earlier plan dropped it, and that is wanted again, is a new attempt."""
+    attempts = dict(status.attempts)
+    for number, count in enumerate(pods):
+        for name in (worker_name(number, index) for index in range(count)):
+            process = observed.process(name)
+            if process is not None and not process.running:
+                attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
+    return attempts

@@ -1,0 +1,155 @@
+"""The number of units follows the measured throughput, without a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heterps_operator.elasticity import calibrate
+from heterps_operator.job import Elasticity
+from heterps_operator.profiles import build_problem
+from heterps_operator.values import ComputePlan, CoordinatorView, StartProcess, StopProcess, SubmitPlan
+from heterps_planner.evaluate import evaluate
+from heterps_planner.plan import Plan
+from heterps_planner.problem import Problem
+from heterps_runtime.contract import PlanDocument
+
+from .world import PLAN, PROFILE, World, make_job
+
+
+def trained(world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50) -> World:
+    """Bring a job into training at a measured throughput, past the first look."""
+    figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(stages)]
+    world.set_phase("Training", committedSteps=steps, samplesPerSecond=rate, stages=figures)
+    world.settle()
+    world.time += 61
+    return world
+
+
+def running(plan: dict[str, Any] = PLAN, **changes: Any) -> World:
+    world = World(make_job(**changes)).profiled()
+    world.answer(plan)
+    world.settle()
+    world.join("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
+    return world
+
+
+def rescaled(pods: int, cost: float = 2.6) -> dict[str, Any]:
+    first, second = PLAN["stages"]
+    return {**PLAN, "method": "fixed", "stages": [{**first, "pods": pods, "units": pods}, second], "costPerHour": cost}
+
+
+def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
+    world = trained(running(), rate=12_000.0)
+    [request] = world.turn().actions
+    assert isinstance(request, ComputePlan)
+    assert request.revision == 2
+    assert request.stages == ({"pool": "cpu", "lastLayer": 0}, {"pool": "gpu", "lastLayer": 2})
+    world.answer(rescaled(4))
+    actions = world.settle()
+    assert [a for a in actions if isinstance(a, SubmitPlan)] == [SubmitPlan(world.status.plan or {}, 2)]
+    assert [a.spec.name for a in actions if isinstance(a, StartProcess)] == ["worker-0-2", "worker-0-3"]
+    assert not any(isinstance(a, StopProcess) for a in actions)
+    assert "Rescaled" in [c.type for c in world.status.conditions if c.status == "True"]
+    [event] = [e for e in world.events if e.reason == "UnitsChanged"]
+    assert event.message == "12,000 samples/s are measured, the floor is 20,000: stage-0 on cpu: 2 -> 4 workers"
+    assert world.status.restarts == {}
+
+
+def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
+    world = running(elasticity=Elasticity(max_scale_down_percent=25))
+    world.status = replace(world.status, plan=rescaled(8, 5.0), plan_revision=2)
+    world.settle()
+    world.join(*(f"worker-0-{i}" for i in range(8)))
+    trained(world, rate=50_000.0)
+    world.turn()
+    world.answer(rescaled(2))
+    actions = world.settle()
+    plan = world.status.plan
+    assert plan is not None
+    assert [stage["pods"] for stage in plan["stages"]] == [6, 1], "a quarter of eight at once"
+    assert plan["costPerHour"] == pytest.approx(6 * 0.04 + 2.42 + 0.04)
+    assert not any(isinstance(a, StartProcess | StopProcess) for a in actions), "the coordinator ends them"
+    world.end("worker-0-7", 0)
+    world.end("worker-0-6", 0)
+    world.settle()
+    assert world.status.failures == 0, "that is no death"
+
+
+def test_a_dropped_worker_that_does_not_end_is_ended() -> None:
+    world = running(rescaled(2, 3.0))
+    trained(world, rate=50_000.0).turn()
+    world.answer(rescaled(1, 2.4))
+    world.settle()
+    world.time += 11
+    stops = [a for a in world.settle() if isinstance(a, StopProcess)]
+    assert [stop.name for stop in stops] == ["worker-0-1"]
+
+
+def test_a_worker_that_is_wanted_again_is_a_new_attempt() -> None:
+    world = running(rescaled(2, 3.0))
+    trained(world, rate=50_000.0).turn()
+    world.answer(rescaled(1, 2.4))
+    world.settle()
+    world.end("worker-0-1", 0)
+    trained(world, rate=10_000.0).turn()
+    world.answer(rescaled(2))
+    [start] = [a for a in world.settle() if isinstance(a, StartProcess)]
+    assert (start.spec.name, start.spec.attempt) == ("worker-0-1", 2)
+
+
+@pytest.mark.parametrize("rate", [19_700.0, 20_000.0, 22_500.0])
+def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
+    assert trained(running(), rate).settle() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"elasticity": Elasticity(mode="Off")},
+        {"min_samples_per_second": None},
+        {"stages_by_hand": ({"pool": "cpu"},)},
+    ],
+)
+def test_nothing_is_changed_where_nobody_wants_it(changes: dict[str, Any]) -> None:
+    assert trained(running(**changes), 1_000.0).settle() == []
+
+
+def test_too_early_figures_are_not_trusted() -> None:
+    assert trained(running(), 1_000.0, steps=19).settle() == []
+    world = running()
+    world.member("worker-0-1")["state"] = "absent"
+    assert not any(isinstance(a, ComputePlan) for a in trained(world, 1_000.0).settle())
+
+
+def test_a_floor_out_of_reach_is_said_and_training_goes_on() -> None:
+    world = trained(running(), 12_000.0)
+    world.turn()
+    world.answer({"feasible": False, "message": "these stages reach 15,000 samples/s; limited by cpu"})
+    world.settle()
+    condition = world.status.condition("Rescaled")
+    assert (condition.status, condition.reason) == ("False", "CannotRescale")
+    assert "limited by cpu" in condition.message
+    assert world.status.plan == PLAN
+    assert world.status.phase == "Running"
+    world.time += 30
+    assert world.settle() == [], "not asked again before the pause is over"
+
+
+def test_a_calibrated_problem_predicts_what_is_measured() -> None:
+    job = make_job()
+    problem = build_problem(job, {"cpu": PROFILE, "gpu": PROFILE})
+    plan = PlanDocument.from_json(PLAN)
+    figures = [{"samplesPerSecond": 9_000.0}, {"samplesPerSecond": 14_000.0}]
+    view = CoordinatorView.from_json({"phase": "Training", "samplesPerSecond": 8_000.0, "stages": figures})
+    changed = calibrate(problem, plan, view)
+    stages = [{"pool": "cpu", "lastLayer": 0, "units": 2}, {"pool": "gpu", "units": 1}]
+    free = {**changed, "minSamplesPerSecond": 0}
+    found = evaluate(Problem.from_json(free), stages)
+    assert isinstance(found, Plan)
+    assert found.throughput == pytest.approx(8_000.0)
+    assert [stage.throughput for stage in found.stages] == pytest.approx([8_000.0, 14_000.0 * 8 / 9])
+    with pytest.raises(ValueError, match="another model"):
+        calibrate({**problem, "layers": problem["layers"][:2]}, plan, view)
