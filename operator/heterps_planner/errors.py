@@ -7,6 +7,7 @@ exception but a result (`heterps_planner.plan.Infeasible`), because it is a norm
     ├── ProblemError         a field of the input is wrong; `.path` names it
     │   └── UnknownNameError a name that is not among the known ones; `.nearest` offers one
     ├── TooLargeError        the method cannot handle a problem of this size
+    ├── MissingPackageError  the method needs a package that is not installed
     └── DeadlineError        the time ended before any feasible plan was found
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DeadlineError", "PlannerError", "ProblemError", "TooLargeError", "UnknownNameError"]
+__all__ = ["DeadlineError", "MissingPackageError", "PlannerError", "ProblemError", "TooLargeError", "UnknownNameError"]
 
 
 class PlannerError(ValueError):
@@ -54,6 +55,10 @@ class UnknownNameError(ProblemError):
 
 class TooLargeError(PlannerError):
     """The chosen method cannot handle a problem of this size; the message names one that can."""
+
+
+class MissingPackageError(PlannerError):
+    """The chosen method needs a package that is not installed; the message says how to get it."""
 
 
 class DeadlineError(PlannerError):

@@ -34,6 +34,7 @@ class Found:
     choice: Choice | None  # None: nothing
     lower_rate: float | None = None  # a lower bound on the cost rate of all plans, if the method proves one
     segments: Segments | None = None  # the restricted problem, if the method looks at a part of the schedules only
+    num_tried: int | None = None  # schedules tried, if the method searches without covering all that it may choose
 
 
 Method = Callable[[Task], Found]

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from heterps_planner.methods import brute_force, cpu, gpu, optimal
+from heterps_planner.methods import (
+    bayesian,
+    brute_force,
+    cpu,
+    genetic,
+    gpu,
+    greedy,
+    heuristic,
+    heuristic_gpu_first,
+    optimal,
+)
 from heterps_planner.methods.base import Found, Method, Task
 
 __all__ = ["METHODS", "Found", "Method", "Task"]
 
 METHODS: dict[str, Method] = {
     "optimal": optimal.find,
+    "bayesian": bayesian.find,
+    "genetic": genetic.find,
+    "greedy": greedy.find,
     "brute-force": brute_force.find,
     "cpu": cpu.find,
     "gpu": gpu.find,
+    "heuristic": heuristic.find,
+    "heuristic-gpu-first": heuristic_gpu_first.find,
 }

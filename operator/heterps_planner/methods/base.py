@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 
+from heterps_planner.assignments import Evaluator
+from heterps_planner.cost_model import Segments
 from heterps_planner.errors import DeadlineError
 from heterps_planner.sweep import SweepResult, minimise
 from heterps_planner.task import Found, Method, Task
 
-__all__ = ["Found", "Method", "Task", "best_homogeneous", "check_deadline"]
+__all__ = ["Found", "Method", "Task", "answer", "best_first_and_rest", "best_homogeneous", "check_deadline"]
 
 
 def best_homogeneous(task: Task, device_type: str) -> Found:
@@ -38,3 +40,35 @@ def check_deadline(task: Task, result: SweepResult) -> None:
     """
     if result.choice is None and not result.finished and not math.isfinite(result.rate):
         raise DeadlineError("the deadline passed before any plan that meets the floor was found; allow more time")
+
+
+def best_first_and_rest(task: Task, first_type: str, rest_type: str) -> Found:
+    """Find the cheapest plan that runs the first layer on a pool of one device type and the rest on one of another."""
+    segments = task.segments
+    allowed = np.zeros(segments.seq_LLT.shape, dtype=bool)
+    for t, pool in enumerate(task.problem.pools):
+        allowed[0, 0, t] = pool.device_type == first_type
+        if segments.num_layers > 1:
+            allowed[1, -1, t] = pool.device_type == rest_type
+    part: Segments = segments.restricted(allowed)
+    result = minimise(part, should_stop=task.should_stop)
+    check_deadline(task, result)
+    task.progress(1.0)
+    return Found(result.choice, segments=part)
+
+
+def answer(evaluator: Evaluator, *, stopped: bool) -> Found:
+    """Return the best plan that a search has evaluated.
+
+    Args:
+        evaluator: what it evaluated.
+        stopped: whether the deadline ended the search.
+
+    Raises:
+        DeadlineError: the search was stopped before it found any plan.
+    """
+    if stopped and evaluator.best is None:
+        raise DeadlineError(
+            f"the deadline passed after {evaluator.num_evaluated} schedules, none of them feasible; allow more time"
+        )
+    return evaluator.found()

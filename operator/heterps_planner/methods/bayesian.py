@@ -1,0 +1,77 @@
+"""Method `bayesian`: Bayesian optimisation with a Gaussian process, by Optuna's sampler.
+
+[HeterPS], section 6, compares with "BO" and names neither model nor parameters. Here every layer is a category with one
+value per pool, the model is Optuna's `GPSampler` (Matérn 5/2 kernel, expected improvement), and it learns the
+logarithm of the cost, or the graded penalty of infeasible schedules (`Evaluator.scores`). The model sees the plans on a
+single pool first. Each further schedule takes a fit of the model, about half a second for 16 layers, which is why the
+number of schedules is small and the method the slowest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import numpy as np
+
+from heterps_planner.assignments import Evaluator
+from heterps_planner.errors import MissingPackageError
+from heterps_planner.methods.base import Found, Task, answer
+
+__all__ = ["find"]
+
+_RANDOM = 10  # schedules drawn at random before the model is used
+_MODELLED = 60  # schedules that the model proposes
+
+
+def find(task: Task) -> Found:
+    """Find a plan by Bayesian optimisation.
+
+    Raises:
+        MissingPackageError: Optuna or torch is not installed.
+        DeadlineError: the deadline passed before any plan was found.
+    """
+    num_layers, num_pools = task.segments.num_layers, task.segments.num_pools
+    evaluator = Evaluator(task.segments)
+    single = np.repeat(np.arange(num_pools)[:, None], num_layers, axis=1)
+    if num_pools == 1:
+        evaluator.scores(single)
+        task.progress(1.0)
+        return answer(evaluator, stopped=False)
+    optuna = _load()
+    names = [f"layer-{i}" for i in range(num_layers)]
+    space = dict.fromkeys(names, optuna.distributions.CategoricalDistribution(list(range(num_pools))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.GPSampler(
+            seed=task.seed, n_startup_trials=num_pools + _RANDOM, deterministic_objective=True
+        )
+    study = optuna.create_study(sampler=sampler)
+    for row in single.tolist():
+        study.enqueue_trial(dict(zip(names, row, strict=True)))
+    total = num_pools + _RANDOM + _MODELLED
+    stopped = False
+    for number in range(total):
+        if task.should_stop():
+            stopped = True
+            break
+        trial = study.ask(space)
+        assignment = np.array([[trial.params[name] for name in names]], dtype=np.intp)
+        study.tell(trial, float(evaluator.scores(assignment)[0]))
+        task.progress((number + 1) / total)
+    return answer(evaluator, stopped=stopped)
+
+
+def _load() -> Any:
+    """Import Optuna, which loads torch; no other method needs them."""
+    missing = [name for name in ("optuna", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(
+            f"the method 'bayesian' needs {' and '.join(missing)}: pip install 'heterps[bayesian]', or choose the "
+            "method 'genetic'"
+        )
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,64 @@
+"""Method `greedy`: one layer after the other, each to the pool with which the layers so far cost least.
+
+[HeterPS], section 6, compares with the greedy method of Shi et al. (ICC 2020), which adds one device after the other,
+always the one that costs least at that moment. Read for layers: layers 1..l-1 have their pools, and layer l gets the
+pool with which layers 1..l, provisioned exactly as if the model ended there, cost least (floor, limits and ceiling
+included). Nothing is ever taken back, and nothing is known about the layers that follow.
+
+Such a choice may use up a pool that a later layer cannot do without. If the plan of this pass is infeasible, a second
+pass considers, for each layer, only the pools from which some single pool can take over the whole rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_planner.assignments import Evaluator
+from heterps_planner.methods.base import Found, Task, answer
+
+__all__ = ["find"]
+
+_PASSES = 2
+
+
+def find(task: Task) -> Found:
+    """Find a plan layer by layer.
+
+    Raises:
+        DeadlineError: the deadline passed before any plan was found.
+    """
+    evaluator = Evaluator(task.segments)
+    stopped = False
+    for number in range(_PASSES):
+        stopped = not _add_layers(task, evaluator, with_rest=number > 0, done=number / _PASSES)
+        if stopped or evaluator.best is not None:
+            break
+    if not stopped:
+        task.progress(1.0)
+    return answer(evaluator, stopped=stopped)
+
+
+def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: float) -> bool:
+    """Assign all layers and evaluate the plan; return whether there was time for it."""
+    num_layers, num_pools = task.segments.num_layers, task.segments.num_pools
+    chosen: NDArray[np.intp] = np.zeros((1, 0), dtype=np.intp)
+    for layer in range(num_layers):
+        if task.should_stop():
+            return False
+        options = np.hstack([np.repeat(chosen, num_pools, axis=0), np.arange(num_pools)[:, None]])
+        score = evaluator.scores(options)
+        if with_rest and layer < num_layers - 1:
+            score = np.where(_can_continue(evaluator, options), score, score + 2 * np.ptp(score) + 1)
+        chosen = options[[int(score.argmin())]]
+        task.progress(done + (layer + 1) / num_layers / _PASSES)
+    return True
+
+
+def _can_continue(evaluator: Evaluator, prefix: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Say for each prefix whether a feasible plan has all layers after it on one pool, shape (n,)."""
+    num_pools, num_left = evaluator.segments.num_pools, evaluator.segments.num_layers - prefix.shape[1]
+    rest = np.tile(np.repeat(np.arange(num_pools)[:, None], num_left, axis=1), (len(prefix), 1))
+    rates = evaluator.rates(np.hstack([np.repeat(prefix, num_pools, axis=0), rest]))
+    feasible = np.isfinite(rates).reshape(len(prefix), num_pools)
+    return np.asarray(feasible.any(axis=1))
