@@ -1,7 +1,7 @@
 """Following a market: planning again at every change of prices or limits, and what that saves.
 
 A tick changes fields of the problem from its second on (`what_if` names them), and they stay changed. Two policies see
-the same ticks: one asks `migration.plan_from` at every tick; the other keeps its plan until it is no longer possible (an
+the same ticks: one asks `migration.plan_from` at every tick; the other keeps its plan until it is impossible (an
 interruption: a limit has dropped below what the plan uses, or the ceiling is exceeded), and only then changes. Neither
 knows what comes: a change has to pay at today's prices, on the samples that are left or on those of the next
 `horizon_seconds`.

@@ -288,13 +288,19 @@ def minimise(
     return sweep.run(lowest_throughput(segments, segments.floor), highest)
 
 
-def cheapest_at(segments: Segments, throughput: float, should_stop: Callable[[], bool] = lambda: False) -> SweepResult:
+def cheapest_at(
+    segments: Segments,
+    throughput: float,
+    should_stop: Callable[[], bool] = lambda: False,
+    multipliers: Multipliers | None = None,
+) -> SweepResult:
     """Find the plan with the least price per hour that reaches a throughput, whatever it costs per sample.
 
     Args:
         segments: the problem; its floor is not used.
         throughput: samples per second that the plan has to reach.
         should_stop: asked now and then; when it returns True, the result is not finished.
+        multipliers: those of throughputs near this one, to begin with; replaced by the ones that served here.
     """
     sweep = _Sweep(segments, math.inf, 0.0, should_stop)
     theta = lowest_throughput(segments, throughput)
@@ -308,7 +314,9 @@ def cheapest_at(segments: Segments, throughput: float, should_stop: Callable[[],
     stages: list[Stage] | None = paths.stages(0)
     if not points.fits(0, paths.stages(0)):
         result.limits_mattered = True
-        sweep.relax(points, [0], np.array([math.inf]), _SUBGRADIENT_STEPS)
+        sweep.multipliers.extend(multipliers or ())
+        if not sweep.multipliers:
+            sweep.relax(points, [0], np.array([math.inf]), _SUBGRADIENT_STEPS)
         found = search(
             points.pods[0],
             sweep.price,
@@ -319,6 +327,8 @@ def cheapest_at(segments: Segments, throughput: float, should_stop: Callable[[],
             should_stop,
         )
         result.num_labels, result.finished, stages = found.num_labels, found.finished, found.stages
+        if multipliers is not None:  # those that led to a long search are not handed on
+            multipliers[:] = [] if found.num_labels > _MANY_LABELS else sweep.multipliers[-1:]
     result.choice, result.rate = None, math.inf  # what the relaxation came across on its way is feasible, not cheapest
     if stages is not None:
         sweep.offer(points, 0, stages)

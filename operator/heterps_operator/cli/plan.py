@@ -29,8 +29,6 @@ from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
 __all__ = ["plan"]
 
-_FRONTIER_POINTS = 60
-
 
 def plan(arguments: Namespace, programs: Programs) -> int:
     """Plan what the command line names; returns the exit code.
@@ -113,7 +111,7 @@ def _draw(problem: Problem, found: Plan | Infeasible, target: str, deadline: flo
 
     # The picture shows what less than the floor would cost, too.
     free = replace(problem, min_samples_per_second=0.0)
-    points = frontier(free, _FRONTIER_POINTS, lambda: deadline is not None and time.monotonic() >= deadline)
+    points = frontier(free, should_stop=lambda: deadline is not None and time.monotonic() >= deadline).points
     if not points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
     try:
