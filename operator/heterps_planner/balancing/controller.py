@@ -94,30 +94,37 @@ class BatchController:
             speeds = {n: e.fit() if e.num_observations else (usual[0], usual[1]) for n, e in estimates.items()}
             return self._division(speeds)
         speeds = {name: estimate.fit() for name, estimate in estimates.items()}
-        proposal = self._division(speeds)
         if must_change:
-            return proposal
-        return proposal if self._pays(dict(present), proposal, speeds, estimates) else None
-
-    def _pays(
-        self,
-        present: dict[str, int],
-        proposal: dict[str, int],
-        speeds: Mapping[str, tuple[float, float]],
-        estimates: Mapping[str, WorkerEstimate],
-    ) -> bool:
-        """Whether the proposal is enough of a change for the policy."""
-        if self.policy in ("equal", "random"):
-            return proposal != present
+            return self._division(speeds)
+        if self.policy == "optimal":
+            return self._shorter(present, speeds, estimates)
+        proposal = self._division(speeds)
         if self.policy == "bno":
             # The rule may well make steps longer; it is followed as soon as somebody's share moves by that much.
-            return any(abs(b - present[n]) > self.min_gain_percent / 100 * present[n] for n, b in proposal.items())
+            moved = any(abs(b - present[n]) > self.min_gain_percent / 100 * present[n] for n, b in proposal.items())
+        else:
+            moved = proposal != dict(present)
+        return proposal if moved else None
+
+    def _shorter(
+        self,
+        present: Mapping[str, int],
+        speeds: Mapping[str, tuple[float, float]],
+        estimates: Mapping[str, WorkerEstimate],
+    ) -> dict[str, int] | None:
+        """The optimal division, if steps would be shorter by more than the dead band and more than chance explains."""
         now = max(o + s * present[name] for name, (o, s) in speeds.items())
-        then = max(o + s * proposal[name] for name, (o, s) in speeds.items())
         # The slowest of N equal workers seems late by about sqrt(2 ln 2N) standard errors, whatever the division.
         error = math.sqrt(sum(e.uncertainty**2 for e in estimates.values()) / len(estimates))
         chance = error * math.sqrt(2 * math.log(2 * len(estimates)))
-        return then < now * (1 - max(self.min_gain_percent / 100, chance))
+        wanted = now * (1 - max(self.min_gain_percent / 100, chance))
+        # All finish at this time if batches may be fractions, negative and of any size: no division is shorter.
+        bound = (self.total + sum(o / s for o, s in speeds.values())) / sum(1 / s for _, s in speeds.values())
+        if bound >= wanted:
+            return None
+        proposal = self._division(speeds)
+        then = max(o + s * proposal[name] for name, (o, s) in speeds.items())
+        return proposal if then < wanted else None
 
     def _most(self, name: str) -> int:
         return self.most.get(name, self.total)

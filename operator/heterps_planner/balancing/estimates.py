@@ -20,7 +20,7 @@ _INITIAL_NOISE, _LEAST_NOISE = 0.1, 0.03  # relative standard deviation of a ste
 _SLACK, _CLIP, _ALARM = 1.0, 5.0, 8.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerEstimate:
     """Running estimate of o and s in seconds = o + s * batch, with change detection.
 
@@ -58,8 +58,10 @@ class WorkerEstimate:
     @property
     def uncertainty(self) -> float:
         """Relative standard error of the time at a usual batch; infinite if nothing is known."""
-        # Weights w^k add up to W and have an effective number of (1 + w) / (1 - w) as W reaches its limit, about 2 W.
-        return self.noise / math.sqrt(max(self.weight, 2 * self.weight - 1)) if self.weight else math.inf
+        if not self.weight:
+            return math.inf
+        # Weights w^k, k < n, that add up to W count for W^2 / sum w^2k = W (1 + w) / (2 - W (1 - w)) equal ones.
+        return self.noise / math.sqrt(self.weight * (1 + _MEMORY) / (2 - self.weight * (1 - _MEMORY)))
 
     def observe(self, batch: int, seconds: float) -> WorkerEstimate:
         """Take in one step.
@@ -69,7 +71,7 @@ class WorkerEstimate:
             seconds: that they took, > 0.
         """
         if not self.num_observations:
-            return self._absorb(batch, seconds)
+            return self._absorb(batch, seconds, self.variance, 0.0, 0.0)
         residual = math.log(seconds / self.predict(batch))
         surprise = residual / math.hypot(self.noise, self.uncertainty)
         clipped = max(-_CLIP, min(_CLIP, surprise))
@@ -78,24 +80,26 @@ class WorkerEstimate:
         if max(slower, faster) >= _ALARM:
             anew = WorkerEstimate(variance=self.variance)
             for seen in (*self.outliers, (batch, seconds)):
-                anew = anew._absorb(*seen)
+                anew = anew._absorb(*seen, self.variance, 0.0, 0.0)
             return anew
         if abs(surprise) >= _CLIP:  # one outlier is no news of the speed
             return replace(self, slower=slower, faster=faster, outliers=(*self.outliers, (batch, seconds)))
-        told = replace(self, slower=slower, faster=faster, outliers=())
         keep = min(_MEMORY, 1 - 1 / (self.num_observations + 5))  # the first value is a guess, worth five observations
-        told = replace(told, variance=keep * self.variance + (1 - keep) * residual**2)
-        return told._absorb(batch, seconds)
+        return self._absorb(batch, seconds, keep * self.variance + (1 - keep) * residual**2, slower, faster)
 
-    def _absorb(self, batch: int, seconds: float) -> WorkerEstimate:
-        return replace(
-            self,
-            num_observations=self.num_observations + 1,
-            weight=_MEMORY * self.weight + 1,
-            sum_b=_MEMORY * self.sum_b + batch,
-            sum_t=_MEMORY * self.sum_t + seconds,
-            sum_bb=_MEMORY * self.sum_bb + batch * batch,
-            sum_bt=_MEMORY * self.sum_bt + batch * seconds,
+    def _absorb(self, batch: int, seconds: float, variance: float, slower: float, faster: float) -> WorkerEstimate:
+        """Add an observation to the moments."""
+        return WorkerEstimate(
+            self.num_observations + 1,
+            _MEMORY * self.weight + 1,
+            _MEMORY * self.sum_b + batch,
+            _MEMORY * self.sum_t + seconds,
+            _MEMORY * self.sum_bb + batch * batch,
+            _MEMORY * self.sum_bt + batch * seconds,
+            variance,
+            (),
+            slower,
+            faster,
         )
 
     def fit(self) -> tuple[float, float]:

@@ -6,6 +6,7 @@ knows the speeds of every step beforehand, but not its noise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -84,11 +85,13 @@ class SimulatedWorker:
         """Whether it is there at a step."""
         return self.joins <= step and (self.leaves is None or step < self.leaves)
 
+    def factor(self, step: int) -> float:
+        """How many times as long as usual it takes at a step."""
+        return math.prod(slowdown.factor(step) for slowdown in self.slowdowns)
+
     def at(self, step: int) -> Worker:
         """Its speed at a step."""
-        factor = 1.0
-        for slowdown in self.slowdowns:
-            factor *= slowdown.factor(step)
+        factor = self.factor(step)
         return Worker(self.overhead_seconds * factor, self.seconds_per_sample * factor, 0, self.fits)
 
 
@@ -154,10 +157,14 @@ def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int
     batches: dict[str, int] = {}
     seen: dict[str, list[float]] = {}
     changes = failures = 0
-    optimal: dict[tuple[tuple[str, Worker], ...], list[int]] = {}
+    known: dict[tuple[tuple[int, float], ...], tuple[dict[str, Worker], list[int]]] = {}
     for step in range(scenario.num_steps):
         here = [(i, w) for i, w in enumerate(scenario.workers) if w.present(step)]
-        now = {w.name: w.at(step) for _, w in here}
+        key = tuple((i, w.factor(step)) for i, w in here)
+        if key not in known:
+            speeds = {w.name: w.at(step) for _, w in here}
+            known[key] = speeds, divide_optimal(list(speeds.values()), scenario.total)
+        now, optimal = known[key]
         noise = {w.name: float(noise_SN[step, i]) for i, w in here}
         if batches.keys() != now.keys():
             even = divide_equal([Worker(0.0, 1.0)] * len(now), scenario.total)
@@ -169,12 +176,9 @@ def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int
                 balancer.report_out_of_memory(name, batches[name])
         times = {n: noise[n] * (w.overhead_seconds + w.seconds_per_sample * batches[n]) for n, w in now.items()}
         seconds[step] += max(times.values())
-        key = tuple(now.items())
-        if key not in optimal:
-            optimal[key] = divide_optimal(list(now.values()), scenario.total)
         ideal[step] = max(
             noise[n] * (w.overhead_seconds + w.seconds_per_sample * b)
-            for (n, w), b in zip(now.items(), optimal[key], strict=True)
+            for (n, w), b in zip(now.items(), optimal, strict=True)
         )
         for name, time in times.items():
             seen.setdefault(name, []).append(time)
