@@ -5,9 +5,9 @@ further pool is another generation of accelerators; when the table of devices is
 cloud sells them as: spot capacity and other regions, each with a price and a limit of its own. A price alone makes no
 new type (erratum 21): without limits the cheapest of equal cards would win all.
 
-Limits are "loose" (32 cards of each device, as in the paper, 8 to 24 in further regions) or "tight": the pools that the
-cheapest plan uses have too few units for it, and so have those to which the next cheapest plans turn. The floor is the
-profile's, the same for all T.
+Limits are "loose" (4 servers of 8 cards or 10 of 48 cores of each device, as in the paper; 1 to 3 servers in further
+regions) or "tight": pools that the cheapest plan uses have too few units for it, and so have those to which the next
+cheapest plans turn, until several limits bind. The floor is the profile's, the same for all T.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.stand_in import DEVICES, add_pool, load_profile
+from experiments.devices import CPU_CORES, DEVICES, add_pool, load_profile
 from heterps_planner.cost_model import build_segments
+from heterps_planner.limits import shadow_prices
 from heterps_planner.plan import Infeasible, Plan
 from heterps_planner.points import Choice
 from heterps_planner.problem import Problem
@@ -35,13 +36,17 @@ PAPER_MODELS = ("matchnet", "ctrdnn", "2emb", "nce")  # the four of section 6.2
 MODELS = (*PAPER_MODELS, "ctrdnn-8", "ctrdnn-12", "ctrdnn-20", "ctrdnn1", "ctrdnn2")
 POOL_COUNTS = (2, 4, 16, 32, 64)
 MAX_POOLS = 64
-CARDS = 32  # 4 servers of 8 cards
-# In which order generations join: the first few differ most, so that small T has real choices.
-_PREFERRED = ("t4", "a100-40", "p100", "l4", "h100")
-# Tight limits: a pool may give at most this share of what the cheapest plan wants of it, the least share that still
-# reaches the floor; then the pools of the plan that is cheapest now are cut in the same way, each pool once.
+# Of cards, of cores: the paper's servers.
+_UNITS_PER_SERVER = (8, 48)
+_LOOSE_SERVERS = (4, 10)
+# In which order devices join: the first few differ most, so that small T has real choices.
+_PREFERRED = ("t4", "a100-40", "graviton3", "l4", "p100", "h100")
+_PAPERS = ("xeon-6271c", "v100")  # in every cluster
+# Tight limits: the first pool may give at most this share of what the cheapest plan wants of it, the least share that
+# still reaches the floor. Then pools of the plan that is cheapest now get one unit less than it wants: they bind.
 _SHARES = (0.5, 0.65, 0.8, 0.9)
-_ROUNDS = 4
+_ROUNDS = 8
+_ENOUGH = 3  # limits that bind
 _UNLIMITED = 10**6
 
 
@@ -105,48 +110,64 @@ def unlimited(problem: Problem) -> Problem:
 
 
 def _devices(problem: Problem, num_pools: int, seed: int) -> Problem:
-    """Add devices, then their spot and regional variants, until there are num_pools pools."""
-    names = [name for name in (*_PREFERRED, *DEVICES) if name in DEVICES and name != "v100"]
-    names = list(dict.fromkeys(names))
+    """Add devices, then their spot and regional offers, until there are num_pools pools."""
+    catalogue = {**CPU_CORES, **DEVICES}
+    names = [name for name in dict.fromkeys((*_PREFERRED, *catalogue)) if name not in _PAPERS]
     generator = np.random.default_rng([seed, 2])
-    for i in range(num_pools - 2):
-        round_number, position = divmod(i, len(names))
-        name = names[position]
-        spread = float(np.exp(generator.uniform(-0.15, 0.15)))
-        region_factor = float(generator.uniform(0.35, 1.3))
-        cards = 8 * int(generator.integers(1, 4))
-        if seed == 0:
-            spread = 1.0
+    for i in range(num_pools - len(problem.pools)):
+        region, position = divmod(i, len(names))
+        device = catalogue[names[position]]
+        # Drawn for every pool, so that a cluster of fewer pools is the beginning of a larger one.
+        change, discount = math.exp(generator.uniform(-0.15, 0.15)), generator.uniform(0.35, 1.3)
+        servers = int(generator.integers(1, 4))
+        units = _UNITS_PER_SERVER[device.device_type == "CPU"]
+        factor = discount if region else change if seed else 1.0
         problem = add_pool(
             problem,
-            DEVICES[name],
-            price=None,
-            max_units=CARDS if round_number == 0 else cards,
-            name=name if round_number == 0 else f"{name}-region{round_number}",
+            device,
+            price=round(device.price_per_hour * factor, 4),
+            max_units=units * (servers if region else _LOOSE_SERVERS[device.device_type == "CPU"]),
+            name=f"{device.name}-region{region}" if region else None,
         )
-        pool = problem.pools[-1]
-        factor = spread if round_number == 0 else region_factor
-        pool = replace(pool, price_per_unit_hour=round(pool.price_per_unit_hour * factor, 4))
-        problem = replace(problem, pools=(*problem.pools[:-1], pool))
     return problem
 
 
 def _tightened(problem: Problem) -> Problem:
-    """Cut the pools that the cheapest plan uses below what it uses, then those of the plan that is cheapest now."""
+    """Cut pools that the cheapest plan uses below what it uses, one after the other, until several limits bind."""
     cut: set[int] = set()
+    best, most_binding = problem, 0
     for _ in range(_ROUNDS):
-        choice = minimise(build_segments(problem)).choice
-        if choice is None:
+        segments = build_segments(problem)
+        found = minimise(segments)
+        if found.choice is None:
             break
-        # A single unit is not cut: that would only take the pool away.
-        wanted = {pool: n for pool, n in _units(problem, choice).items() if pool not in cut and n > 1}
-        if not wanted:
+        if cut:
+            binding = int((shadow_prices(segments, found.choice, found.rate) > 0).sum())
+            if binding > most_binding:
+                best, most_binding = problem, binding
+            if binding >= _ENOUGH:
+                break
+        tightened = _cut_one(problem, found.choice, cut)
+        if tightened is None:
             break
-        for pool, units in wanted.items():
-            cut.add(pool)
-            candidates = (_with_limit(problem, pool, max(1, math.floor(units * share))) for share in _SHARES)
-            problem = next((candidate for candidate in candidates if _reaches_floor(candidate)), problem)
-    return problem
+        problem = tightened
+        best = problem if not most_binding else best
+    return best
+
+
+def _cut_one(problem: Problem, choice: Choice, cut: set[int]) -> Problem | None:
+    """Cut the pool on which a plan spends most, of those that can be cut; `cut` holds those cut before."""
+    used = _units(problem, choice)
+    # A single unit is not cut: that would only take the pool away.
+    open_pools = [pool for pool, units in used.items() if units > 1 and pool not in cut]
+    for pool in sorted(open_pools, key=lambda t: -used[t] * problem.pools[t].price_per_unit_hour):
+        cut.add(pool)
+        deep = [math.floor(used[pool] * share) for share in _SHARES] if len(cut) <= 1 else []
+        for units in (*deep, used[pool] - 1):
+            candidate = _with_limit(problem, pool, max(1, units))
+            if _reaches_floor(candidate):
+                return candidate
+    return None
 
 
 def _units(problem: Problem, choice: Choice) -> dict[int, int]:
