@@ -5,8 +5,7 @@
 The whole log lies in memory, already in the order of training, so a batch is a slice. With more than one process the
 model is DistributedDataParallel over gloo, with what helps it here: gradients live in the buckets, and the graph is
 static. Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients) and the plain one for
-the table. Prints one JSON object: throughput, processor time and, in
-process 0, what was learnt.
+the tables. Prints one JSON object: throughput, processor time and, in process 0, what was learnt.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _ctr_log import build_sparse, read_log
+from _clicks import build_arguments, read_log
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 
 from heterps_runtime.data import BatchOrder
+from heterps_runtime.models.ctrdnn import build
 
 
 def main(settings: dict[str, Any], rank: int) -> None:
@@ -34,16 +34,20 @@ def main(settings: dict[str, Any], rank: int) -> None:
     size: int = settings["processes"]
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(settings["seed"])
-    network = build_sparse(settings["variant"])
+    network = build(**build_arguments(settings["variant"]), sparse=True)
+    tables = [slot.table.weight for slot in (network.user, network.item, network.context)]
     with torch.no_grad():
-        network.table.weight.normal_(0, settings["embeddingStd"])
+        for table in tables:
+            table.normal_(0, settings["embeddingStd"])
     model: nn.Module = network
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{settings['rendezvous']}", rank=rank, world_size=size)
         model = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True)
     optimizers = [
-        torch.optim.Adagrad(network.mlp.parameters(), settings["denseRate"], fused=True),
-        torch.optim.Adagrad(network.table.parameters(), settings["sparseRate"]),
+        torch.optim.Adagrad(
+            [*network.fc.parameters(), *network.output.parameters()], settings["denseRate"], fused=True
+        ),
+        torch.optim.Adagrad(tables, settings["sparseRate"]),
     ]
 
     batch: int = settings["globalBatchSize"] // size
@@ -52,7 +56,8 @@ def main(settings: dict[str, Any], rank: int) -> None:
     data = []
     for step in range(settings["steps"]):
         rows = order.rows(step, rank * batch, (rank + 1) * batch)
-        data.append(tuple(torch.from_numpy(a[rows]) for a in (ids, numbers, labels)))
+        columns = torch.from_numpy(ids[rows].T.copy())  # (26, b): one contiguous column per field
+        data.append((columns, torch.from_numpy(numbers[rows]), torch.from_numpy(labels[rows])))
     del ids, numbers, labels
 
     started = started_cpu = 0.0
@@ -63,7 +68,7 @@ def main(settings: dict[str, Any], rank: int) -> None:
             started, started_cpu = time.perf_counter(), time.process_time()
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = loss_of(model(i, x), y)
+        loss = loss_of(model(*i, x), y)
         torch.autograd.backward(loss)
         for optimizer in optimizers:
             optimizer.step()
@@ -76,7 +81,7 @@ def main(settings: dict[str, Any], rank: int) -> None:
     if rank == 0:
         ids, numbers, labels = read_log(Path(settings["data"]) / "held-out")
         with torch.no_grad():
-            logits = network.score(torch.from_numpy(ids), torch.from_numpy(numbers))
+            logits = network(*torch.from_numpy(ids.T.copy()), torch.from_numpy(numbers))
             held_out = float(loss_of(logits, torch.from_numpy(labels)))
         outcome["logLoss"] = held_out
     print(json.dumps(outcome))

@@ -15,7 +15,6 @@ pipeline drains at every step.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import secrets
@@ -44,6 +43,7 @@ from heterps_runtime.contract import (
     PATH_STATUS,
     JobPhase,
 )
+from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 300
@@ -90,22 +90,22 @@ FLIGHTS: dict[str, Case] = {
     ),
 }
 # Plans in which a stage with dense parameters precedes another.
-DRAINING = {"cpu ..relu1 | accelerator rest"}
+DRAINING = {"cpu ..relu1 | accelerator rest", "cpu ..fc.0 | accelerator rest"}
 CLICKS: dict[str, Case] = {
     "cpu x1": ([{"pool": "cpu", "units": 1}], 1),
     "cpu x1, 2 servers": ([{"pool": "cpu", "units": 1}], 2),
     "accelerator x1": ([{"pool": "accelerator", "units": 1}], 1),
     "cpu tables | accelerator rest": (
-        [{"pool": "cpu", "lastLayer": "tables", "units": 1}, {"pool": "accelerator", "units": 1}],
+        [{"pool": "cpu", "lastLayer": "concat", "units": 1}, {"pool": "accelerator", "units": 1}],
         1,
     ),
     "accelerator tables | cpu rest": (
-        [{"pool": "accelerator", "lastLayer": "tables", "units": 1}, {"pool": "cpu", "units": 1}],
+        [{"pool": "accelerator", "lastLayer": "concat", "units": 1}, {"pool": "cpu", "units": 1}],
         1,
     ),
     "cpu x2": ([{"pool": "cpu", "units": 2}], 1),
-    "cpu ..relu1 | accelerator rest": (
-        [{"pool": "cpu", "lastLayer": "relu1", "units": 1}, {"pool": "accelerator", "units": 1}],
+    "cpu ..fc.0 | accelerator rest": (
+        [{"pool": "cpu", "lastLayer": "fc.0", "units": 1}, {"pool": "accelerator", "units": 1}],
         1,
     ),
 }
@@ -245,8 +245,7 @@ def flights(folder: Path, steps: int) -> Job:
 
 def clicks(folder: Path, steps: int) -> Job:
     """The benchmark model on synthetic clicks."""
-    ctr = importlib.import_module("_ctr")  # beside this file; workers import it under the same name
-    data = ctr.write_clicks(ROOT / ".cache" / "benchmarks", CLICK_ROWS)
+    data = write_click_log(ROOT / ".cache" / "benchmarks" / "clicks", ClickLogSpec(seed=3), CLICK_ROWS)
     pools = [
         {
             "apiVersion": "heterps.io/v1alpha1",
@@ -272,17 +271,17 @@ def clicks(folder: Path, steps: int) -> Job:
         "spec": {
             "image": "ghcr.io/heterps/runtime:0.1.0",
             "model": {
-                "entrypoint": "_ctr:build",
-                "arguments": {"dim": 16, "hidden": 400},
+                "entrypoint": "heterps_runtime.models.ctrdnn:build",
+                "arguments": {"layers": 8, "hidden": 400, "embedding_dim": 16},
                 "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
                 "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
             },
             "data": {
                 "format": "parquet",
-                "train": str(data),
-                "label": "click",
-                "dense": list(ctr.NUMBERS),
-                "sparse": list(ctr.FIELDS),
+                "train": str(data / "train"),
+                "label": LABEL,
+                "dense": list(NUMBERS),
+                "sparse": list(FIELDS),
             },
             "training": {
                 "globalBatchSize": 4096,

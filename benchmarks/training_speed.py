@@ -29,11 +29,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _ctr import FIELDS, NUMBERS
-from _ctr_log import HIDDEN, write_log
+from _clicks import NETWORKS, build_arguments
 
 from heterps_operator.manifest import load_manifest
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS
+from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
@@ -43,7 +43,8 @@ WORKERS = 2
 BATCH = 4096  # per worker
 TRAIN_ROWS, HELD_OUT_ROWS = 600_000, 50_000
 SEED = 17
-DENSE_RATE, SPARSE_RATE, EMBEDDING_STD = 0.01, 0.05, 0.05
+LOG_SEED = 11
+DENSE_RATE, SPARSE_RATE, EMBEDDING_STD = 0.003, 0.05, 0.05
 
 Outcome = dict[str, Any]
 
@@ -104,8 +105,8 @@ def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, 
         "spec": {
             "image": "ghcr.io/heterps/runtime:0.1.0",
             "model": {
-                "entrypoint": "_ctr_log:build",
-                "arguments": {"variant": variant},
+                "entrypoint": "heterps_runtime.models.ctrdnn:build",
+                "arguments": build_arguments(variant),
                 "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
                 "embeddingInit": {"distribution": "normal", "mean": "0", "std": str(EMBEDDING_STD)},
             },
@@ -113,7 +114,7 @@ def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, 
                 "format": "parquet",
                 "train": str(data / "train"),
                 "evaluation": str(data / "held-out"),
-                "label": "click",
+                "label": LABEL,
                 "dense": list(NUMBERS),
                 "sparse": list(FIELDS),
                 "cache": {"directory": str(CACHE / "data-cache")},
@@ -173,9 +174,8 @@ class HeterPS:
             time.sleep(0.05)
         self._url = self._environment[ENV_COORDINATOR] = json.loads(ready.read_text())["http"]
         stage = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "layers": [], "units": WORKERS, "pods": WORKERS}
-        # The benchmark model's layers: the table, the MLP's linear layers and ReLUs.
-        variant = json.loads((self._folder / "config.json").read_text())["job"]["spec"]["model"]["arguments"]["variant"]
-        stage["lastLayer"] = 2 * len(HIDDEN[variant]) + 1
+        arguments = json.loads((self._folder / "config.json").read_text())["job"]["spec"]["model"]["arguments"]
+        stage["lastLayer"] = arguments["layers"] - 1
         servers = {"pool": "cpu", "replicas": 1, "units": 1}
         self._request("PUT", PATH_PLAN, {"stages": [stage], "parameterServer": servers})
         self._start("ps", "--index", "0", "--pool", "cpu")
@@ -282,7 +282,8 @@ def heterps(variant: str, data: Path, steps: int, folder: Path, wire: str) -> Ou
 
 def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[str]) -> dict[str, list[Outcome]]:
     """Train with everybody, `rounds` times; outcomes by entrant, one per round."""
-    data = write_log(CACHE, TRAIN_ROWS, HELD_OUT_ROWS)
+    log = ClickLogSpec(seed=LOG_SEED)
+    data = write_click_log(CACHE / "click-log", log, TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty())
     entrants: dict[str, tuple[str, str | int]] = {
         f"HeterPS ({wire})" if wire != "full" else "HeterPS": ("heterps", wire) for wire in wires
     }
@@ -353,7 +354,7 @@ def print_tables(variant: str, outcomes: dict[str, list[Outcome]]) -> None:
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=(*HIDDEN, "both"), default="deep")
+    parser.add_argument("--model", choices=(*NETWORKS, "both"), default="deep")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--wire", choices=("fp16", "bf16"), help="add HeterPS with this wire precision")
@@ -362,7 +363,7 @@ def main() -> None:
     options = parser.parse_args()
     wires = ["full", *([options.wire] if options.wire else [])]
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "steps": options.steps, "batchPerWorker": BATCH}
-    for variant in HIDDEN if options.model == "both" else (options.model,):
+    for variant in NETWORKS if options.model == "both" else (options.model,):
         outcomes = compare(variant, options.steps, options.rounds, wires, options.only)
         report[variant] = {"rounds": outcomes, "summary": summary(outcomes)}
         if options.output == "table":
