@@ -1,0 +1,329 @@
+"""The policy network: one recurrent cell over the layers that scores every pool for each layer.
+
+1. An embedding e of each (layer, pool) from its features, two dense layers; the second also sees the mean of the first
+   over the pools, so that a pool is judged among its competitors (as in Deep Sets, Zaheer et al., 2017).
+2. At layer l the cell reads the features of the layer, the mean of its embeddings, and the embedding of the choice for
+   layer l - 1: equation (14) of [HeterPS] conditions on earlier actions, figure 3 does not feed them (erratum 16).
+3. The score of pool t is <q(h), [e_lt, d_lt]>: the inner product of a query made from the cell's output with the
+   embedding and with what earlier choices did to the pool. So one network serves any number of pools, in any order.
+
+d = (is the pool of layer l - 1; if so, the sequential part of its stage; used share of its limit up to 1; and beyond).
+
+Problems and samples: P problems of equal L and T, n samples; `owner[n]` says whose sample it is. Learning on one
+problem has P = 1, imitation P = n.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_planner.policy.cells import Array, Cell, cell_of
+from heterps_planner.policy.features import LAYER_NAMES, NAMES, Features
+
+__all__ = ["Inputs", "Network", "Parameters", "initial_parameters", "stack"]
+
+IntArray = NDArray[np.intp]
+Parameters = dict[str, Array]
+_DYNAMIC = 4
+_FORBIDDEN = -1e9  # score of a pool that cannot run the layer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Features of P problems of the same size, in the precision of the network."""
+
+    pair: Array  # (P, L, T, F)
+    layer: Array  # (P, L, G)
+    mask: Array  # (P, L, T): 0, or a large negative score for impossible pools
+    share: Array  # (P, L, T)
+    sequential: Array  # (P, L, T)
+
+
+def stack(features: list[Features], dtype: type[np.floating] = np.float32) -> Inputs:
+    """Put problems of the same size together."""
+    return Inputs(
+        pair=np.array([item.pair for item in features], dtype),
+        layer=np.array([item.layer for item in features], dtype),
+        mask=np.array([np.where(item.possible, 0.0, _FORBIDDEN) for item in features], dtype),
+        share=np.array([item.share for item in features], dtype),
+        sequential=np.array([item.sequential for item in features], dtype),
+    )
+
+
+def initial_parameters(
+    rng: np.random.Generator,
+    cell: str = "lstm",
+    *,
+    embedding: int = 24,
+    hidden: int = 48,
+    dtype: type[np.floating] = np.float32,
+) -> Parameters:
+    """Draw parameters (Glorot scale; forget gates start open; queries start small, so that all pools are likely)."""
+    wide = cell_of(cell).gates * hidden
+
+    def draw(rows: int, columns: int, gain: float = 1.0) -> Array:
+        values: Array = (rng.standard_normal((rows, columns)) * gain * np.sqrt(2 / (rows + columns))).astype(dtype)
+        return values
+
+    bias = np.zeros(wide, dtype)
+    if cell == "lstm":
+        bias[hidden : 2 * hidden] = 1
+    result: Parameters = {
+        "embed.first": draw(len(NAMES), embedding),
+        "embed.first.bias": np.zeros(embedding, dtype),
+        "embed.second": draw(embedding, embedding),
+        "embed.mean": draw(embedding, embedding),
+        "embed.second.bias": np.zeros(embedding, dtype),
+        "cell.layer": draw(len(LAYER_NAMES), wide),
+        "cell.mean": draw(embedding, wide),
+        "cell.previous": draw(embedding, wide),
+        "cell.recurrent": draw(hidden, wide),
+        "cell.bias": bias,
+        "query": draw(hidden, embedding + _DYNAMIC, 0.5),
+        "query.bias": np.zeros(embedding + _DYNAMIC, dtype),
+    }
+    return result
+
+
+class Network:
+    """The functions of the network for given parameters; it never changes them."""
+
+    def __init__(self, parameters: Mapping[str, Array], cell: str = "lstm") -> None:
+        self.parameters = dict(parameters)
+        self.cell: Cell = cell_of(cell)
+
+    def encode(self, inputs: Inputs) -> Encoded:
+        """Compute everything that does not depend on choices."""
+        w = self.parameters
+        first = np.tanh(inputs.pair @ w["embed.first"] + w["embed.first.bias"])
+        mean = first.mean(axis=2)
+        context = mean @ w["embed.mean"] + w["embed.second.bias"]
+        embedding = np.tanh(first @ w["embed.second"] + context[:, :, None])
+        mean_embedding = embedding.mean(axis=2)
+        drive = inputs.layer @ w["cell.layer"] + mean_embedding @ w["cell.mean"] + w["cell.bias"]
+        return Encoded(self, inputs, first, mean, embedding, mean_embedding, drive)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """P problems after the part of the network that does not depend on choices."""
+
+    network: Network
+    inputs: Inputs
+    first: Array  # (P, L, T, E)
+    mean: Array  # (P, L, E)
+    embedding: Array  # (P, L, T, E)
+    mean_embedding: Array  # (P, L, E)
+    drive: Array  # (P, L, gates * H)
+
+    @functools.cached_property
+    def previous_drive(self) -> Array:
+        """What each possible previous choice adds to the drive, (P, L, T, gates * H)."""
+        return self.embedding @ self.network.parameters["cell.previous"]
+
+    def choose(self, owner: IntArray, rng: np.random.Generator | None, temperature: float = 1.0) -> IntArray:
+        """Choose pools layer by layer.
+
+        Args:
+            owner: problem of each sample, (n,).
+            rng: draws the choices (Gumbel's trick); None takes the most probable pool.
+            temperature: above 1 the draws are more uniform.
+
+        Returns:
+            Pools, (n, L).
+        """
+        w, inputs, cell = self.network.parameters, self.inputs, self.network.cell
+        n, (num_layers, num_pools) = len(owner), inputs.mask.shape[1:]
+        dtype = self.drive.dtype
+        state = cell.start(n, len(w["cell.recurrent"]), dtype)
+        hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
+        used = np.zeros((n, num_pools), dtype)
+        run = np.zeros(n, dtype)  # sequential part of the stage so far
+        result = np.zeros((n, num_layers), dtype=np.intp)
+        rows = np.arange(n)
+        single = len(self.drive) == 1
+        noise = None if rng is None else temperature * rng.gumbel(size=(num_layers, n, num_pools)).astype(dtype)
+        for layer in range(num_layers):
+            drive = self.drive[owner, layer]
+            if layer:
+                drive = drive + self.previous_drive[owner, layer - 1, result[:, layer - 1]]
+            state, _ = cell.step(drive, w["cell.recurrent"], state)
+            query = state[:, :hidden] @ w["query"] + w["query.bias"]
+            if single:
+                score = query[:, :width] @ self.embedding[0, layer].T + inputs.mask[0, layer]
+                share, sequential = inputs.share[0, layer], inputs.sequential[0, layer]
+            else:
+                score = np.matmul(self.embedding[owner, layer], query[:, :width, None])[:, :, 0]
+                score += inputs.mask[owner, layer]
+                share, sequential = inputs.share[owner, layer], inputs.sequential[owner, layer]
+            filled = used + share
+            score += query[:, width + 2, None] * np.minimum(filled, 1)
+            score += query[:, width + 3, None] * np.clip(filled - 1, 0, 2)
+            if layer:
+                before = result[:, layer - 1]
+                longer = np.minimum(run + (sequential[before] if single else sequential[rows, before]), 2)
+                score[rows, before] += query[:, width] + query[:, width + 1] * longer
+            chosen = (score if noise is None else score + noise[layer]).argmax(axis=1)
+            result[:, layer] = chosen
+            own = sequential[chosen] if single else sequential[rows, chosen]
+            run = np.where(chosen == result[:, layer - 1], run + own, own) if layer else own
+            used[rows, chosen] += share[chosen] if single else share[rows, chosen]
+        return result
+
+    def forced(self, owner: IntArray, action: IntArray) -> Forced:
+        """Run the network along given choices (n, L), keeping what the gradient needs."""
+        return Forced(self, owner, action)
+
+
+class Forced:
+    """The network along given choices."""
+
+    def __init__(self, encoded: Encoded, owner: IntArray, action: IntArray) -> None:
+        self.encoded, self.owner, self.action = encoded, owner, action
+        network, inputs = encoded.network, encoded.inputs
+        w, cell = network.parameters, network.cell
+        n, num_layers = action.shape
+        width, hidden = encoded.embedding.shape[3], len(w["cell.recurrent"])
+        dtype = encoded.drive.dtype
+        self.layers = np.arange(num_layers)
+        self.rows = np.arange(n)[:, None]
+        self.picked = encoded.embedding[owner[:, None], self.layers, action]  # (n, L, E)
+        drive = encoded.drive[owner]
+        drive[:, 1:] += self.picked[:, :-1] @ w["cell.previous"]
+        state = cell.start(n, hidden, dtype)
+        self.states, self.kept = [state], []
+        for layer in range(num_layers):
+            state, kept = cell.step(drive[:, layer], w["cell.recurrent"], state)
+            self.states.append(state)
+            self.kept.append(kept)
+        self.output = np.stack([state[:, :hidden] for state in self.states[1:]], axis=1)  # (n, L, H)
+        self.query = self.output @ w["query"] + w["query.bias"]
+        self.dynamic = _dynamic(inputs, owner, action, dtype)
+        self.embedding = encoded.embedding[owner]  # (n, L, T, E)
+        score = np.matmul(self.embedding, self.query[..., :width, None])[..., 0] + inputs.mask[owner]
+        score += np.matmul(self.dynamic, self.query[..., width:, None])[..., 0]
+        score -= score.max(axis=2, keepdims=True)
+        log_sum = np.log(np.exp(score).sum(axis=2, keepdims=True))
+        self.log_probability = score - log_sum  # (n, L, T)
+        self.probability = np.exp(self.log_probability)
+
+    @property
+    def log_likelihood(self) -> Array:
+        """Logarithm of the probability of each sample's choices, (n,)."""
+        result: Array = self.log_probability[self.rows, self.layers, self.action].sum(axis=1)
+        return result
+
+    @property
+    def entropy(self) -> Array:
+        """Mean entropy of the choices of each sample, in nats per layer, (n,)."""
+        result: Array = -(self.probability * np.maximum(self.log_probability, -50)).sum(axis=2).mean(axis=1)
+        return result
+
+    def gradient(self, weight: Array, entropy_weight: float = 0.0) -> Parameters:
+        """Return the gradient of `-sum(weight * log_likelihood) - entropy_weight * sum(entropy * L) / n`.
+
+        Args:
+            weight: (n,), how much more (or less, if negative) probable each sample should become.
+            entropy_weight: how much uncertainty is worth.
+        """
+        grad_score = self.probability * weight[:, None, None]
+        grad_score[self.rows, self.layers, self.action] -= weight[:, None]
+        if entropy_weight:
+            log_probability = np.maximum(self.log_probability, -50)
+            mean = (self.probability * log_probability).sum(axis=2, keepdims=True)
+            grad_score += (entropy_weight / len(weight)) * self.probability * (log_probability - mean)
+        return self._backward(grad_score.astype(self.output.dtype))
+
+    def _backward(self, grad_score: Array) -> Parameters:
+        encoded, owner = self.encoded, self.owner
+        network, inputs = encoded.network, encoded.inputs
+        w, cell = network.parameters, network.cell
+        width, hidden = encoded.embedding.shape[3], len(w["cell.recurrent"])
+        n, num_layers, _ = grad_score.shape
+        grad_query = np.concatenate(
+            [
+                np.matmul(grad_score[:, :, None], self.embedding)[:, :, 0],
+                np.matmul(grad_score[:, :, None], self.dynamic)[:, :, 0],
+            ],
+            axis=2,
+        )
+        grad_output = grad_query @ w["query"].T
+        grad_drive = np.empty((n, num_layers, len(w["cell.bias"])), grad_score.dtype)
+        grad_rest = np.zeros_like(self.states[0][:, hidden:])
+        carried = np.zeros((n, hidden), grad_score.dtype)
+        for layer in range(num_layers - 1, -1, -1):
+            grad_state = np.concatenate([grad_output[:, layer] + carried, grad_rest], axis=1)
+            grad, grad_rest = cell.step_back(self.states[layer], self.kept[layer], grad_state)
+            grad_drive[:, layer] = grad
+            carried = grad @ w["cell.recurrent"].T
+        before = np.stack([state[:, :hidden] for state in self.states[:-1]], axis=1)
+        result = {
+            "query": _outer(self.output, grad_query),
+            "query.bias": grad_query.sum(axis=(0, 1)),
+            "cell.recurrent": _outer(before, grad_drive),
+            "cell.previous": _outer(self.picked[:, :-1], grad_drive[:, 1:]),
+        }
+        # Samples of one problem share its encoding: their gradients by it are added up.
+        grad_embedding = np.zeros_like(encoded.embedding)
+        by_score = grad_score[..., None] * self.query[:, :, None, :width]
+        by_previous = grad_drive[:, 1:] @ w["cell.previous"].T
+        by_score[self.rows, self.layers[:-1], self.action[:, :-1]] += by_previous
+        if len(encoded.drive) == 1:
+            grad_embedding[0] = by_score.sum(axis=0)
+            drive = grad_drive.sum(axis=0)[None]
+        else:
+            np.add.at(grad_embedding, owner, by_score)
+            drive = np.zeros_like(encoded.drive)
+            np.add.at(drive, owner, grad_drive)
+        result["cell.bias"] = drive.sum(axis=(0, 1))
+        result["cell.layer"] = _outer(inputs.layer, drive)
+        result["cell.mean"] = _outer(encoded.mean_embedding, drive)
+        num_pools = grad_embedding.shape[2]
+        grad_embedding += (drive @ w["cell.mean"].T)[:, :, None] / num_pools
+        grad_second = grad_embedding * (1 - encoded.embedding * encoded.embedding)
+        result["embed.second"] = _outer(encoded.first, grad_second)
+        context = grad_second.sum(axis=2)
+        result["embed.second.bias"] = context.sum(axis=(0, 1))
+        result["embed.mean"] = _outer(encoded.mean, context)
+        grad_first = grad_second @ w["embed.second"].T
+        grad_first += (context @ w["embed.mean"].T)[:, :, None] / num_pools
+        grad_first *= 1 - encoded.first * encoded.first
+        result["embed.first"] = _outer(inputs.pair, grad_first)
+        result["embed.first.bias"] = grad_first.sum(axis=(0, 1, 2))
+        return result
+
+
+def _outer(left: Array, right: Array) -> Array:
+    """Sum of outer products over all axes but the last, (a, b)."""
+    product: Array = left.reshape(-1, left.shape[-1]).T @ right.reshape(-1, right.shape[-1])
+    return product
+
+
+def _dynamic(inputs: Inputs, owner: IntArray, action: IntArray, dtype: np.dtype[np.floating]) -> Array:
+    """What earlier choices did to each pool: d of the module's docstring, (n, L, T, 4)."""
+    n, num_layers = action.shape
+    num_pools = inputs.mask.shape[2]
+    layers, rows = np.arange(num_layers), np.arange(n)[:, None]
+    result = np.zeros((n, num_layers, num_pools, _DYNAMIC), dtype)
+    share, sequential = inputs.share[owner], inputs.sequential[owner]
+    filled = np.zeros((n, num_layers, num_pools), dtype)
+    filled[rows, layers, action] = share[rows, layers, action]
+    filled = np.concatenate([np.zeros((n, 1, num_pools), dtype), filled.cumsum(axis=1)[:, :-1]], axis=1) + share
+    result[..., 2] = np.minimum(filled, 1)
+    result[..., 3] = np.clip(filled - 1, 0, 2)
+    own = sequential[rows, layers, action]
+    sums = np.concatenate([np.zeros((n, 1), dtype), own.cumsum(axis=1)], axis=1)
+    begins = np.ones((n, num_layers), dtype=bool)
+    begins[:, 1:] = action[:, 1:] != action[:, :-1]
+    begin = np.maximum.accumulate(np.where(begins, layers, 0), axis=1)
+    run = sums[:, 1:] - sums[rows, begin]  # sequential part of the stage up to each layer
+    before = action[:, :-1]
+    longer = np.minimum(run[:, :-1] + sequential[rows, layers[1:], before], 2)
+    result[rows, layers[1:], before, 0] = 1
+    result[rows, layers[1:], before, 1] = longer
+    return result

@@ -1,0 +1,117 @@
+"""The shipped policy: its file, and for which problems it may be asked.
+
+The file is a safetensors file: the parameters, and as metadata what was in the training set (the least and greatest
+value of every feature, numbers of layers and pools), the command that made it, its seed, date and score.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from heterps_planner.errors import ProblemError
+from heterps_planner.policy.features import FIELDS, NAMES, Features
+from heterps_planner.policy.network import Parameters
+from heterps_planner.problem import Problem
+
+__all__ = ["PATH", "Policy", "check_range", "load", "save", "shipped"]
+
+PATH = Path(__file__).with_name("pretrained.safetensors")
+_FORMAT = "heterps-policy-1"
+_MARGIN = 0.15  # of a feature's range, that a problem may lie outside of it
+_POOL_FIELDS = ("maxUnits", "pricePerUnitHour")
+_ADVICE = "use the method 'rl-lstm' or 'optimal'"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Parameters and the domain in which they were trained."""
+
+    parameters: Parameters
+    lowest: list[float]  # of each feature, in the order of features.NAMES
+    highest: list[float]
+    layers: tuple[int, int]  # least and most
+    pools: tuple[int, int]
+    provenance: Mapping[str, str]
+
+
+def save(policy: Policy, path: Path) -> None:
+    """Write a policy."""
+    domain = {
+        "features": {
+            name: [round(low, 6), round(high, 6)]
+            for name, low, high in zip(NAMES, policy.lowest, policy.highest, strict=True)
+        },
+        "layers": policy.layers,
+        "pools": policy.pools,
+    }
+    metadata = {"format": _FORMAT, "domain": json.dumps(domain), **policy.provenance}
+    save_file(policy.parameters, path, metadata)
+
+
+def load(path: Path) -> Policy:
+    """Read a policy.
+
+    Raises:
+        ValueError: the file is not one that `save` wrote for these features.
+    """
+    with safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata() or {})
+        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    if metadata.pop("format", "") != _FORMAT:
+        raise ValueError(f"{path.name} is no policy of this version; make it again with experiments.train_policy")
+    domain = json.loads(metadata.pop("domain"))
+    if tuple(domain["features"]) != NAMES:
+        raise ValueError(f"{path.name} was trained on other features; make it again with experiments.train_policy")
+    return Policy(
+        parameters=parameters,
+        lowest=[low for low, _ in domain["features"].values()],
+        highest=[high for _, high in domain["features"].values()],
+        layers=tuple(domain["layers"]),
+        pools=tuple(domain["pools"]),
+        provenance=metadata,
+    )
+
+
+@functools.cache
+def shipped() -> Policy:
+    """Return the policy that comes with the planner."""
+    return load(PATH)
+
+
+def check_range(policy: Policy, problem: Problem, features: Features) -> None:
+    """Refuse problems unlike those that the policy was trained on: its plans would mean nothing.
+
+    Raises:
+        ProblemError: the number of layers or pools, or a feature, is out of range; the message names the field.
+    """
+    for path, count, (least, most) in (
+        ("problem.layers", len(problem.layers), policy.layers),
+        ("problem.pools", len(problem.pools), policy.pools),
+    ):
+        if not least <= count <= most:
+            raise ProblemError(path, f"the pretrained policy knows {least} to {most} of them, not {count}; {_ADVICE}")
+    lowest, highest = np.array(policy.lowest), np.array(policy.highest)
+    margin = _MARGIN * (highest - lowest)
+    values = np.where(features.possible[:, :, None], features.raw, (lowest + highest) / 2)
+    beyond = np.maximum(lowest - margin - values, values - highest - margin)
+    if (beyond <= 0).all():
+        return
+    layer, pool, number = np.unravel_index(int(beyond.argmax()), beyond.shape)
+    field, name = FIELDS[number], problem.pools[pool].name
+    if field in _POOL_FIELDS:
+        path = f"problem.pools[{pool}].{field}"
+    else:
+        path = f"problem.layers[{layer}].pools.{name}.{field}"
+    raise ProblemError(
+        path,
+        f"the pretrained policy was trained on problems whose feature {NAMES[number]!r} is "
+        f"{lowest[number]:.3g} to {highest[number]:.3g}; here it is {values[layer, pool, number]:.3g}; {_ADVICE}",
+    )
