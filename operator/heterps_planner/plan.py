@@ -19,6 +19,8 @@ from heterps_planner.problem import Problem
 
 __all__ = [
     "COST_CEILING_EXCEEDED",
+    "MEMORY_EXCEEDED",
+    "NOTHING_FOUND",
     "THROUGHPUT_FLOOR_UNREACHABLE",
     "Infeasible",
     "Plan",
@@ -27,11 +29,15 @@ __all__ = [
     "Servers",
     "build_plan",
     "choice_of",
+    "describe_bytes",
+    "describe_rate",
 ]
 
 VERSION = 1
 THROUGHPUT_FLOOR_UNREACHABLE = "ThroughputFloorUnreachable"
 COST_CEILING_EXCEEDED = "CostCeilingExceeded"
+MEMORY_EXCEEDED = "MemoryExceeded"
+NOTHING_FOUND = "NothingFound"  # by a search; the problem has plans
 _PROVEN = 1e-9  # gaps below this are rounding
 
 
@@ -135,10 +141,10 @@ class Infeasible:
     """No plan meets the floor (or stays below the ceiling)."""
 
     method: str
-    reason: str  # THROUGHPUT_FLOOR_UNREACHABLE or COST_CEILING_EXCEEDED
+    reason: str  # one of the four reasons above
     best_throughput: float  # samples per second that is reachable; 0 if the limits allow no plan at all
     message: str
-    limiting_pools: tuple[str, ...] = ()  # a higher limit of any one of these would allow more
+    limiting_pools: tuple[str, ...] = ()  # a higher limit (or more memory) of any one of these would allow more
     seconds: float = 0.0
     feasible: bool = field(default=False, init=False)
 
@@ -236,6 +242,14 @@ def _servers(problem: Problem, charged_pods: int, pool: str | None, replicas: in
         pool = cpus[0] if cpus else problem.pools[0].name
     count = max(replicas, 1)
     return Servers(pool, count, count * problem.pools[problem.pool_index(pool)].units_per_pod)
+
+
+def describe_bytes(value: float) -> str:
+    """Return an amount of memory for a message."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} bytes"
 
 
 def describe_rate(value: float) -> str:

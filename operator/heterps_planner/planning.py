@@ -16,9 +16,9 @@ from heterps_planner.limits import shadow_prices
 from heterps_planner.methods import METHODS, Task
 from heterps_planner.plan import Infeasible, Plan, build_plan
 from heterps_planner.problem import Problem
-from heterps_planner.refusal import explain_infeasible
+from heterps_planner.refusal import explain_infeasible, explain_unlucky_search
 from heterps_planner.robust import check_error, robust_segments, robustness
-from heterps_planner.sweep import minimise
+from heterps_planner.sweep import cheapest_at, minimise
 
 __all__ = ["check_servers", "deadline_test", "plan"]
 
@@ -86,6 +86,9 @@ def plan(
     segments = robust_segments(problem, build_segments(problem), robust, should_stop)
     found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
     if found.choice is None:
+        if found.num_tried is not None and (other := cheapest_at(segments, segments.floor, should_stop).choice):
+            refusal = explain_unlucky_search(method, found.num_tried, other)
+            return replace(refusal, seconds=clock() - began)
         subject = "no plan" if found.segments is None else f"no plan of method '{method}'"
         subject += f" with a margin for a profile error of {robust:.0%}" if robust else ""
         refusal = explain_infeasible(problem, found.segments or segments, method, should_stop, subject)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import Segments
 from heterps_planner.errors import DeadlineError
 from heterps_planner.sweep import SweepResult, minimise
 from heterps_planner.task import Found, Method, Task
@@ -17,19 +17,11 @@ __all__ = ["Found", "Method", "Task", "answer", "best_first_and_rest", "best_hom
 
 def best_homogeneous(task: Task, device_type: str) -> Found:
     """Find the cheapest plan that runs all layers on one pool of a device type."""
-    best: SweepResult | None = None
-    num_layers = task.segments.num_layers
-    candidates = [t for t, pool in enumerate(task.problem.pools) if pool.device_type == device_type]
-    union = np.zeros((num_layers, num_layers, task.segments.num_pools), dtype=bool)
-    for i, pool in enumerate(candidates):
-        union[0, -1, pool] = True
-        allowed = np.zeros_like(union)
-        allowed[0, -1, pool] = True
-        result = minimise(task.segments.restricted(allowed), should_stop=task.should_stop)
-        if result.choice is not None and (best is None or result.rate < best.rate):
-            best = result
-        task.progress((i + 1) / len(candidates))
-    return Found(None if best is None else best.choice, segments=task.segments.restricted(union))
+    segments = task.segments
+    allowed = np.zeros(segments.seq_LLT.shape, dtype=bool)
+    for t, pool in enumerate(task.problem.pools):
+        allowed[0, -1, t] = pool.device_type == device_type
+    return _best_of(task, allowed)
 
 
 def check_deadline(task: Task, result: SweepResult) -> None:
@@ -50,11 +42,16 @@ def best_first_and_rest(task: Task, first_type: str, rest_type: str) -> Found:
         allowed[0, 0, t] = pool.device_type == first_type
         if segments.num_layers > 1:
             allowed[1, -1, t] = pool.device_type == rest_type
-    part: Segments = segments.restricted(allowed)
-    result = minimise(part, should_stop=task.should_stop)
+    return _best_of(task, allowed)
+
+
+def _best_of(task: Task, allowed: NDArray[np.bool_]) -> Found:
+    """Find the cheapest plan whose stages are among the allowed segments, shape (L, L, T)."""
+    segments = task.segments.restricted(allowed)
+    result = minimise(segments, should_stop=task.should_stop)
     check_deadline(task, result)
     task.progress(1.0)
-    return Found(result.choice, segments=part)
+    return Found(result.choice, segments=segments)
 
 
 def answer(evaluator: Evaluator, *, stopped: bool) -> Found:

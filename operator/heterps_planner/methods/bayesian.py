@@ -60,6 +60,10 @@ def find(task: Task) -> Found:
         assignment = np.array([[trial.params[name] for name in names]], dtype=np.intp)
         study.tell(trial, float(evaluator.scores(assignment)[0]))
         task.progress((number + 1) / total)
+        if evaluator.num_evaluated == num_pools**num_layers:
+            break
+    if not stopped:
+        task.progress(1.0)
     return answer(evaluator, stopped=stopped)
 
 
