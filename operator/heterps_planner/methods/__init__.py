@@ -12,6 +12,8 @@ from heterps_planner.methods import (
     heuristic,
     heuristic_gpu_first,
     optimal,
+    rl_lstm,
+    rl_rnn,
 )
 from heterps_planner.methods.base import Found, Method, Task
 
@@ -19,6 +21,8 @@ __all__ = ["METHODS", "Found", "Method", "Task"]
 
 METHODS: dict[str, Method] = {
     "optimal": optimal.find,
+    "rl-lstm": rl_lstm.find,
+    "rl-rnn": rl_rnn.find,
     "bayesian": bayesian.find,
     "genetic": genetic.find,
     "greedy": greedy.find,
