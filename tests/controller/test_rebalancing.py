@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from heterps_operator.job import Balancing
 from heterps_operator.status import Status
 from heterps_operator.values import SubmitAllocation
@@ -39,6 +41,16 @@ def test_equal_workers_are_left_alone() -> None:
 def test_policy_equal_moves_nothing() -> None:
     world = World(make_job(balancing=Balancing(policy="equal"))).training()
     assert run_for(world, 60, {"worker-0-0": 1e-4, "worker-0-1": 2e-4, "worker-1-0": 1e-4}) == []
+
+
+@pytest.mark.parametrize("policy", ["bno", "random"])
+def test_policies_that_are_there_to_compare_with_keep_the_global_batch_too(policy: str) -> None:
+    world = World(make_job(balancing=Balancing(policy=policy, seed=9))).training()
+    made = run_for(world, 60, {"worker-0-0": 1e-4, "worker-0-1": 2e-4, "worker-1-0": 1e-4})
+    assert len(made) == 1, "it is followed once, then all is as it says"
+    assert [sum(stage) for stage in made[0]] == [512, 512]
+    if policy == "bno":
+        assert made[0][0] == (299, 213), "199 : 142 by the rule"
 
 
 def test_no_decision_comes_before_the_interval_is_over() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from heterps_planner.balancing import Worker, divide
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_ALLOCATION, PATH_STOP, JobPhase
 
@@ -19,6 +20,7 @@ from .jobs import Stage, ThreadedJob, assert_same_model, configuration
 from .plain_torch import train
 
 STEPS, LAST = 150, 10  # LAST: last layer of models.Flights
+WORKERS = [Worker(0.01, 0.002), Worker(0.01, 0.001), Worker(0.01, 0.001)]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_batch_sizes_may_change_while_training(stages: list[Stage], folder: Path
     job.start(stages, 1)
     splits = {
         2: [[[1, 31], [32, 0]], [[0, 32], [13, 19]], [[32, 0], [0, 32]]],
-        1: [[[0, 31, 1]], [[32, 0, 0]], [[7, 7, 18]]],
+        1: [[[0, 31, 1]], [divide("random", WORKERS, 32, seed=4)], [divide("bno", WORKERS, 32)]],
     }
     used = []
     for number, split in enumerate(splits[len(stages)]):
