@@ -19,10 +19,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo test check benchmark lock clean
+.PHONY: help venv data demo test cluster-build cluster-up cluster-down test-cluster check benchmark lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.installed ## install everything into .venv (again only if requirements.lock or pyproject.toml change)
 
@@ -56,6 +56,20 @@ demo: data ## plan and train the flights example: a real model, its quality and 
 # Files side by side: tests of whole jobs spend most of their time waiting for processes to start.
 test: data ## run all tests
 	@$(BIN)/python -m pytest -n 4 --dist loadfile
+
+cluster-build: venv ## build the programs of the test cluster (once; docs/testing.md says what it needs)
+	@$(BIN)/python -m tests.cluster build
+
+cluster-up: venv ## start a real Kubernetes with three nodes on this machine, and say how to use it
+	@$(BIN)/python -m tests.cluster up
+
+cluster-down: venv ## end it
+	@$(BIN)/python -m tests.cluster down
+
+# Where the programs cannot be built, the tests themselves say why they are skipped.
+test-cluster: venv ## run the tests that need a Kubernetes
+	-@$(BIN)/python -m tests.cluster build
+	@$(BIN)/python -m pytest tests/cluster
 
 check: venv ## run the linters, the type checker, the import contracts and the guards on documents
 	$(BIN)/ruff check

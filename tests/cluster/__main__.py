@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":
+        building.build(building.CLUSTER, say)
         Cluster(NODES, name=arguments.name, outlive_parent=True, say=say).up()
         explain(Place(arguments.name))
     elif arguments.verb == "down":

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 MODULES = Path(__file__).parent / "binaries"
 CACHE = ROOT / ".cache" / "cluster"
 
+# What the newest of the modules asks for.
+GO_VERSION = "1.26 or later"
 # Without the C library: programs that run on any machine. Without symbols: half the size.
 LINKER_FLAGS = "-s -w"
 
@@ -94,7 +96,7 @@ def missing(programs: Sequence[Program] = CLUSTER) -> list[Program]:
     return [program for program in programs if not path_of(program).exists()]
 
 
-def build(programs: Sequence[Program] = CLUSTER, say: Callable[[str], None] = lambda line: None) -> dict[str, Path]:
+def build(programs: Sequence[Program], say: Callable[[str], None]) -> dict[str, Path]:
     """Build what is missing, and return where each program lies.
 
     Raises:
@@ -102,7 +104,7 @@ def build(programs: Sequence[Program] = CLUSTER, say: Callable[[str], None] = la
     """
     if missing(programs):
         if shutil.which("go") is None:
-            raise ClusterError("go is not installed: Go 1.26 or later builds the test cluster's programs")
+            raise ClusterError(f"go is not installed: Go {GO_VERSION} builds the test cluster's programs")
         with _one_at_a_time(say):
             todo = missing(programs)
             minutes = sum(program.cpu_seconds for program in todo) / 60

@@ -142,9 +142,13 @@ class Cluster:
         """
         if reasons := reasons_against():
             raise ClusterError("; ".join(reasons))
-        programs = building.build(say=self._say)
+        programs = {program.name: building.path_of(program) for program in building.CLUSTER}
         remove_leftovers()
         started = time.monotonic()
+        try:
+            self.place.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise ClusterError(f"a cluster named {self.place.name} runs already") from None
         try:
             self._start(programs)
         except BaseException as error:
@@ -157,9 +161,11 @@ class Cluster:
 
     def down(self) -> None:
         """End everything and leave nothing."""
-        self.place.remove()
+        if self._sandbox is not None:
+            self._sandbox.end()
         if self._daemons is not None:
             self._daemons.reap()
+        self.place.remove()
 
     def keep_logs(self) -> Path:
         """Copy the programs' logs to a folder that stays, and return it."""
@@ -171,10 +177,6 @@ class Cluster:
 
     def _start(self, programs: dict[str, Path]) -> None:
         folder = self.place.folder
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            raise ClusterError(f"a cluster named {self.place.name} runs already") from None
         self.logs.mkdir()
         self._sandbox = sandbox = Sandbox.create(folder, outlive_parent=self._outlive_parent)
         self._daemons = daemons = Daemons(sandbox, self.logs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,7 +66,7 @@ class Kubectl:
         return items
 
     def apply(self, *manifests: Mapping[str, Any]) -> None:
-        self("apply", "--server-side", "--filename=-", text=json_documents(*manifests))
+        self("apply", "--server-side", "--filename=-", text=list_of(manifests))
 
     def logs(self, pod: str) -> str:
         return self("logs", pod)
@@ -102,9 +102,9 @@ def wait_until(
     return value
 
 
-def json_documents(*manifests: Mapping[str, Any]) -> str:
-    """A file with these objects. JSON is YAML, and needs no care with quotes."""
-    return "\n---\n".join(json.dumps(manifest) for manifest in manifests)
+def list_of(manifests: Sequence[Mapping[str, Any]]) -> str:
+    """A file with these objects: kubectl takes them one by one, and goes on after one that is refused."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
 
 
 def current_context(kubeconfig: Path) -> str:

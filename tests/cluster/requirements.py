@@ -43,8 +43,11 @@ def reasons_against() -> list[str]:
         packages.add("containernetworking-plugins")
     if packages:
         reasons.append(f"not installed (names of Debian's packages): {', '.join(sorted(packages))}")
-    if building.missing() and shutil.which("go") is None:
-        reasons.append("go is not installed, and the cluster's programs are not built yet")
+    if programs := building.missing():
+        fix = (
+            "make cluster-build" if shutil.which("go") else f"install Go {building.GO_VERSION}, then make cluster-build"
+        )
+        reasons.append(f"{len(programs)} of its programs are not built: {fix}")
     if not reasons:
         tried = subprocess.run(
             ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, check=False

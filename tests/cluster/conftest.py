@@ -1,0 +1,113 @@
+"""Fixtures of the tests that need a cluster.
+
+They are collected only where they are asked for by path (`make test-cluster`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.building import ROOT
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterError
+from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
+from tests.cluster.requirements import reasons_against
+
+HERE = Path(__file__).parent
+FAILED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="run the tests in a test cluster of your own instead of in one made here",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (kubeconfig := given_kubeconfig(config)) is not None:
+        try:
+            check_test_context(current_context(kubeconfig))
+        except ClusterError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    asked = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
+    return None if any(HERE in (path, *path.parents) for path in asked) else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment]  # pytest's wrappers are sent the result
+    if report.failed:
+        item.stash[FAILED] = True
+    return report  # type: ignore[return-value]
+
+
+def given_kubeconfig(config: pytest.Config) -> Path | None:
+    value: Path | None = config.getoption("--kubeconfig", default=None)
+    return value
+
+
+def unavailable(reason: str) -> None:
+    """Skip for want of a cluster; where everything has to be tested, fail."""
+    if os.environ.get("CI", "").lower() in ("true", "1"):
+        pytest.fail(f"no test cluster, and CI is set: {reason}", pytrace=False)
+    pytest.skip(f"no test cluster: {reason}")
+
+
+@pytest.fixture(scope="session")
+def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """The cluster that this run has started, for tests that look at its nodes or stop its programs."""
+    if given_kubeconfig(pytestconfig) is not None:
+        pytest.skip("needs the nodes of a cluster made here, and --kubeconfig names another one")
+    if reasons := reasons_against():
+        unavailable("; ".join(reasons))
+    with Cluster() as cluster, cluster.entered():
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def admin(
+    pytestconfig: pytest.Config, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Kubectl:
+    """kubectl with all rights, on whichever cluster the tests run in."""
+    if (kubeconfig := given_kubeconfig(pytestconfig)) is not None:
+        return Kubectl(kubeconfig, tmp_path_factory.mktemp("kubectl"))
+    cluster: Cluster = request.getfixturevalue("own_cluster")
+    return cluster.kubectl
+
+
+@pytest.fixture(scope="session")
+def custom_resources(admin: Kubectl) -> None:
+    """HeterPS's custom resources are installed."""
+    admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
+    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, which is told about if the test fails."""
+    word = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
+    # The process makes names unique among runs that share a cluster.
+    name = f"{word}-{os.getpid()}-{next(NUMBERS)}"
+    admin("create", "namespace", name)
+    scoped = Kubectl(admin.kubeconfig, admin.cache, name)
+    wait_until("pods can be created", lambda: not scoped.try_to("get", "serviceaccount", "default").code, 30)
+    yield scoped
+    if request.node.stash.get(FAILED, False):
+        for what in (("get", "pods", "--output=wide"), ("get", "events", "--sort-by=.lastTimestamp")):
+            print(scoped.try_to(*what).output)  # noqa: T201  # pytest shows it with the failure
+    admin("delete", "namespace", name, "--wait=false")
