@@ -46,7 +46,7 @@ TABLE_3: Mapping[tuple[str, int], Mapping[str, float]] = {
 }  # fmt: skip
 
 #: Figure 4: percent by which the paper's provisioning is cheaper than a fixed ratio, at most.
-FIGURE_4: Mapping[str, float] = {"sta-ratio": 57.9, "sta-ps-ratio": 48.3}
+FIGURE_4: Mapping[str, float] = {"static-ratio": 57.9, "static-server-ratio": 48.3}
 
 #: Figures 5 and 6, MATCHNET: (least, most types) -> method -> percent by which it costs more than RL, at most.
 FIGURE_5: Mapping[tuple[int, int], Mapping[str, float]] = {

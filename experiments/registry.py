@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import brute_force, methods, robustness
+from experiments import batches, brute_force, methods, provisioning, robustness, sharing
 from experiments.framework import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -13,7 +13,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         brute_force.EXPERIMENT,
+        provisioning.EXPERIMENT,
         methods.EXPERIMENT,
         robustness.EXPERIMENT,
+        batches.EXPERIMENT,
+        sharing.JOBS,
+        sharing.MARKET,
     )
 }

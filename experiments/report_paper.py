@@ -68,7 +68,12 @@ def brute_force_section(results: Results) -> str:
     )
 
 
-RULES = {"exact": "exact", "newton": "Newton, the paper's", "sta-ps-ratio": "StaPSRatio", "sta-ratio": "StaRatio"}
+RULES = {
+    "exact": "exact",
+    "newton": "Newton, the paper's",
+    "static-server-ratio": "StaPSRatio",
+    "static-ratio": "StaRatio",
+}
 
 
 def provisioning_section(results: Results) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.clusters import cluster, price_variants
 from experiments.framework import Cell, Row
 from heterps_planner.cost_model import Segments, build_segments, cost_of_training
-from heterps_planner.errors import DeadlineError, TooLargeError
+from heterps_planner.errors import DeadlineError, ProblemError, TooLargeError
 from heterps_planner.methods import METHODS, Task
 from heterps_planner.points import Choice
 from heterps_planner.problem import Problem
@@ -75,6 +75,8 @@ def trial(cell: Cell) -> list[Row]:
         status = "none in time"
     except TooLargeError:
         status = "too large"
+    except ProblemError:
+        status = "refused"  # the pretrained policy, out of the range it was trained for
     seconds = time.perf_counter() - began
     cost = _cost(problem, choice) if choice else math.nan
     row |= {"status": status, "seconds": seconds}

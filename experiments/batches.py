@@ -1,0 +1,26 @@
+"""Batch balancing among the workers of a stage: rows from `balancing`, whose scenarios these are."""
+
+from __future__ import annotations
+
+from experiments.balancing import balancing_regret
+from experiments.framework import Cell, Experiment, Row, Settings
+
+__all__ = ["EXPERIMENT"]
+
+
+def _cells(settings: Settings) -> list[Cell]:
+    return [{"seed": seed, "quick": settings.quick} for seed in range(settings.seeds)]
+
+
+def _run(cell: Cell) -> list[Row]:
+    return [dict(row) for row in balancing_regret([cell["seed"]], cell["quick"])]
+
+
+EXPERIMENT = Experiment(
+    name="balancing",
+    subject="what each way of dividing a batch among unequal workers loses",
+    cells=_cells,
+    run=_run,
+    seconds=lambda cell: 3.0,
+    sources=("experiments/balancing.py", "experiments/batches.py"),
+)
