@@ -7,6 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
+from heterps_operator.cli.plan_options import add_plan_options
 from heterps_operator.cli.session import Programs
 from heterps_operator.errors import HeterpsError
 from heterps_operator.refusal import write_refusal
@@ -85,14 +86,7 @@ def _parser() -> ArgumentParser:
         "plan", help="find the cheapest plan", description="Find the cheapest plan that is fast enough, and say why."
     )
     _add_job(plan, optional=True)
-    plan.add_argument("--problem", metavar="FILE", help="plan this problem file instead of a job")
-    plan.add_argument("--method", metavar="M", help="planning method (default: the job's, or optimal)")
-    plan.add_argument("--profile", metavar="FILE", help="take the layers' times from this problem file")
-    plan.add_argument("--stages", metavar="FILE", help='take the stages by hand from this file: {"stages": [...]}')
-    plan.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="time limit of the search")
-    plan.add_argument("--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
-    plan.add_argument("--frontier", metavar="PNG", help="draw the cost against the throughput")
-    plan.add_argument("--refresh-profile", action="store_true", help="measure the layers again")
+    add_plan_options(plan)
 
     profile = commands.add_parser(
         "profile", help="measure a job's layers", description="Measure the model's layers on every pool of a job."
@@ -115,16 +109,6 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise ArgumentTypeError(f"must be a port, 0 to 65535, is {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"must be a number of seconds > 0, is {text!r}")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -11,13 +11,28 @@ from heterps_planner.explain import Explanation
 from heterps_planner.plan import Plan
 from heterps_planner.problem import Problem
 
-__all__ = ["describe_proof", "describe_shadow_prices", "render_plan"]
+__all__ = ["describe_margin", "describe_proof", "describe_shadow_prices", "render_plan"]
 
 _PADDING = (0, 2, 0, 0)
 
 
-def render_plan(problem: Problem, plan: Plan, explanation: Explanation) -> RenderableType:
-    """Everything that `heterps plan` says."""
+def render_plan(
+    problem: Problem,
+    plan: Plan,
+    explanation: Explanation,
+    *,
+    stopped: bool = False,
+    without_margin: float | None = None,
+) -> RenderableType:
+    """Everything that `heterps plan` says.
+
+    Args:
+        problem: what was planned.
+        plan: its plan.
+        explanation: its reasons.
+        stopped: the search was cut short, so that what limits bind may not be known.
+        without_margin: dollars that the cheapest plan costs which trusts the profile, if this one does not.
+    """
     seconds = problem.samples / plan.throughput
     summary = Table.grid(padding=_PADDING)
     summary.add_column(style="bold", no_wrap=True)
@@ -30,9 +45,14 @@ def render_plan(problem: Problem, plan: Plan, explanation: Explanation) -> Rende
         f"for {format_duration(seconds)}",
     )
     summary.add_row("proof", describe_proof(plan))
+    if plan.robust is not None:
+        summary.add_row("margin", describe_margin(plan, without_margin))
     summary.add_row("limited by", describe_bottleneck(explanation))
-    for sentence in describe_shadow_prices(plan):
-        summary.add_row("limits", sentence)
+    if stopped and not plan.binding_limits:
+        summary.add_row("limits", "not examined: the search was stopped")
+    else:
+        for sentence in describe_shadow_prices(problem, plan):
+            summary.add_row("limits", sentence)
     parts: list[RenderableType] = [_stages(plan, explanation), Text(), summary]
     if explanation.alternatives:
         parts += [Text(), _alternatives(plan, explanation)]
@@ -61,14 +81,36 @@ def describe_bottleneck(explanation: Explanation) -> str:
     return f"{stage.name} on {stage.pool}, by computing ({fixed:.0%} of it does not shrink with more units)"
 
 
-def describe_shadow_prices(plan: Plan) -> list[str]:
-    """What one more unit of each limited pool would be worth."""
+def describe_margin(plan: Plan, without_margin: float | None) -> str:
+    """What a plan that allows for a wrong profile promises, and what that costs."""
+    assert plan.robust is not None
+    robust = plan.robust
+    text = (
+        f"though each measured time be wrong by {robust.error:.0%}, the floor is kept with a probability of "
+        f"{robust.confidence:.0%}; {format_rate(robust.expected_throughput)} if the profile is right"
+    )
+    if without_margin is None or without_margin <= 0:
+        return text
+    return (
+        f"{text}. A plan that trusts the profile costs {format_money(without_margin)}: the margin is "
+        f"{plan.cost / without_margin - 1:+.1%}, if times are as long as it allows for"
+    )
+
+
+def describe_shadow_prices(problem: Problem, plan: Plan) -> list[str]:
+    """What one more pod of each limited pool would be worth."""
     if not plan.binding_limits:
         return ["none binds: more units of any pool would not make training cheaper"]
+    hours = problem.samples / plan.throughput / 3600
     sentences = []
     for pool in plan.binding_limits:
-        saving = plan.shadow_prices.get(pool, 0.0)
-        sentences.append(f"{pool} binds: one more unit of it would save {format_money(saving)} per hour")
+        size = problem.pools[problem.pool_index(pool)].units_per_pod
+        saving = plan.shadow_prices.get(pool, 0.0) * size
+        what = f"one more {pool}" if size == 1 else f"one more pod of {size} {pool}"
+        sentences.append(
+            f"{what} is worth {format_money(saving)}/h, {format_money(saving * hours)} over the training: "
+            f"the limit of {pool} binds"
+        )
     return sentences
 
 

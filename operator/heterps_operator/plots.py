@@ -15,10 +15,11 @@ from matplotlib.ticker import FuncFormatter
 
 from heterps_operator.words import format_money, format_rate
 from heterps_planner.frontier import FrontierPoint
+from heterps_planner.market import Followed
 from heterps_planner.plan import Plan
 from heterps_planner.problem import Problem
 
-__all__ = ["draw_frontier", "plan_price_by_pool", "plot_frontier"]
+__all__ = ["draw_frontier", "draw_market", "plan_price_by_pool", "plot_frontier", "plot_market"]
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999")
@@ -103,6 +104,57 @@ def _mark(top: Axes, bottom: Axes, problem: Problem, plan: Plan | None) -> None:
     style = {"marker": "*", "markersize": 16, "color": _CHOSEN, "linestyle": "none", "markeredgecolor": "white"}
     top.plot([plan.throughput], [plan.cost_per_hour], label=label, zorder=5, **style)  # type: ignore[arg-type]
     bottom.plot([plan.throughput], [plan.cost], zorder=5, **style)  # type: ignore[arg-type]
+
+
+def plot_market(followed: Followed, stayed: Followed, path: Path) -> None:
+    """Write the picture of a price series that was followed to a file (its ending decides the format).
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the ending names no format.
+    """
+    draw_market(followed, stayed).savefig(path, dpi=150)
+
+
+def draw_market(followed: Followed, stayed: Followed) -> Figure:
+    """Draw price per hour and money spent against time, for following the prices and for staying."""
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    for result, name, colour, style in (
+        (stayed, "staying", _COLOURS[3], "--"),
+        (followed, "following", _COLOURS[0], "-"),
+    ):
+        times = [step.seconds / 3600 for step in result.steps]
+        end = result.seconds / 3600 if result.seconds is not None else times[-1]
+        price = [step.cost_per_hour for step in result.steps]
+        spent = [0.0]
+        for step in result.steps:
+            spent.append(spent[-1] + step.spent)
+        top.step([*times, end], [*price, price[-1]], where="post", color=colour, linestyle=style, label=name)
+        label = f"{name}: {_money(result.cost)}"
+        bottom.plot([*times, end], spent, color=colour, linestyle=style, label=label)
+        changes = [i for i, step in enumerate(result.steps) if step.decision in ("provision", "move")]
+        if changes:
+            top.plot(
+                [times[i] for i in changes],
+                [price[i] for i in changes],
+                color=colour,
+                marker="o" if result is followed else "x",
+                linestyle="none",
+                label=f"{name}: plan changed",
+            )
+    top.set_title("What following the prices is worth", loc="left")
+    top.set_ylabel("price per hour")
+    bottom.set_ylabel("spent")
+    bottom.set_xlabel("hours since training began")
+    for axes in (top, bottom):
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _money(value)))
+        axes.grid(alpha=0.25)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="best", frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
+    top.set_xlim(left=0)
+    return figure
 
 
 def _money(value: float) -> str:

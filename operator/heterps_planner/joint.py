@@ -20,7 +20,6 @@ from heterps_planner.cost_model import FloatArray, Segments, build_segments
 from heterps_planner.coupling import Coupled, Member, Tariff, solve
 from heterps_planner.errors import DeadlineError, ProblemError
 from heterps_planner.plan import Infeasible, Plan, build_plan
-from heterps_planner.planning import deadline_test
 from heterps_planner.points import Choice
 from heterps_planner.priced_search import Job
 from heterps_planner.problem import Pool, Problem
@@ -93,7 +92,7 @@ def plan_together(
     problems: Sequence[Problem],
     *,
     names: Sequence[str] = (),
-    deadline: float | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> JointPlan | JointInfeasible:
     """Plan several jobs at once.
@@ -101,7 +100,7 @@ def plan_together(
     Args:
         problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
         names: of the jobs, for messages; `job 0`, `job 1`, ... by default.
-        deadline: time on `clock` at which to stop; the best plans so far are returned with their bound.
+        should_stop: asked now and then; when it returns True, the best plans so far are returned with their bound.
         clock: seconds; only differences matter.
 
     Raises:
@@ -109,7 +108,6 @@ def plan_together(
         DeadlineError: no plans were found in time, and it is not proven that there are none.
     """
     began = clock()
-    should_stop = deadline_test(deadline, clock)
     labels = list(names) or [f"job {i}" for i in range(len(problems))]
     if not 1 <= len(problems) <= MAX_JOBS:
         raise ProblemError("problems", f"must be 1 to {MAX_JOBS} jobs, are {len(problems)}")

@@ -24,7 +24,6 @@ from heterps_planner.errors import ProblemError
 from heterps_planner.fields import check_number
 from heterps_planner.migration import Move, plan_from, running_choice
 from heterps_planner.plan import Infeasible, Plan
-from heterps_planner.planning import deadline_test
 from heterps_planner.planning import plan as plan_afresh
 from heterps_planner.problem import Problem
 from heterps_planner.sweep import Multipliers
@@ -187,7 +186,7 @@ def follow(
     restart_seconds: float,
     pod_start_seconds: float,
     horizon_seconds: float | None = None,
-    deadline: float | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[float], None] = lambda fraction: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Followed:
@@ -200,14 +199,13 @@ def follow(
         restart_seconds: for which a change stops all training.
         pod_start_seconds: for which a new pod is paid before it can take part, at the start of training, too.
         horizon_seconds: a change has to pay within this time; None: within what is left of the training.
-        deadline: time on `clock` at which planning stops; from then on each plan is kept as long as it is possible.
+        should_stop: once it returns True, each plan is kept as long as it is possible.
         progress: told the fraction of the ticks done.
         clock: seconds; only differences matter.
 
     Raises:
         ProblemError: a tick's field or value is not possible, or a number is out of range.
     """
-    should_stop = deadline_test(deadline, clock)
     restart = check_number("restartSeconds", restart_seconds, least=0, most=1e9)
     start = check_number("podStartSeconds", pod_start_seconds, least=0, most=1e9)
     if horizon_seconds is not None:

@@ -104,6 +104,9 @@ def running_choice(problem: Problem, segments: Segments, running: Plan) -> Choic
     if not all(math.isfinite(segments.stage_time(*stage, n)) for stage, n in zip(stages, pods, strict=True)):
         return None
     choice = choice_of(segments, stages, pods, servers)
+    need = segments.pods(np.array([choice.throughput]))[0]
+    if any(need[stage] > n for stage, n in zip(stages, pods, strict=True)):
+        return None  # too little memory, say
     fast = choice.throughput >= problem.min_samples_per_second * (1 - 2 * FLOOR_TOLERANCE)
     return choice if fast and Job(segments, 1.0).allows(choice) else None
 

@@ -122,7 +122,7 @@ def test_where_no_plan_is_possible_nothing_is_paid_until_there_is() -> None:
 
 def test_after_the_deadline_plans_are_kept() -> None:
     problem, ticks = spot_market(1)
-    found = follow(problem, ticks, moves=True, restart_seconds=0, pod_start_seconds=0, deadline=0.0, clock=lambda: 1.0)
+    found = follow(problem, ticks, moves=True, restart_seconds=0, pod_start_seconds=0, should_stop=lambda: True)
     assert found.num_changes == 0
     assert found.seconds is not None
 

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from heterps_operator.cli.plan_files import read_json, write_document, write_frontier
+from heterps_operator.cli.plan_options import check_plan_options
 from heterps_operator.cli.profile import measure
+from heterps_operator.cli.search import Search, open_search
 from heterps_operator.cli.session import Programs, open_session
-from heterps_operator.console import make_console
+from heterps_operator.console import Console, make_console
 from heterps_operator.display import make_display
 from heterps_operator.errors import UsageError
 from heterps_operator.job import JobSpec
 from heterps_operator.profiles import adapt_problem
-from heterps_operator.values import Json
+from heterps_planner.errors import DeadlineError
 from heterps_planner.evaluate import evaluate
 from heterps_planner.explain import explain
 from heterps_planner.plan import Infeasible, Plan
 from heterps_planner.planning import plan as solve
 from heterps_planner.problem import Problem
-from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
+from heterps_planner.what_if import change, read_setting
+from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["plan"]
 
@@ -37,103 +36,151 @@ def plan(arguments: Namespace, programs: Programs) -> int:
         HeterpsError: the job, a file or an option cannot be used.
         PlannerError: the problem, the method or the stages cannot be used.
     """
-    _check_options(arguments)
-    began = time.monotonic()
+    check_plan_options(arguments)
     console = make_console(stderr=arguments.output != "table")
+    several = len(arguments.problem or []) > 1
+    problem: Problem | None = None
     job: JobSpec | None = None
-    if arguments.problem is not None:
-        document = _read_json(arguments.problem, "--problem")
-    else:
-        display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
-        session = open_session(arguments.job, arguments.work_directory, programs, goal="profile")
-        job = session.job
-        if arguments.profile is not None:
-            document = adapt_problem(_read_json(arguments.profile, "--profile"), job)
-        else:
-            with session.workspace.locked():
-                measured, code = measure(
-                    session, display, refresh=arguments.refresh_profile, machine=arguments.output == "json"
-                )
-            if measured is None:
-                return code
-            document = measured
-        began = time.monotonic()  # measuring is not searching
-    problem = Problem.from_json(document)
+    if not several:
+        document, job, code = _document(arguments, programs, console)
+        if document is None:
+            return code
+        problem = Problem.from_json(document)
     limit = arguments.timeout or (job.planner_timeout_seconds if job is not None else None)
-    deadline = None if limit is None else began + limit
-    found = _solve(problem, arguments, job, deadline)
-    if arguments.frontier is not None:
-        _draw(problem, found, arguments.frontier, deadline)
+    watched = make_console(stderr=True)
+    with open_search(watched if watched.is_terminal and not arguments.quiet else None, limit) as search:
+        try:
+            return _answer(problem, arguments, job, search, console)
+        except DeadlineError:
+            if not search.interrupted:
+                raise
+            watched.print("interrupted before any plan was found", markup=False, highlight=False)
+            return EXIT_INTERRUPTED
+
+
+def _answer(
+    problem: Problem | None, arguments: Namespace, job: JobSpec | None, search: Search, console: Console
+) -> int:
+    """Do what the options ask for. The modules of rarer answers are imported when they are asked for."""
+    if problem is None:
+        from heterps_operator.cli.plan_jobs import plan_jobs
+
+        return plan_jobs(arguments, search, console)
+    if arguments.compare:
+        from heterps_operator.cli.plan_compare import compare_methods
+
+        return compare_methods(problem, arguments, search, console)
+    if arguments.prices is not None:
+        from heterps_operator.cli.plan_prices import follow_prices
+
+        return follow_prices(problem, arguments, search, console)
+    if arguments.what_if:
+        from heterps_operator.cli.plan_compare import show_what_if
+
+        changed = _change(problem, arguments.what_if)
+        found, other = (_solve(each, arguments, job, search) for each in (problem, changed))
+        _say_if_interrupted(search)
+        return show_what_if(problem, found, changed, other, arguments, console)
+    return _plan_one(problem, arguments, job, search, console)
+
+
+def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
+    found = _solve(problem, arguments, job, search)
+    _say_if_interrupted(search)
+    if arguments.frontier:
+        _show_frontier(problem, found, arguments.frontier, search)
     if isinstance(found, Infeasible):
-        _write(arguments.output, found.to_json())
+        write_document(arguments.output, found.to_json())
         if arguments.output == "table":
             make_console(stderr=True).print(f"{found.reason}: {found.message}", markup=False, highlight=False)
         return EXIT_INFEASIBLE
-    explanation = explain(problem, found, lambda: deadline is not None and time.monotonic() >= deadline)
+    trusting = solve(problem, deadline=search.deadline, clock=search.clock) if found.robust is not None else None
+    explanation = explain(problem, found, search.should_stop)
+    search.finish()
     if arguments.output == "table":
         from heterps_operator.explanation import render_plan
 
-        console.print(render_plan(problem, found, explanation))
-    else:
-        _write(arguments.output, {**found.to_json(), "explanation": explanation.to_json()})
+        without_margin = trusting.cost if isinstance(trusting, Plan) else None
+        console.print(
+            render_plan(problem, found, explanation, stopped=search.should_stop(), without_margin=without_margin)
+        )
+        return EXIT_OK
+    document = {**found.to_json(), "explanation": explanation.to_json()}
+    if isinstance(trusting, Plan):
+        document["robust"]["costWithoutMargin"] = trusting.cost
+    write_document(arguments.output, document)
     return EXIT_OK
 
 
-def _check_options(arguments: Namespace) -> None:
-    if (arguments.job is None) == (arguments.problem is None):
-        raise UsageError("plan: name a job file or --problem FILE, one of the two")
-    if arguments.problem is not None and arguments.profile is not None:
-        raise UsageError("--profile: a --problem has its layers' times already; name a job file, or leave it out")
-    if arguments.method is not None and arguments.stages is not None:
-        raise UsageError("--stages: are a plan by hand, no method is needed; leave --method out")
-    if arguments.frontier is not None:
-        path = Path(arguments.frontier)
-        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise UsageError(f"--frontier {arguments.frontier}: must end in .png, .svg or .pdf")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"--frontier {arguments.frontier}: its folder does not exist")
+def _say_if_interrupted(search: Search) -> None:
+    search.finish()
+    if search.interrupted:
+        text = "interrupted: what follows is the best plan so far"
+        make_console(stderr=True).print(text, markup=False, highlight=False)
 
 
-def _solve(problem: Problem, arguments: Namespace, job: JobSpec | None, deadline: float | None) -> Plan | Infeasible:
+def _document(
+    arguments: Namespace, programs: Programs, console: Console
+) -> tuple[dict[str, Any] | None, JobSpec | None, int]:
+    """Return the problem file's content and the job; without a content, the exit code says why."""
+    if arguments.problem:
+        return read_json(arguments.problem[0], "--problem"), None, EXIT_OK
+    display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
+    session = open_session(arguments.job, arguments.work_directory, programs, goal="profile")
+    if arguments.profile is not None:
+        return adapt_problem(read_json(arguments.profile, "--profile"), session.job), session.job, EXIT_OK
+    with session.workspace.locked():
+        measured, code = measure(
+            session, display, refresh=arguments.refresh_profile, machine=arguments.output == "json"
+        )
+    return measured, session.job, code
+
+
+def _change(problem: Problem, settings: list[str]) -> Problem:
+    return change(problem, [read_setting(text) for text in settings])
+
+
+def _solve(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search) -> Plan | Infeasible:
     stages: Any = None
     if arguments.stages is not None:
-        stages = _read_json(arguments.stages, "--stages").get("stages")
-    elif job is not None and arguments.method is None and job.stages_by_hand:
+        stages = read_json(arguments.stages, "--stages").get("stages")
+    elif job is not None and arguments.method is None and job.stages_by_hand and not arguments.robust:
         stages = list(job.stages_by_hand)
     if stages is not None:
-        return evaluate(problem, stages, deadline=deadline)
-    return solve(problem, arguments.method or (job.method if job is not None else "optimal"), deadline=deadline)
+        found = evaluate(problem, stages, deadline=search.deadline, clock=search.clock)
+    else:
+        found = solve(
+            problem,
+            arguments.method or (job.method if job is not None else "optimal"),
+            seed=arguments.seed or 0,
+            robust=arguments.robust or 0.0,
+            deadline=search.deadline,
+            progress=search.progress,
+            clock=search.clock,
+        )
+    return replace(found, seconds=search.seconds) if search.interrupted else found
 
 
-def _draw(problem: Problem, found: Plan | Infeasible, target: str, deadline: float | None) -> None:
+def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str], search: Search) -> None:
     from heterps_operator.plots import plot_frontier
     from heterps_planner.frontier import frontier
 
-    # The picture shows what less than the floor would cost, too.
-    free = replace(problem, min_samples_per_second=0.0)
-    points = frontier(free, should_stop=lambda: deadline is not None and time.monotonic() >= deadline).points
-    if not points:
+    # What less than the floor would cost is shown, too.
+    search.restart(None if search.deadline == float("inf") else search.deadline - search.clock(), "frontier")
+    whole = frontier(
+        replace(problem, min_samples_per_second=0.0), should_stop=search.should_stop, progress=search.progress
+    )
+    search.finish()
+    if not whole.points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
-    try:
-        plot_frontier(problem, points, found if isinstance(found, Plan) else None, Path(target))
-    except OSError as error:
-        raise UsageError(f"--frontier {target}: cannot be written ({error.strerror})") from error
-
-
-def _write(output: str, document: Json) -> None:
-    if output == "json":
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    elif output == "yaml":
-        sys.stdout.write(yaml.safe_dump(dict(document), sort_keys=False))
-
-
-def _read_json(name: str, option: str) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{option} {name}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UsageError(f"{option} {name}: is no JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{option} {name}: must hold a JSON object")
-    return document
+    for target in targets:
+        try:
+            if Path(target).suffix.lower() == ".csv":
+                write_frontier(problem, whole.points, Path(target))
+            else:
+                plot_frontier(problem, whole.points, found if isinstance(found, Plan) else None, Path(target))
+        except OSError as error:
+            raise UsageError(f"--frontier {target}: cannot be written ({error.strerror})") from error
+    if not whole.complete:
+        text = f"--frontier: {len(whole.points)} of its plans; steps between them are missing"
+        make_console(stderr=True).print(text, markup=False, highlight=False)
