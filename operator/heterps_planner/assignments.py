@@ -24,7 +24,7 @@ from heterps_planner.task import Found
 __all__ = ["Evaluator", "schedules_from_assignments", "stages_of"]
 
 _CAPACITY = 500_000  # assignments remembered, about 100 MB
-_CHUNK = 4_096  # assignments provisioned at once
+_CHUNK = 65_536  # layers of assignments provisioned at once
 _TINY_RATE = 1e-30  # in place of a cost of zero, whose logarithm is infinite
 
 
@@ -129,8 +129,9 @@ class Evaluator:
                 known[key] = value
         rows = list(fresh.values())
         values: list[tuple[float, float]] = []
-        for start in range(0, len(rows), _CHUNK):
-            values += self._evaluate(assignment[rows[start : start + _CHUNK]])
+        step = max(1, _CHUNK // max(assignment.shape[1], 1))
+        for start in range(0, len(rows), step):
+            values += self._evaluate(assignment[rows[start : start + step]])
         if len(self._seen) + len(values) > _CAPACITY:
             self._seen.clear()
         new = dict(zip(fresh, values, strict=True))

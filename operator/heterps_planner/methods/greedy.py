@@ -47,18 +47,22 @@ def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: floa
         if task.should_stop():
             return False
         options = np.hstack([np.repeat(chosen, num_pools, axis=0), np.arange(num_pools)[:, None]])
-        score = evaluator.scores(options)
+        order = np.argsort(evaluator.scores(options), kind="stable")
+        best = int(order[0])
         if with_rest and layer < num_layers - 1:
-            score = np.where(_can_continue(evaluator, options), score, score + 2 * np.ptp(score) + 1)
-        chosen = options[[int(score.argmin())]]
+            for option in order:
+                if task.should_stop():
+                    return False
+                if _can_continue(evaluator, options[option]):
+                    best = int(option)
+                    break
+        chosen = options[[best]]
         task.progress(done + (layer + 1) / num_layers / _PASSES)
     return True
 
 
-def _can_continue(evaluator: Evaluator, prefix: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say for each prefix whether a feasible plan has all layers after it on one pool, shape (n,)."""
-    num_pools, num_left = evaluator.segments.num_pools, evaluator.segments.num_layers - prefix.shape[1]
-    rest = np.tile(np.repeat(np.arange(num_pools)[:, None], num_left, axis=1), (len(prefix), 1))
-    rates = evaluator.rates(np.hstack([np.repeat(prefix, num_pools, axis=0), rest]))
-    feasible = np.isfinite(rates).reshape(len(prefix), num_pools)
-    return np.asarray(feasible.any(axis=1))
+def _can_continue(evaluator: Evaluator, prefix_L: NDArray[np.intp]) -> bool:  # noqa: N803
+    """Say whether a feasible plan has all layers after these on one pool."""
+    num_pools, num_left = evaluator.segments.num_pools, evaluator.segments.num_layers - len(prefix_L)
+    rest = np.repeat(np.arange(num_pools)[:, None], num_left, axis=1)
+    return bool(np.isfinite(evaluator.rates(np.hstack([np.tile(prefix_L, (num_pools, 1)), rest]))).any())
