@@ -110,8 +110,8 @@ def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = Fals
     pieces = problem.micro_batches if pipelined else 1
     fixed, per_sample = times.compute_fixed_seconds, 1 / problem.batch_size
     always = pieces * fixed / problem.training_batch_size
-    table = lines(times.measured.units, times.measured.compute_seconds)
-    return [(units, Work(always + (seq - fixed) * per_sample, par * per_sample)) for units, seq, par in table]
+    table = lines(times.measured.units, [seconds - fixed for seconds in times.measured.compute_seconds])
+    return [(units, Work(always + seq * per_sample, par * per_sample)) for units, seq, par in table]
 
 
 def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArray, float]:

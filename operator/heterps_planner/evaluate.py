@@ -18,6 +18,7 @@ from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments, bu
 from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.fields import Fields, check_integer
 from heterps_planner.limits import shadow_prices
+from heterps_planner.memory import needed_bytes
 from heterps_planner.path import Stage
 from heterps_planner.plan import (
     COST_CEILING_EXCEEDED,
@@ -26,6 +27,7 @@ from heterps_planner.plan import (
     Plan,
     build_plan,
     choice_of,
+    describe_bytes,
     describe_rate,
 )
 from heterps_planner.planning import check_servers, deadline_test
@@ -158,9 +160,23 @@ def _read_pods(fields: Fields, problem: Problem, pool: int) -> int:
 
 def _check_limits(problem: Problem, segments: Segments, stages: list[Stage], fixed: list[int | None]) -> None:
     used = np.zeros(segments.num_pools)
-    for i, ((_, _, pool), pods) in enumerate(zip(stages, fixed, strict=True)):
-        used[pool] += pods or 1
+    for i, (stage, pods) in enumerate(zip(stages, fixed, strict=True)):
+        pool = stage[2]
         limit = problem.pools[pool]
+        least = segments.least(*stage)
+        if (pods or least) < least or math.isinf(least):
+            need = needed_bytes(problem, stage[0], stage[1], math.inf if pods is None else pods)
+            raise ProblemError(
+                f"{_PATH}.stages[{i}].{'pool' if math.isinf(least) else 'units'}",
+                f"each pod of pool {limit.name!r} needs {describe_bytes(need)} for this stage and has "
+                f"{describe_bytes(limit.memory_bytes_per_pod or 0)}; "
+                + (
+                    "no number of units is enough: put fewer layers into this stage"
+                    if math.isinf(least)
+                    else f"give it at least {int(least) * limit.units_per_pod} units"
+                ),
+            )
+        used[pool] += pods or least
         if used[pool] > segments.limit_T[pool]:
             units = int(used[pool]) * limit.units_per_pod
             raise ProblemError(

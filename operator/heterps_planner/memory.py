@@ -58,7 +58,7 @@ def least_pods_for_memory(problem: Problem, pool: Pool) -> FloatArray:
 
 
 def needed_bytes(problem: Problem, first: int, last: int, pods: float) -> float:
-    """Return the bytes that each of so many pods needs for a segment."""
+    """Return the bytes that each of so many pods needs for a segment; with infinitely many, for one sample each."""
     layers = problem.layers[first : last + 1]
-    share = np.ceil(problem.training_batch_size / _pieces(problem, first, last) / pods)
+    share = max(np.ceil(problem.training_batch_size / _pieces(problem, first, last) / pods), 1.0)
     return float(sum(layer.resident_bytes for layer in layers) + share * sum(x.activation_bytes for x in layers))

@@ -43,7 +43,7 @@ def lines(units: Sequence[int], seconds: Sequence[float]) -> list[tuple[float, f
 
     Args:
         units: at least two numbers, rising.
-        seconds: > 0, one per number.
+        seconds: >= 0, one per number, without the part that depends neither on the units nor on the batch.
     """
     found: list[tuple[float, float, float]] = []
     for i in range(len(units) - 1):

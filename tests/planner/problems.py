@@ -9,7 +9,7 @@ import numpy as np
 
 from heterps_planner.cost_model import build_segments
 from heterps_planner.limits import fastest
-from heterps_planner.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.problem import Layer, LayerTimes, MeasuredTimes, ParameterServer, Pool, Problem
 
 
 def random_problem(
@@ -80,6 +80,41 @@ def random_problem(
         micro_batches=int(rng.integers(1, 4)) if fixed else 1,
         parameter_server=servers,
     )
+
+
+def with_tables(rng: np.random.Generator, problem: Problem) -> Problem:
+    """Give most layers tables: speed-ups that fade, noise, and numbers of units from which on more is slower."""
+    layers = []
+    for layer in problem.layers:
+        pools = dict(layer.pools)
+        for name, times in layer.pools.items():
+            if rng.random() < 0.25:
+                continue
+            units = sorted(rng.choice(np.arange(1, 13), size=int(rng.integers(2, 6)), replace=False).tolist())
+            alpha = times.parallel_fraction
+            noise = rng.choice([0.02, 0.4])
+            seconds = [
+                times.compute_seconds * (1 - alpha + alpha / k) * float(np.exp(noise * rng.standard_normal()))
+                for k in units
+            ]
+            fixed = min(times.compute_fixed_seconds, 0.9 * min(seconds))
+            table = MeasuredTimes(tuple(units), tuple(seconds))
+            pools[name] = replace(times, measured=table, compute_fixed_seconds=fixed)
+        layers.append(replace(layer, pools=pools))
+    return replace(problem, layers=tuple(layers))
+
+
+def with_memory(rng: np.random.Generator, problem: Problem) -> Problem:
+    """Give layers and pools memory, so that some stages fit nowhere and others need several pods."""
+    layers = tuple(
+        replace(layer, resident_bytes=float(rng.integers(0, 20)), activation_bytes=float(rng.choice([0, 0.1, 0.5])))
+        for layer in problem.layers
+    )
+    pools = tuple(
+        replace(pool, memory_bytes_per_pod=float(rng.integers(20, 70)) if rng.random() < 0.8 else None)
+        for pool in problem.pools
+    )
+    return replace(problem, layers=layers, pools=pools)
 
 
 def with_floor(problem: Problem, fraction: float) -> Problem:
