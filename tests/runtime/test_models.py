@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from heterps_runtime.data.synthetic import FIELDS, ClickLog, ClickLogSpec
+from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, write_click_log
 from heterps_runtime.intake import EntrypointError, LayeredModel, build_model, trace_model
+from tests.runtime.jobs import configuration, run_job
 
 SMALL: dict[str, Any] = {"num_ids": 2_000, "hidden": 32}
 CASES: list[tuple[str, dict[str, Any], int, int]] = [  # module, arguments, layers, lookups
@@ -85,3 +87,18 @@ def test_a_deep_stack_neither_loses_nor_blows_up_the_signal() -> None:
 def test_too_few_layers_are_refused_with_the_least_number() -> None:
     with pytest.raises(EntrypointError, match="layers must be at least 6, is 5"):
         layered("ctrdnn", {"layers": 5})
+
+
+@pytest.mark.slow
+def test_a_job_of_two_stages_trains_a_model_on_a_written_log(tmp_path: Path) -> None:
+    """Lookups on CPU workers, the rest on another pool: every row is trained on once, and something is learnt."""
+    data = write_click_log(tmp_path / "log", ClickLogSpec(seed=2, ids=500), rows=6_400, held_out=1_600)
+    document = configuration(tmp_path / "job", precision="fp32", globalBatchSize=128, steps=50)
+    spec = document["job"]["spec"]
+    spec["model"] |= {"entrypoint": "heterps_runtime.models.ctrdnn:build", "arguments": {"layers": 8, **SMALL}}
+    spec["data"] |= {"train": str(data / "train"), "evaluation": str(data / "held-out"), "label": LABEL}
+    spec["data"] |= {"dense": list(NUMBERS), "sparse": list(FIELDS)}
+    status = run_job(document, [("cpu", 3, 2), ("card", 7, 1)], servers=1)
+    assert status["phase"] == "Succeeded"
+    assert status["samples"] == 6_400
+    assert status["evaluation"]["auc"] > 0.6
