@@ -282,6 +282,16 @@ def test_greedy_leaves_room_for_later_layers_when_the_first_pass_does_not() -> N
     assert pools_of(plan(problem, "greedy")) == ["cpu", "gpu"]
 
 
+@pytest.mark.parametrize("num_pools", [2, 5])
+def test_greedy_finds_a_plan_where_limits_are_tight(num_pools: int) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        problem = with_floor(random_problem(rng, 9, num_pools, most_pods=12, specialised=True, server="rate"), 0.95)
+        result = plan(problem, "greedy")
+        assert isinstance(result, Plan)
+        check_plan(problem, result)
+
+
 def test_the_genetic_method_finds_plans_among_many_tightly_limited_pools() -> None:
     """Without homogeneous seeds and a graded penalty a population finds nothing here."""
     rng = np.random.default_rng(9)

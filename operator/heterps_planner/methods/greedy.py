@@ -6,7 +6,8 @@ pool with which layers 1..l, provisioned exactly as if the model ended there, co
 included). Nothing is ever taken back, and nothing is known about the layers that follow.
 
 Such a choice may use up a pool that a later layer cannot do without. If the plan of this pass is infeasible, a second
-pass considers, for each layer, only the pools from which some single pool can take over the whole rest.
+pass considers, for each layer, only the pools with which a feasible plan still exists, which the exact method is asked
+(`sweep.cheapest_at`). So the method finds a plan whenever there is one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
+from heterps_planner.assignments import Evaluator, stages_of
 from heterps_planner.methods.base import Found, Task, answer
+from heterps_planner.sweep import cheapest_at
 
 __all__ = ["find"]
 
@@ -53,7 +55,7 @@ def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: floa
             for option in order:
                 if task.should_stop():
                     return False
-                if _can_continue(evaluator, options[option]):
+                if _can_continue(task, options[option]):
                     best = int(option)
                     break
         chosen = options[[best]]
@@ -61,8 +63,13 @@ def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: floa
     return True
 
 
-def _can_continue(evaluator: Evaluator, prefix_L: NDArray[np.intp]) -> bool:  # noqa: N803
-    """Say whether a feasible plan has all layers after these on one pool."""
-    num_pools, num_left = evaluator.segments.num_pools, evaluator.segments.num_layers - len(prefix_L)
-    rest = np.repeat(np.arange(num_pools)[:, None], num_left, axis=1)
-    return bool(np.isfinite(evaluator.rates(np.hstack([np.tile(prefix_L, (num_pools, 1)), rest]))).any())
+def _can_continue(task: Task, prefix_L: NDArray[np.intp]) -> bool:  # noqa: N803
+    """Say whether any feasible plan begins like this."""
+    allowed = np.zeros(task.segments.seq_LLT.shape, dtype=bool)
+    *before, (first, last, pool) = stages_of(prefix_L)
+    for stage in before:
+        allowed[stage] = True
+    allowed[first, last:, pool] = True
+    allowed[len(prefix_L) :] = True
+    segments = task.segments.restricted(allowed)
+    return cheapest_at(segments, segments.floor, task.should_stop).choice is not None
