@@ -14,7 +14,7 @@ import numpy as np
 from heterps_planner.cost_model import FloatArray, Segments
 from heterps_planner.points import Choice, fastest_bound
 from heterps_planner.provisioning import fastest_provision, schedule_of
-from heterps_planner.sweep import Multipliers, cheapest_at, minimise
+from heterps_planner.sweep import Multipliers, SweepResult, cheapest_at, minimise
 
 __all__ = ["fastest", "limiting_pools", "shadow_prices"]
 
@@ -82,7 +82,8 @@ def shadow_prices(
     """Return what one more unit of each pool would save, in dollars per hour at the plan's throughput.
 
     These are exact differences of optimal costs, not multipliers: the problem is solved again with one more pod. All
-    pools are widened together first; if that does not help, no single one does, otherwise the halves are asked.
+    pools are widened together first. A better plan takes the added pods of some pools; these are widened one by one,
+    and the others together again, until widening all that are left does not help, so that none of them does alone.
 
     Args:
         segments: the problem.
@@ -92,24 +93,35 @@ def shadow_prices(
     """
     result = np.zeros(segments.num_pools)
     multipliers: Multipliers = []
-    groups = [list(range(segments.num_pools))]
-    while groups and not should_stop():
-        group = groups.pop()
+
+    def solve(pools: list[int], *, any_plan: bool) -> SweepResult:
+        nonlocal multipliers
         wider = segments.limit_T.copy()
-        wider[group] += 1
+        wider[pools] += 1
         found = minimise(
             replace(segments, limit_T=wider),
             rate=rate,
             should_stop=should_stop,
-            any_plan=len(group) > 1,
+            any_plan=any_plan,
             multipliers=multipliers,
         )
         multipliers = found.multipliers
-        if found.choice is None:
-            continue
-        if len(group) == 1:
-            saving = (rate - found.rate) * choice.throughput
-            result[group[0]] = saving / float(segments.units_T[group[0]])
-        else:
-            groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+        return found
+
+    left = list(range(segments.num_pools))
+    while left and not should_stop():
+        better = solve(left, any_plan=len(left) > 1).choice
+        if better is None:
+            break
+        used = np.zeros(segments.num_pools)
+        used[segments.server_pool] += better.server_pods
+        for (_, _, pool), pods in zip(better.stages, better.pods, strict=True):
+            used[pool] += pods
+        taken = [pool for pool in left if used[pool] > segments.limit_T[pool]]
+        if not taken:  # better within the limits by less than the tolerance of the search
+            break
+        for pool in taken:
+            if not should_stop() and (found := solve([pool], any_plan=False)).choice is not None:
+                result[pool] = (rate - found.rate) * choice.throughput / float(segments.units_T[pool])
+        left = [pool for pool in left if pool not in taken]
     return result
