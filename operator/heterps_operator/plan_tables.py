@@ -16,7 +16,7 @@ from heterps_planner.market import Followed, Step
 from heterps_planner.plan import Infeasible, Plan
 from heterps_planner.problem import Problem
 
-__all__ = ["MethodResult", "render_joint", "render_market", "render_methods", "render_what_if"]
+__all__ = ["MethodResult", "best_bound", "render_joint", "render_market", "render_methods", "render_what_if"]
 
 _PADDING = (0, 2, 0, 0)
 _ROWS = 40  # ticks that a table shows
@@ -32,8 +32,8 @@ class MethodResult:
     failure: str | None  # why there is no plan
     stopped: bool  # by the time limit or by Ctrl-C
 
-    def to_json(self) -> dict[str, Any]:
-        """The result as a JSON object."""
+    def to_json(self, bound: float) -> dict[str, Any]:
+        """The result as a JSON object; `bound` is the best lower bound that any method has proven."""
         plan = self.plan
         return {
             "method": self.method,
@@ -42,9 +42,20 @@ class MethodResult:
             "feasible": plan is not None,
             "message": self.failure,
             "cost": None if plan is None else plan.cost,
-            "gap": None if plan is None else plan.gap,
+            "gap": None if plan is None else gap_to(bound, plan),
             "plan": None if plan is None else plan.to_json(),
         }
+
+
+def best_bound(results: Sequence[MethodResult]) -> float:
+    """The highest lower bound that any of the methods came with; a method that was stopped may have none."""
+    return max((result.plan.lower_bound for result in results if result.plan is not None), default=0.0)
+
+
+def gap_to(bound: float, plan: Plan) -> float:
+    """How much of a plan's cost lies above a lower bound, 0 to 1."""
+    gap = 1 - bound / plan.cost if plan.cost > 0 else 0.0
+    return gap if gap > 1e-8 else 0.0
 
 
 def _table(*names: str, title: str | None = None, text: int = 1) -> Table:
@@ -66,6 +77,7 @@ def render_methods(results: Sequence[MethodResult], seconds_per_method: float) -
     for name in ("cost", "above the bound", "per hour", "samples/s", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("units of each stage, or why there is no plan", overflow="fold")
+    bound = best_bound(results)
     order = sorted(
         results, key=lambda r: (r.plan is None, 0.0 if r.plan is None else r.plan.cost, r.method != "optimal")
     )
@@ -75,7 +87,7 @@ def render_methods(results: Sequence[MethodResult], seconds_per_method: float) -
         if plan is None:
             table.add_row(result.method, "", "", "", "", seconds, Text(result.failure or ""), style="dim")
             continue
-        above = "optimal" if plan.optimal else f"{plan.cost / plan.lower_bound - 1:.2%}" if plan.lower_bound else ""
+        above = "optimal" if gap_to(bound, plan) == 0 else f"{plan.cost / bound - 1:.2%}" if bound > 0 else "unknown"
         table.add_row(
             result.method,
             format_money(plan.cost),

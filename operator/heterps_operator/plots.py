@@ -120,9 +120,9 @@ def draw_market(followed: Followed, stayed: Followed) -> Figure:
     """Draw price per hour and money spent against time, for following the prices and for staying."""
     figure = Figure(figsize=(9, 7), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    for result, name, colour, style in (
-        (stayed, "staying", _COLOURS[3], "--"),
-        (followed, "following", _COLOURS[0], "-"),
+    for result, name, colour, width in (
+        (stayed, "staying", _COLOURS[1], 4.0),  # wide, so that it is seen below the other where they agree
+        (followed, "following", _COLOURS[0], 1.4),
     ):
         times = [step.seconds / 3600 for step in result.steps]
         end = result.seconds / 3600 if result.seconds is not None else times[-1]
@@ -130,9 +130,9 @@ def draw_market(followed: Followed, stayed: Followed) -> Figure:
         spent = [0.0]
         for step in result.steps:
             spent.append(spent[-1] + step.spent)
-        top.step([*times, end], [*price, price[-1]], where="post", color=colour, linestyle=style, label=name)
+        top.step([*times, end], [*price, price[-1]], where="post", color=colour, linewidth=width, label=name)
         label = f"{name}: {_money(result.cost)}"
-        bottom.plot([*times, end], spent, color=colour, linestyle=style, label=label)
+        bottom.plot([*times, end], spent, color=colour, linewidth=width, label=label)
         changes = [i for i, step in enumerate(result.steps) if step.decision in ("provision", "move")]
         if changes:
             top.plot(

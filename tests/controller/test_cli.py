@@ -69,7 +69,7 @@ def test_a_port_that_is_taken_is_said_before_anything_runs(
     [
         (("plan",), "name a job file or --problem FILE"),
         (("plan", "--problem", "none.json"), "--problem none.json: cannot be read"),
-        (("plan", "--problem", "none.json", "--frontier", "plan.doc"), "must end in .png, .svg or .pdf"),
+        (("plan", "--problem", "none.json", "--frontier", "plan.doc"), "must end in .csv, .png, .svg or .pdf"),
         (("plan", "--problem", "a", "--profile", "b"), "--profile: a --problem has its layers' times already"),
     ],
 )

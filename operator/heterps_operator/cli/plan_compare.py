@@ -8,7 +8,7 @@ from dataclasses import replace
 from heterps_operator.cli.plan_files import write_document
 from heterps_operator.cli.search import Search
 from heterps_operator.console import Console
-from heterps_operator.plan_tables import MethodResult, render_methods, render_what_if
+from heterps_operator.plan_tables import MethodResult, best_bound, render_methods, render_what_if
 from heterps_planner.errors import PlannerError
 from heterps_planner.methods import METHODS
 from heterps_planner.plan import Infeasible, Plan
@@ -32,7 +32,7 @@ def compare_methods(problem: Problem, arguments: Namespace, search: Search, cons
     search.finish()
     left_out = list(METHODS)[len(results) :]
     document = {
-        "methods": [result.to_json() for result in results],
+        "methods": [result.to_json(best_bound(results)) for result in results],
         "secondsPerMethod": arguments.timeout or _SECONDS_PER_METHOD,
         "leftOut": left_out,
     }

@@ -1,0 +1,261 @@
+"""What `heterps plan` can do beyond one plan: each answer in words and JSON, and each slip explained."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heterps_operator.__main__ import main
+from heterps_operator.cli.search import open_search
+from heterps_planner.methods import METHODS
+from heterps_planner.task import Found, Task
+from tests.planner.problems import document
+
+FEW = {name: METHODS[name] for name in ("optimal", "brute-force", "cpu", "gpu", "greedy")}
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> str:
+    return write(tmp_path, "ads.json")
+
+
+def write(folder: Path, name: str, **changes: Any) -> str:
+    path = folder / name
+    path.write_text(json.dumps(document(**changes)))
+    return str(path)
+
+
+def answer(capsys: Any, *arguments: str, code: int = 0) -> Any:
+    assert main(["plan", *arguments, "--output", "json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def table(capsys: Any, *arguments: str, code: int = 0) -> str:
+    assert main(["plan", *arguments]) == code
+    text: str = capsys.readouterr().out
+    return text
+
+
+def test_a_what_if_shows_both_plans_and_the_saving(problem_file: str, capsys: Any) -> None:
+    arguments = ("--problem", problem_file, "--what-if", "gpu.pricePerUnitHour=1", "--what-if", "gpu.maxUnits=9")
+    result = answer(capsys, *arguments)
+    assert result["whatIf"]["settings"] == ["gpu.pricePerUnitHour=1", "gpu.maxUnits=9"]
+    difference = result["whatIf"]["cost"] - result["asIs"]["cost"]
+    assert result["difference"]["cost"] == pytest.approx(difference)
+    assert difference < 0
+    text = table(capsys, *arguments)
+    for words in ("as it is", "if gpu.pricePerUnitHour=1, gpu.maxUnits=9", "stage-1", "This would save $"):
+        assert words in text
+
+
+def test_a_what_if_without_a_plan_says_why(problem_file: str, capsys: Any) -> None:
+    arguments = ("--problem", problem_file, "--what-if", "minSamplesPerSecond=1e9")
+    assert not answer(capsys, *arguments, code=3)["whatIf"]["feasible"]
+    text = table(capsys, *arguments, code=3)
+    assert "no plan" in text
+    assert "the pools allow" in text
+
+
+def test_a_shadow_price_is_said_per_hour_and_over_the_training(problem_file: str, capsys: Any) -> None:
+    arguments = ("--problem", problem_file, "--what-if", "cpu.maxUnits=1", "--what-if", "minSamplesPerSecond=none")
+    binding = answer(capsys, *arguments)["whatIf"]
+    text = table(capsys, "--problem", problem_file)
+    assert "none binds" in text
+    tight = json.loads(Path(problem_file).read_text()) | {"minSamplesPerSecond": 0}
+    tight["pools"][0]["maxUnits"] = 1
+    Path(problem_file).write_text(json.dumps(tight))
+    result = answer(capsys, "--problem", problem_file)
+    assert result["shadowPrices"] == pytest.approx(binding["shadowPrices"])
+    text = table(capsys, "--problem", problem_file)
+    for pool in result["bindingLimits"]:
+        assert f"one more {pool} is worth $" in text
+
+
+def test_all_methods_are_compared(problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", FEW)
+    result = answer(capsys, "--problem", problem_file, "--compare")
+    by_name = {one["method"]: one for one in result["methods"]}
+    assert list(by_name) == list(FEW)
+    assert by_name["optimal"]["gap"] == by_name["brute-force"]["gap"] == 0
+    assert not by_name["gpu"]["feasible"]
+    assert "gpu" in by_name["gpu"]["message"]
+    text = table(capsys, "--problem", problem_file, "--compare", "--timeout", "5")
+    assert "at most 5 s per method" in text
+    assert text.index("optimal") < text.index("\ngpu")
+
+
+def test_a_comparison_without_any_plan_ends_with_code_3(
+    problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", {"gpu": METHODS["gpu"]})
+    assert answer(capsys, "--problem", problem_file, "--compare", code=3)["methods"][0]["cost"] is None
+
+
+def test_jobs_share_pools(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    other = write(tmp_path, "feed.json", minSamplesPerSecond=500)
+    result = answer(capsys, "--problem", problem_file, "--problem", other)
+    assert set(result["plans"]) == {"ads", "feed"}
+    assert result["cost"] == pytest.approx(sum(plan["cost"] for plan in result["plans"].values()))
+    text = table(capsys, "--problem", problem_file, "--problem", other)
+    for words in ("ads", "feed", "one by one", "optimal (gap 0)", "of 10 cpu"):
+        assert words in text
+
+
+def test_jobs_that_do_not_fit_end_with_code_3(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    same = [write(tmp_path, f"{i}.json", minSamplesPerSecond=1500) for i in range(4)]
+    arguments = [word for name in same for word in ("--problem", name)]
+    assert answer(capsys, *arguments, code=3)["reason"] == "PoolsTooSmall"
+
+
+def test_a_wrong_job_among_several_is_named(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    wrong = write(tmp_path, "feed.json", batchSize=0)
+    assert main(["plan", "--problem", problem_file, "--problem", wrong]) == 2
+    assert "feed.json: problem.batchSize: must be >= 1, is 0" in capsys.readouterr().err
+
+
+def test_a_price_series_is_followed(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    series = tmp_path / "prices.csv"
+    series.write_text("seconds,gpu.pricePerUnitHour,gpu.maxUnits\n0,2,4\n600,20,\n1200,,0\n1800,1,4\n")
+    picture = tmp_path / "market.png"
+    arguments = ("--problem", problem_file, "--prices", str(series))
+    result = answer(capsys, *arguments, "--draw", str(picture), "--pod-start-seconds", "0")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert result["following"]["interruptions"] == 1
+    assert [step["decision"] for step in result["staying"]["steps"]] == ["start", "stay", "wait", "start"]
+    text = table(capsys, *arguments)
+    for words in ("no plan possible (interrupted)", "following", "staying", "worth", "ms per tick"):
+        assert words in text
+
+
+def test_a_margin_says_what_it_buys_and_costs(tmp_path: Path, capsys: Any) -> None:
+    name = write(tmp_path, "ads.json", minSamplesPerSecond=800)
+    percent = answer(capsys, "--problem", name, "--robust", "10%")
+    fraction = answer(capsys, "--problem", name, "--robust", "0.1")
+    assert percent["stages"] == fraction["stages"]
+    assert percent["robust"]["error"] == 0.1
+    assert percent["robust"]["costWithoutMargin"] <= percent["cost"]
+    text = " ".join(table(capsys, "--problem", name, "--robust", "10%").split())
+    assert "though each measured time be wrong by 10%, the floor is kept with a probability of 95%" in text
+
+
+def test_the_frontier_as_csv_has_every_plan(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    target, picture = tmp_path / "frontier.csv", tmp_path / "frontier.svg"
+    table(capsys, "--problem", problem_file, "--frontier", str(target), "--frontier", str(picture))
+    rows = list(csv.DictReader(target.read_text().splitlines()))
+    prices = [float(row["costPerHour"]) for row in rows]
+    assert prices == sorted(prices)
+    assert rows[0]["cpu units"] == "1"
+    assert "embedding..dense on 1 cpu" in rows[0]["stages"]
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--what-if", "gpuu.maxUnits=1"), "gpuu.maxUnits: unknown pool 'gpuu'; did you mean 'gpu'?"),
+        (("--what-if", "gpu.maxUnits"), "must be NAME=VALUE"),
+        (("--what-if", "gpu.maxUnits=1", "--frontier", "a.png"), "--frontier: does not go with --what-if"),
+        (("--compare", "--method", "cpu"), "--method: does not go with --compare; leave one of them out"),
+        (("--prices", "none.csv"), "--prices none.csv: cannot be read"),
+        (("--prices", "none.csv", "--robust", "5%"), "--robust: does not go with --prices"),
+        (("--restart-seconds", "5"), "--restart-seconds: is for --prices FILE only"),
+        (("--draw", "a.png"), "--draw: is for --prices FILE only"),
+        (("--prices", "a.csv", "--draw", "a.doc"), "--draw a.doc: must end in .png, .svg or .pdf"),
+        (("--robust", "5%", "--stages", "s.json"), "--stages: does not go with --robust"),
+        (("--problem", "b.json", "--compare"), "--compare: is for one problem, --problem is given 2 times"),
+        (("--method", "geneticc"), "unknown method 'geneticc'; did you mean 'genetic'?"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(
+    problem_file: str, arguments: tuple[str, ...], words: str, capsys: Any
+) -> None:
+    assert main(["plan", "--problem", problem_file, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--robust", "ten"),
+        ("--robust", "0"),
+        ("--robust", "110%"),
+        ("--robust", "nan"),
+        ("--seed", "-1"),
+        ("--seed", "1.5"),
+        ("--timeout", "0"),
+        ("--horizon-seconds", "0"),
+        ("--restart-seconds", "-1"),
+        ("--pod-start-seconds", "inf"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_shown(problem_file: str, option: str, value: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--problem", problem_file, f"{option}={value}"])
+    assert end.value.code == 2
+    assert f"argument {option}: must be" in (message := capsys.readouterr().err)
+    assert repr(value) in message
+
+
+def interrupting(inner: Callable[[Task], Found]) -> Callable[[Task], Found]:
+    """A method during which somebody presses Ctrl-C."""
+
+    def find(task: Task) -> Found:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert task.should_stop()
+        return inner(task)
+
+    return find
+
+
+def test_ctrl_c_gives_the_best_plan_so_far(problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = METHODS["optimal"]
+
+    def found_before(task: Task) -> Found:
+        found = best(Task(task.problem, task.segments))
+        os.kill(os.getpid(), signal.SIGINT)
+        return Found(found.choice)
+
+    monkeypatch.setitem(METHODS, "gpu", found_before)
+    assert main(["plan", "--problem", problem_file, "--method", "gpu", "--output", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["feasible"]
+    assert "interrupted: what follows is the best plan so far" in err
+    assert main(["plan", "--problem", problem_file, "--method", "gpu"]) == 0
+    assert "not examined: the search was stopped" in capsys.readouterr().out
+
+
+def test_ctrl_c_before_any_plan_ends_with_130(problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "optimal", interrupting(METHODS["optimal"]))
+    assert main(["plan", "--problem", problem_file, "--output", "json"]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "interrupted before any plan was found" in err
+
+
+def test_ctrl_c_leaves_out_the_methods_that_are_left(
+    problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = {"optimal": METHODS["optimal"], "brute-force": METHODS["brute-force"], "gpu": METHODS["gpu"]}
+    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", methods)
+    monkeypatch.setitem(METHODS, "brute-force", interrupting(METHODS["brute-force"]))
+    result = answer(capsys, "--problem", problem_file, "--compare")
+    assert result["leftOut"] == ["gpu"]
+    assert [one["stopped"] for one in result["methods"]] == [False, True]
+
+
+def test_a_second_ctrl_c_ends_the_command() -> None:
+    with open_search(None, None) as search:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert search.interrupted
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
