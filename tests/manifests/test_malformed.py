@@ -140,7 +140,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:9: NodePool v100: spec.deviceType: must be one of CPU, GPU, XPU, is \"TPU\"; choose one of them"]),
     ("  pools:", "  scheduling: {method: RL_LSTM}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.scheduling.method: must be one of optimal, rl-lstm, rl-rnn, pretrained, "
-        "bayesian, genetic, greedy, brute-force, cpu, gpu, heuristic, heuristic-gpu-first, is \"RL_LSTM\"; did you mean rl-lstm?"]),
+        "bayesian, genetic, greedy, brute-force, cpu, gpu, heuristic, heuristic-gpu-first, is \"RL_LSTM\"; "
+        "did you mean rl-lstm?"]),
     ("flights.model:build", "flights.model", [
         "job.yaml:15: HeterPSJob flights: spec.model.entrypoint: must be like \"flights.model:build\", "
         "is \"flights.model\"; correct it (Where to find the function or class that returns the torch.nn.Module, "
