@@ -85,9 +85,10 @@ def describe_margin(plan: Plan, without_margin: float | None) -> str:
     """What a plan that allows for a wrong profile promises, and what that costs."""
     assert plan.robust is not None
     robust = plan.robust
+    chance = "more than 99%" if robust.confidence > 0.99 else f"{robust.confidence:.0%}"  # never certain
     text = (
         f"though each measured time be wrong by {robust.error:.0%}, the floor is kept with a probability of "
-        f"{robust.confidence:.0%}; {format_rate(robust.expected_throughput)} if the profile is right"
+        f"{chance}; {format_rate(robust.expected_throughput)} if the profile is right"
     )
     if without_margin is None or without_margin <= 0:
         return text
