@@ -20,7 +20,6 @@ class Budget:
     """What a method may use in the main grid."""
 
     seconds: float = 10.0  # limit of one run
-    seeds: int | None = None  # at most so many, where the default would take too long
     pool_counts: tuple[int, ...] = POOL_COUNTS
     limits: tuple[str, ...] = ("loose", "tight")
     expected: float = 0.2  # seconds that a run takes
@@ -28,11 +27,10 @@ class Budget:
 
 # The learned and the evolutionary methods end by their own counts before the limit; Bayesian optimisation does not.
 BUDGETS = {
-    "rl-lstm": Budget(expected=4),
-    "rl-rnn": Budget(expected=4, pool_counts=(2, 16, 64), limits=("loose",)),
-    "genetic": Budget(expected=2),
-    "bayesian": Budget(seconds=15, expected=15, seeds=5, pool_counts=(2, 16), limits=("loose",)),
-    "pretrained": Budget(expected=0.2),
+    "rl-lstm": Budget(expected=1.5),
+    "rl-rnn": Budget(expected=1.5),
+    "genetic": Budget(expected=1.2),
+    "bayesian": Budget(expected=10, pool_counts=(2, 16), limits=("loose",)),
     "optimal": Budget(seconds=60, expected=0.3),
 }
 QUICK_SECONDS = 0.5
@@ -50,7 +48,7 @@ def _cells(settings: Settings) -> list[Cell]:
         if method == "brute-force":
             continue  # has its own experiment: it can do the small ones only
         budget = budget_of(method)
-        seeds = 1 if method in SEEDLESS else min(settings.seeds, budget.seeds or settings.seeds)
+        seeds = 1 if method in SEEDLESS else settings.seeds
         for kind, model, num_pools, limits in _grid(models, budget, settings.quick):
             cells += [
                 {

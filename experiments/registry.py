@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import batches, brute_force, methods, provisioning, robustness, sharing
+from experiments import batches, brute_force, learned, methods, provisioning, robustness, sharing
 from experiments.framework import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -15,6 +15,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         brute_force.EXPERIMENT,
         provisioning.EXPERIMENT,
         methods.EXPERIMENT,
+        learned.ERRATA,
+        learned.TRANSFER,
         robustness.EXPERIMENT,
         batches.EXPERIMENT,
         sharing.JOBS,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
-from experiments import report_methods, report_own, report_paper
+from experiments import report_methods, report_own, report_paper, report_sharing
 from experiments.results import Results
 
 __all__ = ["write_report"]
@@ -52,7 +53,16 @@ def write_report(out: Path) -> None:
         *report_paper.SECTIONS,
         *report_methods.SECTIONS[1:],
         *report_own.SECTIONS,
+        *report_sharing.SECTIONS,
     )
-    text = head + "\n".join(part for section in sections if (part := section(results)))
+    text = _wrapped(head + "\n".join(part for section in sections if (part := section(results))))
     out.mkdir(parents=True, exist_ok=True)
     (out / "experiments.md").write_text(text.rstrip("\n") + "\n")
+
+
+def _wrapped(text: str) -> str:
+    """Break paragraphs at 120 characters; tables, headings and pictures stay."""
+    return "\n".join(
+        line if line.startswith(("|", "#", "!")) else textwrap.fill(line, 120, break_long_words=False)
+        for line in text.split("\n")
+    )

@@ -24,7 +24,7 @@ from heterps_planner.sweep import minimise
 __all__ = ["ERRORS", "EXPERIMENT", "perturbed"]
 
 ERRORS = (0.02, 0.05, 0.1, 0.2, 0.4)  # sigma of the logarithm
-WORLDS = 20  # per seed and cell
+WORLDS = 10  # per seed and cell
 QUICK_WORLDS = 3
 
 

@@ -14,6 +14,7 @@ Shapes: n schedules that descend at once, S throughputs, L layers, T pools, M se
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ __all__ = ["SegmentMoves", "distinct"]
 
 IntArray = NDArray[np.intp]
 
-_IMPOSSIBLE = 1e6  # price of a segment that cannot be a stage, in prices of all pods together
+_IMPOSSIBLE = 1e6  # price of a layer in a segment that cannot be a stage, in prices of one pod of each pool
 _EXCESS = (4.0, 0.7)  # price of a pod beyond the limit, in prices of a pod; neighbours in a batch alternate
 _GAIN = 1e-9  # relative improvement below which a descent ends
 _MOST_MOVES = 60  # of one descent; far more than any needs
@@ -49,6 +50,7 @@ class SegmentMoves:
         self.should_stop = should_stop
         segments = evaluator.segments
         self.segments = segments
+        self.unlimited = replace(segments, limit_T=np.full_like(segments.limit_T, np.inf))
         self.price = search_prices(segments)
         self.lowest = lowest_throughput(segments, segments.floor)
         self.highest = max(fastest_bound(segments), self.lowest)
@@ -96,7 +98,7 @@ class SegmentMoves:
 
     def _descend_and_evaluate(self, start: IntArray, theta: FloatArray) -> IntArray:
         """Descend from every schedule at every throughput and evaluate the ends."""
-        points = Points(self.segments, self.price, theta)
+        points = self.points(theta)
         assignment = np.repeat(start, len(theta), axis=0)
         at = np.tile(np.arange(len(theta)), len(start))
         step = max(1, _NUMBERS // (len(self.first) * self.segments.num_pools))
@@ -108,6 +110,13 @@ class SegmentMoves:
             ends.append(distinct(self.descend(assignment[rows], points, at[rows])))
             self.evaluator.rates(ends[-1])
         return np.concatenate(ends)
+
+    def points(self, theta_S: FloatArray) -> Points:  # noqa: N803
+        """Return the pods of all segments at throughputs, even beyond a pool's limit, and the room in each pool."""
+        points = Points(self.unlimited, self.price, theta_S)
+        points.room = np.tile(self.segments.limit_T, (len(theta_S), 1))
+        points.room[:, self.segments.server_pool] -= points.server
+        return points
 
     def descend(self, assignment_NL: IntArray, points: Points, at_N: IntArray) -> IntArray:  # noqa: N803
         """Make the best segment move until none helps.
@@ -122,8 +131,10 @@ class SegmentMoves:
         """
         possible = np.isfinite(points.pods)
         pods = np.where(possible, points.pods, 0.0)
-        worst = _IMPOSSIBLE * max(float(self.price.sum()), 1.0)
-        price = np.where(possible, pods * self.price, worst)
+        # The longer an impossible segment the worse, so that it pays to cut it although its pieces are impossible too.
+        length = np.subtract.outer(np.arange(pods.shape[1]), np.arange(pods.shape[1])).T + 1.0
+        worst = _IMPOSSIBLE * float(self.price.sum()) * length**2
+        price = np.where(possible, pods * self.price, worst[:, :, None])
         result = assignment_NL.copy()
         weight = np.where(np.arange(len(result)) % 2 == 0, *_EXCESS)
         going = np.arange(len(result))

@@ -1,0 +1,231 @@
+"""Sections on learning, on batches, on several jobs and on changing prices."""
+
+from __future__ import annotations
+
+import math
+
+from experiments import plots
+from experiments.markdown import percent, picture, seconds, spread_text, table
+from experiments.plots import Bar
+from experiments.results import MODEL_TITLES, Results, bar_of, gap_percent
+from experiments.tables import group, mean, number, spread
+
+__all__ = ["SECTIONS"]
+
+_VARIANT_TITLES = {
+    "printed": "as printed",
+    "sign": "+ sign (13)",
+    "layers": "+ all layers (14)",
+    "baseline": "+ baseline (15)",
+    "own plans": "+ own plans (16)",
+    "best plan": "+ best plan (16)",
+}
+
+
+def errata_section(results: Results) -> str:
+    """Algorithm 1, literally and corrected."""
+    rows = results.rows("errata")
+    if not rows:
+        return ""
+    learned = results.rows(
+        "methods", lambda r: (r["kind"], r["limits"], r["method"]) == ("devices", "loose", "rl-lstm")
+    )
+    body = []
+    for (model, t), here in group(rows, lambda r: (str(r["model"]), int(number(r, "pools")))).items():
+        cells = []
+        for variant in _VARIANT_TITLES:
+            runs = [r for r in here if r["variant"] == variant]
+            feasible = [gap_percent(r) for r in runs if r["status"] == "ok"]
+            text = spread_text(spread(feasible)) if feasible else "none"
+            cells.append(text if len(feasible) == len(runs) else f"{text} {len(feasible)}/{len(runs)}")
+        rest = [r for r in learned if (r["model"], r["pools"]) == (model, t)]
+        ours = spread_text(spread([gap_percent(r) for r in rest if r["status"] == "ok"]))
+        body.append([f"{MODEL_TITLES.get(model, model)}, T = {t}", *cells, ours])
+    return "\n".join(
+        [
+            "## The learned scheduler as printed, and corrected\n",
+            "Algorithm 1 of the paper, 300 rounds of 32 plans, with its errata corrected one after the other "
+            "([errata.md](errata.md)): percent above the certified optimum of the plan that it ends with, mean and "
+            "spread over the seeds; `k/n`: k of n runs end with a feasible plan. The last column is the method "
+            "`rl-lstm`, which changes more ([learned-methods.md](learned-methods.md)).\n",
+            table(["", *_VARIANT_TITLES.values(), "rl-lstm"], body),
+        ]
+    )
+
+
+def transfer_section(results: Results) -> str:
+    """The policy on clusters and models that it has never seen."""
+    rows = results.rows("transfer")
+    if not rows:
+        return ""
+    counts = sorted({int(number(row, "pools")) for row in rows})
+    stages = ("first answer", "after repair")
+    series = {
+        f"{stage}, {limits} limits": [
+            bar_of(
+                [r for r in rows if (r["stage"], r["limits"], r["pools"]) == (stage, limits, t)],
+                gap_percent,
+            )
+            for t in counts
+        ]
+        for stage in stages
+        for limits in ("loose", "tight")
+    }
+    figure, axes = plots.new_figure(width=8.5, height=4.2)
+    plots.bars(axes[0], [f"T = {t}" for t in counts], series, foot=0.0)
+    plots.percent_axis(axes[0])
+    axes[0].set_ylabel("cost above the optimum")
+    figure.suptitle(
+        "A policy on clusters and models it has never seen: repair closes most of the gap",
+        x=0.01, ha="left", fontsize=12,
+    )  # fmt: skip
+    plots.legend(figure, axes, columns=4, note="× mostly infeasible; whisker: spread over models and clusters")
+    plots.finish(figure, results.images / "transfer.png")
+    body = []
+    for t in counts:
+        for limits in ("loose", "tight"):
+            cells = []
+            for stage in stages:
+                here = [r for r in rows if (r["stage"], r["limits"], r["pools"]) == (stage, limits, t)]
+                feasible = [r for r in here if r["status"] == "ok"]
+                cells += [
+                    spread_text(spread([gap_percent(r) for r in feasible])),
+                    f"{len(feasible)} of {len(here)}",
+                    seconds(mean([number(r, "seconds") for r in here])),
+                ]
+            body.append([f"T = {t}, {limits}", *cells])
+    head = ["", "first answer, %", "feasible", "time", "after repair, %", "feasible", "time"]
+    return "\n".join(
+        [
+            "## A policy that transfers\n",
+            "The shipped policy was trained on random jobs and clusters, on none of these. Percent above the optimum, "
+            "mean and spread over the four models and the clusters (one per seed).\n",
+            picture("Cost above the optimum of the policy's first answer and after repair", "transfer"),
+            table(head, body),
+        ]
+    )
+
+
+def balancing_section(results: Results) -> str:
+    """Ways of dividing a batch."""
+    rows = [row for row in results.rows("balancing") if row["policy"] != "optimum"]
+    if not rows:
+        return ""
+    policies = list(dict.fromkeys(str(row["policy"]) for row in rows))
+    eight = [row for row in rows if row["workers"] == 8]
+    scenarios = list(dict.fromkeys(str(row["scenario"]) for row in eight))
+
+    def bar(scenario: str, policy: str) -> Bar:
+        here = [number(r, "time_ratio") for r in eight if (r["scenario"], r["policy"]) == (scenario, policy)]
+        return Bar(*spread(here))
+
+    figure, axes = plots.new_figure(width=11, height=4.4)
+    labels = [_wrapped(scenario) for scenario in scenarios]
+    plots.bars(axes[0], labels, {p: [bar(s, p) for s in scenarios] for p in policies}, foot=1.0)
+    plots.times_axis(axes[0], (1, 1.1, 1.5, 2, 3, 5, 10))
+    axes[0].tick_params(axis="x", labelsize=8)
+    axes[0].set_ylabel("training time / optimum")
+    plots.reference_line(axes[0], 1.0, "optimum that knows all speeds")
+    figure.suptitle(
+        "Eight workers of one stage: what each way of dividing the batch loses", x=0.01, ha="left", fontsize=12
+    )
+    plots.legend(figure, axes, columns=5, note="whisker: spread over the seeds")
+    plots.finish(figure, results.images / "balancing.png")
+    body = []
+    for (scenario, workers), here in group(rows, lambda r: (str(r["scenario"]), int(number(r, "workers")))).items():
+        cells = []
+        for policy in policies:
+            runs = [r for r in here if r["policy"] == policy]
+            cells.append(spread_text(spread([number(r, "regret_percent") for r in runs])))
+        changes = mean([number(r, "changes") for r in here if r["policy"] == "controller"])
+        body.append([f"{scenario}; {workers} workers", *cells, f"{changes:.0f}"])
+    return "\n".join(
+        [
+            "## Batch balancing\n",
+            "Percent of time lost against an optimum that knows all speeds beforehand, mean and spread over the seeds, "
+            "in simulation ([balancing.md](balancing.md)).\n",
+            picture("Training time of each balancing policy divided by the optimum", "balancing"),
+            table(["scenario", *policies, "changes by the controller"], body),
+        ]
+    )
+
+
+def _wrapped(text: str) -> str:
+    words = text.split()
+    lines = [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > 16:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def jobs_section(results: Results) -> str:
+    """Several jobs on the same pools."""
+    rows = results.rows("joint-jobs")
+    if not rows:
+        return ""
+    body = []
+    for (jobs, share), here in group(rows, lambda r: (str(r["jobs"]), number(r, "share"))).items():
+        planned = [r for r in here if r["status"] == "ok"]
+        ordered = [r for r in planned if r.get("sequential_cost") is not None]
+        saved = [100 * (1 - number(r, "cost") / number(r, "sequential_cost")) for r in ordered]
+        alone = [100 * (number(r, "cost") / number(r, "alone_cost") - 1) for r in planned]
+        titles = " + ".join(MODEL_TITLES.get(job, job) for job in jobs.split("+"))
+        body.append(
+            [
+                f"{titles}, {25 * share:g} % of the units",
+                f"{len(planned)} of {len(here)}",
+                f"{len(ordered)} of {len(here)}",
+                spread_text(spread(saved)),
+                spread_text(spread(alone)),
+                percent(max((number(r, "gap_percent") for r in planned), default=math.nan)),
+                seconds(mean([number(r, "seconds") for r in here])),
+            ]
+        )
+    head = [
+        "jobs", "planned together", "some order works", "saved against the best order, %", "above all alone, %",
+        "largest proven gap, %", "time",
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            "## Several jobs on the same pools\n",
+            "Four pools, of which the jobs get a part of the loose limits; one cluster per seed. Planned together they "
+            "never cost more than in the best order of planning one after the other; `above all alone` is what it "
+            "costs that they have to share ([planning-beyond.md](planning-beyond.md)).\n",
+            table(head, body),
+        ]
+    )
+
+
+def market_section(results: Results) -> str:
+    """Prices that change."""
+    rows = results.rows("market")
+    if not rows:
+        return ""
+    body = []
+    for (model, t), here in group(rows, lambda r: (str(r["model"]), int(number(r, "pools")))).items():
+        body.append(
+            [
+                f"{MODEL_TITLES.get(model, model)}, T = {t}",
+                spread_text(spread([number(r, "saved_percent") for r in here])),
+                f"{mean([number(r, 'follow_changes') for r in here]):.1f}",
+                f"{mean([number(r, 'stay_changes') for r in here]):.1f}",
+                seconds(mean([number(r, "follow_planning_milliseconds") for r in here]) / 1000),
+            ]
+        )
+    head = ["", "saved by following, %", "changes, following", "changes, staying", "planning per hour"]
+    hours = int(max(number(row, "hours") for row in rows))
+    return "\n".join(
+        [
+            "## Prices that change\n",
+            f"{hours} hours; every hour the cards' prices move (a random walk around the list price), and now and then "
+            "one pool's cards are taken away for an hour. A change stops training for 60 s, and a new pod is paid 120 "
+            "s before it trains. *Following* plans again every hour and changes where it pays within four hours; "
+            "*staying* changes only when the plan is no longer possible. Mean and spread over the seeds.\n",
+            table(head, body),
+        ]
+    )
+
+
+SECTIONS = (errata_section, transfer_section, balancing_section, jobs_section, market_section)
