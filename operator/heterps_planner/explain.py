@@ -6,16 +6,19 @@ alternative allows, so "12 % dearer" compares best with best.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heterps_planner.cost_model import Segments, build_segments
+from heterps_planner.path import Stage
 from heterps_planner.plan import Plan, choice_of
+from heterps_planner.points import Choice
 from heterps_planner.problem import Problem
+from heterps_planner.provisioning import provision, schedule_of
 from heterps_planner.robust import robust_segments
 from heterps_planner.sweep import minimise
 
@@ -98,11 +101,9 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
     segments = build_segments(problem)
     if plan.robust is not None:
         segments = robust_segments(problem, segments, plan.robust.error, should_stop)
-    alternatives = []
-    for name, allowed in _kinds(problem, segments):
-        if should_stop():
-            break
-        alternatives.append(_price(problem, segments.restricted(allowed), plan, name))
+    alternatives = [
+        _alternative(problem, plan, name, choice) for name, choice in _kinds(problem, segments, should_stop)
+    ]
     budgets = tuple(_budget(problem, segments, plan, i) for i in range(len(plan.stages)))
     slowest = min(budgets, key=lambda stage: stage.throughput)
     servers_bound = problem.parameter_server is not None and slowest.throughput > plan.throughput * (1 + 1e-9)
@@ -115,39 +116,48 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
     )
 
 
-def _kinds(problem: Problem, segments: Segments) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the alternatives as masks of allowed segments."""
-    shape = segments.seq_LLT.shape
-    kinds: list[tuple[str, NDArray[np.bool_]]] = []
+def _kinds(
+    problem: Problem, segments: Segments, should_stop: Callable[[], bool]
+) -> Iterator[tuple[str, Choice | None]]:
+    """Yield the alternatives by name, each with its cheapest plan (None: there is none)."""
+    last = segments.num_layers - 1
     for t, pool in enumerate(problem.pools):
-        only = np.zeros(shape, dtype=bool)
-        only[0, -1, t] = True
-        kinds.append((f"only {pool.name}", only))
-    if len(problem.pools) > 1:
+        yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
+    if len(problem.pools) > 1 and not should_stop():
+        best = minimise(segments, should_stop=should_stop).choice
+        used = set() if best is None else {stage[2] for stage in best.stages}
         for t, pool in enumerate(problem.pools):
-            without = np.ones(shape, dtype=bool)
-            without[:, :, t] = False
-            kinds.append((f"without {pool.name}", without))
-    if len(problem.layers) > 1:
+            if should_stop():
+                return
+            choice = best  # a pool that the optimum does not use is not missed
+            if t in used:
+                without = np.ones(segments.seq_LLT.shape, dtype=bool)
+                without[:, :, t] = False
+                choice = minimise(segments.restricted(without), should_stop=should_stop).choice
+            yield f"without {pool.name}", choice
+    if last > 0:
         # Erratum 18: [HeterPS] describes this heuristic both ways round; both are shown.
         for a, first in enumerate(problem.pools):
             for b, rest in enumerate(problem.pools):
                 if (first.device_type == "CPU") != (rest.device_type == "CPU"):
-                    split = np.zeros(shape, dtype=bool)
-                    split[0, 0, a] = True
-                    split[1, -1, b] = True
-                    kinds.append((f"first layer on {first.name}, rest on {rest.name}", split))
-    return kinds
+                    choice = _provisioned(segments, [(0, 0, a), (1, last, b)])
+                    yield f"first layer on {first.name}, rest on {rest.name}", choice
 
 
-def _price(problem: Problem, segments: Segments, plan: Plan, name: str) -> Alternative:
-    found = minimise(segments).choice
-    if found is None:
+def _provisioned(segments: Segments, stages: list[Stage]) -> Choice | None:
+    found = provision(schedule_of(segments, stages, [None] * len(stages)), segments)
+    if not math.isfinite(found.rate[0]):
+        return None
+    pods = [int(k) for k in found.pods[0]]
+    return choice_of(segments, stages, pods[:-1], pods[-1])
+
+
+def _alternative(problem: Problem, plan: Plan, name: str, choice: Choice | None) -> Alternative:
+    if choice is None:
         return Alternative(name, False, None, None, None, None)
-    exact = choice_of(segments, list(found.stages), list(found.pods), found.server_pods)
-    cost = exact.price / exact.throughput * problem.samples / 3600
+    cost = choice.price / choice.throughput * problem.samples / 3600
     extra = (cost / plan.cost - 1) * 100 if plan.cost > 0 else (0.0 if cost == 0 else None)
-    return Alternative(name, True, cost, exact.price, exact.throughput, extra)
+    return Alternative(name, True, cost, choice.price, choice.throughput, extra)
 
 
 def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> StageBudget:

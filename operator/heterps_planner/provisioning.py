@@ -186,7 +186,8 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         allowed = reachable & (_usage(part, pods, segments.num_pools) <= segments.limit_T).all(axis=1)
         allowed &= dollars <= segments.ceiling * (1 + FLOOR_TOLERANCE)
         reached = 1 / _time(part, pods).max(axis=1)
-        cost = dollars / reached
+        with np.errstate(divide="ignore", invalid="ignore"):  # impossible stages reach nothing
+            cost = dollars / reached
         better = allowed & (cost < best[index])
         best[index[better]] = cost[better]
         best_pods[index[better]] = pods[better]
