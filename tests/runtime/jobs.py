@@ -38,6 +38,7 @@ from heterps_runtime.contract import (
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.link import Credentials
 from heterps_runtime.ps.server import ParameterServer
+from heterps_runtime.store import DenseOptimizer, ServerKernels, SparseOptimizer, WorkerKernels, warm_up
 from heterps_runtime.worker.main import run_worker
 
 TOKEN = "a token of the tests"
@@ -221,6 +222,7 @@ class ThreadedJob:
         self, stages: Sequence[Stage], servers: int, as_process: str | None = None
     ) -> subprocess.Popen[bytes] | None:
         """Submit a plan and start its members; one of them, if named, as a process that is returned."""
+        self._compile()
         self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
         names = [f"ps-{i}" for i in range(servers)]
         names += [f"worker-{i}-{w}" for i, (_, _, workers) in enumerate(stages) for w in range(workers)]
@@ -228,6 +230,14 @@ class ThreadedJob:
             if name != as_process:
                 self.start_member(name, stages)
         return self.start_process(as_process, stages) if as_process else None
+
+    def _compile(self) -> None:
+        """Compile before the first thread traces: torch.fx replaces functions of `math` while it reads a model."""
+        config = self.config
+        sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
+        dense = DenseOptimizer.from_manifest(config.dense_optimizer)
+        server = ServerKernels(sparse, dense, config.dtype_name, config.wire_precision)
+        warm_up([server, WorkerKernels(config.dtype_name, config.wire_precision, bags=True)])
 
     def start_member(self, name: str, stages: Sequence[Stage]) -> None:
         """Start a server or a worker by its name."""
