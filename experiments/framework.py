@@ -7,13 +7,13 @@ that was stopped goes on where it was, and a change of the planner makes new res
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["Cell", "Experiment", "Progress", "Row", "Settings", "Store", "run_experiment"]
+__all__ = ["Cell", "Experiment", "Progress", "Row", "Settings", "Store", "code_version", "run_experiment"]
 
 ROOT = Path(__file__).resolve().parent.parent
 Value = str | float | int | bool | None
 Row = dict[str, Value]
 Cell = dict[str, Any]  # JSON values only
 
+_CODE = (".py", ".json", ".safetensors", ".yaml")  # files that results depend on
 # One thread each: the cells run side by side, and a time must not depend on how many others do.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -81,28 +82,23 @@ class Store:
         partial.replace(path)
 
 
-_versions: dict[tuple[str, ...], str] = {}
-
-
+@functools.cache
 def code_version(sources: tuple[str, ...]) -> str:
-    """Hash of the planner, the clusters, their profiles, and further files or folders."""
-    if sources not in _versions:
-        common = (
-            "operator/heterps_planner",
-            "experiments/clusters.py",
-            "experiments/devices.py",
-            "experiments/profiles",
-        )
-        digest = hashlib.sha256()
-        for name in (*common, *sources):
-            path = ROOT / name
-            files = sorted(path.rglob("*")) if path.is_dir() else [path]
-            for file in files:
-                if file.is_file() and file.suffix in (".py", ".json", ".safetensors", ".yaml"):
-                    digest.update(str(file.relative_to(ROOT)).encode())
-                    digest.update(file.read_bytes())
-        _versions[sources] = digest.hexdigest()
-    return _versions[sources]
+    """Hash of the planner, the clusters, their profiles, and further files or folders, as they are when first asked."""
+    common = (
+        "operator/heterps_planner",
+        "experiments/clusters.py",
+        "experiments/devices.py",
+        "experiments/profiles",
+    )
+    digest = hashlib.sha256()
+    for name in (*common, *sources):
+        path = ROOT / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and file.suffix in _CODE:
+                digest.update(f"{name}/{file.name}".encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 class Progress:
@@ -215,7 +211,6 @@ def _compute(
 def _ignore_interrupts() -> None:
     """Leave Ctrl-C, which the terminal sends to all processes, to the one that can end cleanly."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stderr.flush()
 
 
 def _run_cell(run: Callable[[Cell], list[Row]], cell: Mapping[str, Any]) -> list[Row]:
