@@ -83,11 +83,11 @@ def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed:
     busy = sum(la.busy[BATCH].seconds for la in layers) * draw.uniform(0.8, 1.3)
     step = busy + draw.uniform(0, 0.02)
     alone = _whole(1, step, busy)
-    profile = combine(Measured(BATCH, 4, layers, alone, None))
+    profile = combine(Measured(BATCH, layers, alone, None))
     assert _compute(profile, 1) == pytest.approx(step)
 
     together = _whole(2, draw.uniform(0.5, 1.5) * step, draw.uniform(0.4, 0.5) * busy)
-    profile = combine(Measured(BATCH, 4, layers, alone, together))
+    profile = combine(Measured(BATCH, layers, alone, together))
     assert _compute(profile, 1) == pytest.approx(step)
     fractions = [la["parallelFraction"] for la in profile["layers"]]
     assert all(0 <= f <= 1 for f in fractions)
@@ -101,7 +101,7 @@ def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed:
 def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
     layer = _layer("only", Line(0.0, 1e-5))
     whole = layer.busy[BATCH].seconds
-    profile = combine(Measured(BATCH, 1, [layer], _whole(1, whole, whole), _whole(2, whole / 2, whole / 2)))
+    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole / 2, whole / 2)))
     assert profile["layers"][0]["parallelFraction"] == pytest.approx(1.0)
     assert profile["stage"]["stageSeconds"] == 0.0
     assert profile["warnings"] == []
@@ -110,7 +110,7 @@ def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
 def test_two_workers_on_one_core_give_alpha_zero_and_a_warning() -> None:
     layer = _layer("only", Line(0.0, 1e-5))
     whole = layer.busy[BATCH].seconds
-    profile = combine(Measured(BATCH, 1, [layer], _whole(1, whole, whole), _whole(2, whole, whole)))
+    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole, whole)))
     assert profile["layers"][0]["parallelFraction"] == pytest.approx(0.0)
     assert "more units of this pool on this machine do not help" in profile["warnings"][0]
 
@@ -118,7 +118,7 @@ def test_two_workers_on_one_core_give_alpha_zero_and_a_warning() -> None:
 def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() -> None:
     layers = [_layer("table", Line(0.0, 1e-6), rows=0.004), _layer("linear", Line(0.0, 1e-6), dense=0.003)]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    table, linear = combine(Measured(BATCH, 1, layers, _whole(1, busy + 0.010, busy), None))["layers"]
+    table, linear = combine(Measured(BATCH, layers, _whole(1, busy + 0.010, busy), None))["layers"]
     own = 1e-6 * BATCH
     assert table["computeFixedSeconds"] == pytest.approx(0.0)
     assert table["computeSeconds"] == pytest.approx(own + 0.004)
@@ -130,17 +130,17 @@ def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() 
 def test_work_of_the_servers_that_nobody_waits_for_is_not_charged() -> None:
     layers = [_layer("table", Line(0.0, 1e-6), rows=0.004)]
     busy = layers[0].busy[BATCH].seconds
-    profile = combine(Measured(BATCH, 1, layers, _whole(1, busy + 0.001, busy), None))
+    profile = combine(Measured(BATCH, layers, _whole(1, busy + 0.001, busy), None))
     assert profile["layers"][0]["computeSeconds"] == pytest.approx(busy + 0.001)
     assert profile["stage"]["stageSeconds"] == pytest.approx(0.0)
 
 
-def test_the_fixed_part_of_a_cut_is_paid_once_per_micro_batch() -> None:
+def test_the_fixed_part_of_a_cut_is_that_of_one_piece_whatever_the_number_of_micro_batches() -> None:
     layers = [_layer("a", Line(0.0, 1e-6), transfer=Line(1e-4, 2e-7)), _layer("b", Line(0.0, 1e-6))]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    first, last = combine(Measured(BATCH, 4, layers, _whole(1, busy, busy), None))["layers"]
-    assert first["transferFixedSeconds"] == pytest.approx(4e-4)
-    assert first["transferSeconds"] == pytest.approx(4e-4 + 2e-7 * BATCH)
+    first, last = combine(Measured(BATCH, layers, _whole(1, busy, busy), None))["layers"]
+    assert first["transferFixedSeconds"] == pytest.approx(1e-4)
+    assert first["transferSeconds"] == pytest.approx(1e-4 + 2e-7 * BATCH)
     assert last["transferSeconds"] == 0.0
 
 
@@ -148,7 +148,7 @@ def test_spread_is_warned_of_where_it_matters_only() -> None:
     large, tiny = Line(0.0, 1e-5), Line(0.0, 1e-9)
     layers = [_layer("large", large, spread=0.2), _layer("tiny", tiny, spread=2.0)]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    profile = combine(Measured(BATCH, 1, layers, _whole(1, busy, busy, spread=0.3), _whole(2, busy / 2, busy / 2)))
+    profile = combine(Measured(BATCH, layers, _whole(1, busy, busy, spread=0.3), _whole(2, busy / 2, busy / 2)))
     assert len(profile["warnings"]) == 2
     assert "steps of 1 worker(s) vary by 30%" in profile["warnings"][0]
     assert profile["warnings"][1] == "layer 'large' varies by 20% even when measured again"

@@ -38,7 +38,6 @@ class Measured:
     """One pool's measurements."""
 
     batch_size: int
-    micro_batches: int
     layers: Sequence[LayerFacts]
     alone: Whole
     together: Whole | None  # two workers; None: there is room for one only
@@ -78,7 +77,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,
             "spread": layer.busy[batch].spread,
         }
-        layers.append(entry | _transfer(layer, batch, measured.micro_batches))
+        layers.append(entry | _transfer(layer, batch))
     separate_step = separate + served
     return {
         "batchSize": batch,
@@ -125,15 +124,15 @@ def _parallel(together: Whole, fixed: float, parallel: float, served: float, ove
     return min(max(alpha, 0.0), 1.0), overhead_fixed
 
 
-def _transfer(layer: LayerFacts, batch: int, micro_batches: int) -> dict[str, float]:
+def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:
     if not layer.transfer:
         return {"transferSeconds": 0.0, "transferFixedSeconds": 0.0, "transferParallelFraction": 0.0}
+    # As of a batch sent in one piece: whoever plans adds the fixed part once per micro-batch. Each worker has a
+    # connection of its own, so what grows with the batch is shared out.
     line = fit_line({n: r.seconds for n, r in layer.transfer.items()})
-    fixed = line.fixed * micro_batches
-    # Each worker has a connection of its own, so what grows with the batch is shared out.
     return {
-        "transferSeconds": fixed + line.per_sample * batch,
-        "transferFixedSeconds": fixed,
+        "transferSeconds": line.at(batch),
+        "transferFixedSeconds": line.fixed,
         "transferParallelFraction": 1.0,
     }
 

@@ -94,7 +94,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         )
     probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
     facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
-    measured = Measured(probe.largest, config.micro_batches, facts, wholes[1], wholes.get(2))
+    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2))
     profile = combine(measured)
     if why_one:
         profile["warnings"].append(f"pool {pool}: {why_one}")
