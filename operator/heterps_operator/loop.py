@@ -76,7 +76,8 @@ class ControlLoop:
         token: the job's secret.
         status: of an earlier run, made ready by `Status.begin_again`, or a new one.
         bill: what was charged so far.
-        save: keeps status and bill.
+        save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
+        save_seconds: between two savings while nothing happens but that money is spent.
         listener: is shown every turn.
         clock: Unix seconds.
     """
@@ -94,6 +95,7 @@ class ControlLoop:
         known_profiles: Mapping[str, Json] | None = None,
         status: Status | None = None,
         bill: Bill | None = None,
+        save_seconds: float = _SAVE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.job = job
@@ -106,6 +108,7 @@ class ControlLoop:
         self._cache = cache
         self._token = token
         self._save = save
+        self._save_seconds = save_seconds
         self._listener = listener
         self._clock = clock
         self._client: CoordinatorClient | None = None
@@ -147,18 +150,18 @@ class ControlLoop:
             self._planner.close()
             self._substrate.close()
             self._charge(self._clock())
-            self._store(self._clock())
+            self._store(self.status, self._clock())
 
     def turn(self) -> None:
         """Observe, decide and act once."""
         observed = self._observe()
         self._charge(observed.time)
         decision = reconcile(self.job, observed)
-        self.status = decision.status
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
         matters = decision.status.phase != observed.status.phase or decision.actions or decision.events
-        if matters or observed.time - self._saved >= _SAVE_SECONDS:
-            self._store(observed.time)
+        if matters or observed.time - self._saved >= self._save_seconds:
+            self._store(decision.status, observed.time)
+        self.status = decision.status
         for action in decision.actions:
             self._act(action, observed.time)
         events, self._pending = (*decision.events, *self._pending), []
@@ -246,11 +249,11 @@ class ControlLoop:
     def _charge(self, now: float) -> None:
         self.bill = self.bill.accrue(self._substrate.processes(), self.job.prices, now)
 
-    def _store(self, now: float) -> None:
+    def _store(self, status: Status, now: float) -> None:
         """Keep status and bill; a full disk must not end a training that can go on."""
         self._saved = now
         try:
-            self._save(self.status, self.bill)
+            self._save(status, self.bill)
         except OSError as error:
             if not self._unsaved:
                 text = f"{error}; training goes on, and the state is saved when that is possible again"
