@@ -7,7 +7,7 @@ of the schema, for manifests that were built by a program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -87,6 +87,16 @@ class JobSpec:
     def pool(self, name: str) -> PoolSpec:
         """The pool of that name; it must be one of the job's."""
         return next(pool for pool in self.pools if pool.name == name)
+
+    def limited(self, free_units: Mapping[str, int]) -> JobSpec:
+        """The job as others leave room for it: no pool has more than these units; absent pools are not shared."""
+        pools = [
+            replace(pool, max_units=min(free_units[pool.name], pool.max_units or free_units[pool.name]))
+            if pool.name in free_units
+            else pool
+            for pool in self.pools
+        ]
+        return replace(self, pools=tuple(pools))
 
     @property
     def prices(self) -> dict[str, Decimal]:

@@ -6,7 +6,7 @@ from heterps_operator.job import JobSpec
 from heterps_operator.values import ProcessSpec
 from heterps_runtime.contract import PlanDocument, ps_name, worker_name
 
-__all__ = ["COORDINATOR", "coordinator", "members", "profiler", "profiler_name"]
+__all__ = ["COORDINATOR", "coordinator", "members", "profiler", "profiler_name", "units_by_pool"]
 
 COORDINATOR = "coordinator"
 
@@ -27,6 +27,14 @@ def profiler(job: JobSpec, pool_name: str) -> ProcessSpec:
     return ProcessSpec(
         profiler_name(pool_name), "profile", ("--pool", pool_name), pool_name, pool.units_per_pod, pool.threads
     )
+
+
+def units_by_pool(plan: PlanDocument) -> dict[str, int]:
+    """Units that a plan takes of each pool."""
+    units = {plan.parameterServer.pool: plan.parameterServer.units}
+    for stage in plan.stages:
+        units[stage.pool] = units.get(stage.pool, 0) + stage.units
+    return units
 
 
 def members(job: JobSpec, plan: PlanDocument) -> tuple[ProcessSpec, ...]:

@@ -12,13 +12,13 @@ plan asks for in members.py, batch sizes in rebalancing.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from heterps_operator import elasticity, ending, failures, rebalancing
 from heterps_operator.job import JobSpec
-from heterps_operator.members import COORDINATOR, coordinator, members, profiler, profiler_name
+from heterps_operator.members import COORDINATOR, coordinator, members, profiler, profiler_name, units_by_pool
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import CONDITION_TYPES, Event, Failure, Status
 from heterps_operator.values import (
@@ -136,7 +136,11 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
     name = profiler_name(pool)
     if any(p.running and p.spec.role == "profile" and p.name != name for p in observed.processes):
         return status, actions
-    return status, actions + _ensure(observed, status, profiler(job, pool))
+    spec = profiler(job, pool)
+    if spec.units > observed.free_units.get(pool, spec.units):
+        text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
+        return status.with_condition("Profiled", False, "WaitingForCapacity", text, observed.time), actions
+    return status, actions + _ensure(observed, status, spec)
 
 
 def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
@@ -147,17 +151,26 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "profile":
         return _reach(status, "Profiled", now), ()
     status = status.with_phase("Planning", now)
-    outcome, revision = observed.outcome, status.plan_revision + 1
-    if outcome is None or outcome.revision != revision:
-        if observed.planning:
-            return status, ()
+    outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.free_units)
+    if observed.planning:
+        return status, ()
+    known = outcome is not None and outcome.revision == revision
+    # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
+    if outcome is not None and known and status.planned_with != dict(observed.free_units):
+        known = outcome.feasible and not _short(outcome.document, observed)
+    if outcome is None or not known:
         try:
-            return status, (ComputePlan(build_problem(job, observed.profiles), revision),)
+            problem = build_problem(room, observed.profiles)
         except ValueError as error:
             return _fail(status, Failure("ProfileMismatch", str(error)), now), ()
+        return replace(status, planned_with=dict(observed.free_units)), (ComputePlan(problem, revision),)
     document = outcome.document
     if document is None:
         return _fail(status, Failure("PlannerFailed", outcome.error), now), ()
+    if not outcome.feasible and room != job:
+        taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
+        text = f"{document.get('message', 'there is no plan')} in what is free: {_in_use(job, observed, taken)}"
+        return status.with_condition("Planned", False, "WaitingForCapacity", text, now), ()
     if not outcome.feasible:
         reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
         status = status.with_condition("Planned", False, reason, message, now)
@@ -168,6 +181,18 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "plan":
         return _reach(status, "Planned", now), ()
     return _run(job, observed, status)
+
+
+def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
+    """Whether a plan takes more than other jobs leave."""
+    units = units_by_pool(PlanDocument.from_json(dict(document or {})))
+    return any(number > observed.free_units.get(pool, number) for pool, number in units.items())
+
+
+def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
+    """How much of these pools other jobs leave; what to do about it."""
+    free = ", ".join(f"{observed.free_units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
+    return f"{free} are free; the job waits until others end, or raise maxUnits of the pool"
 
 
 def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
@@ -196,7 +221,7 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
         if view.phase == JobPhase.TRAINING:
             status, submissions = rebalancing.rebalance(job, observed, status, parsed)
             actions += submissions
-            status, requests = elasticity.review(job, observed, status, parsed)
+            status, requests = elasticity.review(job.limited(observed.free_units), observed, status, parsed)
             actions += requests
             if status.plan_revision != submission.revision and status.plan is not None:
                 actions += (SubmitPlan(status.plan, status.plan_revision),)

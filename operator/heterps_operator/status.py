@@ -97,6 +97,9 @@ class Status:
     conditions: tuple[Condition, ...] = ()
     plan: Json | None = None  # the plan that is carried out
     plan_revision: int = 0
+    planned_with: Mapping[str, int] = field(
+        default_factory=dict
+    )  # units that others left free when a plan was asked for
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything

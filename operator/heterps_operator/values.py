@@ -177,6 +177,7 @@ class Observed:
     planning: bool = False  # a planner is at work
     outcome: PlanOutcome | None = None  # what the planner answered
     stop_requested: bool = False  # somebody wants the job to end now, resumable
+    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave; absent: everything
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""

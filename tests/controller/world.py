@@ -90,6 +90,7 @@ class World:
         self.outcome: PlanOutcome | None = None
         self.asked = 1  # revision of the plan that the planner works on
         self.stop_requested = False
+        self.free_units: dict[str, int] = {}
         self.actions: list[Action] = []
         self.events: list[Event] = []
 
@@ -112,6 +113,7 @@ class World:
             planning=self.planning,
             outcome=self.outcome,
             stop_requested=self.stop_requested,
+            free_units=dict(self.free_units),
         )
 
     def turn(self) -> Decision:
