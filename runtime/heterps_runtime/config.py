@@ -62,6 +62,7 @@ class RunConfig:
     hang_timeout_seconds: float
     pools: dict[str, PoolConfig]
     work_directory: Path
+    model_path: str  # folder or address of the exported model
     python_path: tuple[str, ...]
 
     @property
@@ -150,5 +151,6 @@ class RunConfig:
                 for pool in document["pools"]
             },
             work_directory=work,
+            model_path=document.get("modelPath") or str(work / "model"),
             python_path=tuple(document.get("pythonPath", ())),
         )

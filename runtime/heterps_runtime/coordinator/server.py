@@ -259,7 +259,7 @@ class CoordinatorServer:
             return export_model(
                 self._storage,
                 manifest,
-                self._config.work_directory / "model",
+                self._config.model_path,
                 initial_rows=draw,
                 state_dict_names=self._model["stateNames"],
                 metrics=metrics,
