@@ -1,0 +1,98 @@
+{{- define "heterps.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* RELEASE-heterps, or RELEASE alone if it says heterps already. 50 characters leave room for suffixes. */ -}}
+{{- define "heterps.fullname" -}}
+{{- $name := include "heterps.name" . }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- default $full .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "heterps.selector" -}}
+app.kubernetes.io/name: {{ include "heterps.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "heterps.labels" -}}
+{{ include "heterps.selector" . }}
+app.kubernetes.io/part-of: heterps
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "heterps.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "heterps.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: must be given if serviceAccount.create is false; name an account that exists" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "heterps.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* What the operator does in the namespaces of jobs. */ -}}
+{{- define "heterps.jobRules" -}}
+# delete: runPolicy.ttlSecondsAfterFinished. Only `status` is written, the spec belongs to the user.
+- apiGroups: [heterps.io]
+  resources: [heterpsjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [heterps.io]
+  resources: [heterpsjobs/status]
+  verbs: [get, patch, update]
+# Where OwnerReferencesPermissionEnforcement is on, owner references that block deletion need it.
+- apiGroups: [heterps.io]
+  resources: [heterpsjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+# Plans, the state and profiles of jobs; `update` replaces the state by its resource version.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, create, update, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, create, patch, delete]
+# A job's token. Without list and watch, secrets can only be read by name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, delete]
+# List tells why a pod does not start: some reasons are in no status.
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [list, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch, delete]
+- apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [get, create, patch, delete]
+{{- end }}
+
+{{- /* What belongs to no namespace. */ -}}
+{{- define "heterps.clusterRules" -}}
+- apiGroups: [heterps.io]
+  resources: [nodepools]
+  verbs: [get, list, watch]
+- apiGroups: [heterps.io]
+  resources: [nodepools/status]
+  verbs: [get, patch, update]
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+{{- end }}
