@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heterps_operator.environment import process_variables
 from heterps_operator.state import read_json, write_json
 from heterps_operator.values import ProcessSpec, ProcessView
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
@@ -161,8 +162,6 @@ class ProcessSubstrate:
             **(os.environ if environment is None else environment),
             ENV_CONFIG: str(configuration),
             ENV_TOKEN: token,
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
         }
         self._children: dict[str, _Child] = {}
         self._lock = threading.Lock()
@@ -216,7 +215,7 @@ class ProcessSubstrate:
             previous = self._children.get(spec.name)
             assert previous is None or not previous.view.running, f"{spec.name} is still running"
         log = self._rotate(spec.name)
-        environment = {**self._environment, **_thread_variables(spec.threads)}
+        environment = {**self._environment, **process_variables(spec)}
         arguments = list(spec.arguments)
         if spec.role == "coordinator":
             self._ready.unlink(missing_ok=True)
@@ -323,9 +322,3 @@ class ProcessSubstrate:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def _thread_variables(threads: int) -> dict[str, str]:
-    """Limit every library that would otherwise take all cores of the machine."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {name: str(max(1, threads)) for name in names}

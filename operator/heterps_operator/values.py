@@ -23,6 +23,7 @@ __all__ = [
     "MemberView",
     "Observed",
     "PlanOutcome",
+    "PodProblem",
     "ProcessSpec",
     "ProcessView",
     "ReportLost",
@@ -52,17 +53,29 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True)
+class PodProblem:
+    """Why a pod does not start."""
+
+    reason: str  # CamelCase, for programs: Unschedulable, ImagePullBackOff
+    message: str  # what, where, and the way out, for people
+
+
+@dataclass(frozen=True)
 class ProcessView:
     """A process as the substrate sees it: the latest of its name, running or ended."""
 
     spec: ProcessSpec
     started: float
     ended: float | None = None  # None: it is running
-    exit_code: int | None = None  # negative: ended by that signal
+    exit_code: int | None = None  # negative: ended by that signal; None: running, or gone and nobody knows
     stopping: bool = False  # it was told to end
     last_lines: tuple[str, ...] = ()  # of its log, once it has ended
     pid: int = 0
     log: str = ""  # where its log lies
+    # Why it ended, where a cluster knows more than the exit code:
+    # OOMKilled | Evicted | Preempted | NodeLost | Deleted | StartError
+    reason: str = ""
+    problem: PodProblem | None = None  # while it does not start
 
     @property
     def name(self) -> str:
