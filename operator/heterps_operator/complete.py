@@ -31,6 +31,7 @@ SPARSE_OPTIONS: dict[str, dict[str, str]] = {
 }
 _RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _DEVICES = {"CPU": "cpu", "GPU": "cuda", "XPU": "xpu"}
+_SCHEDULERS = {"Volcano": "volcano", "Coscheduling": "scheduler-plugins-scheduler"}  # names that their charts give them
 
 
 def complete_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +48,9 @@ def complete_job(job: dict[str, Any]) -> dict[str, Any]:
     init = spec["model"]["embeddingInit"]
     if init["distribution"] == "normal":
         spec["model"]["embeddingInit"] = {"mean": "0", "std": "1", **init}
+    scheduling = spec["runPolicy"]["schedulingPolicy"]
+    if scheduling["gang"] in _SCHEDULERS:
+        scheduling.setdefault("schedulerName", _SCHEDULERS[scheduling["gang"]])
     return result
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from heterps_operator import cel
 from heterps_operator.complete import DENSE_OPTIONS, SPARSE_OPTIONS
 from heterps_operator.schema import crd_folder, load_schemas
 
@@ -104,6 +105,15 @@ def test_every_default_is_valid_by_itself() -> None:
             assert set(value) <= set(node.get("properties", value)), path
 
 
+def test_rules_hold_on_defaults_as_they_are_written() -> None:
+    """An API server evaluates them so when it is given the file, before it fills in what lies within a default."""
+    defaults = [(path, node) for path, node in SPEC if "default" in node and "x-kubernetes-validations" in node]
+    assert len(defaults) >= 8
+    for path, node in defaults:
+        for rule in node["x-kubernetes-validations"]:
+            assert cel.holds(rule["rule"], node["default"], node["default"]), (path, rule["rule"])
+
+
 def test_every_pattern_comes_with_an_example_that_matches_it() -> None:
     patterns = [(path, node) for path, node in ALL if "pattern" in node and not path.endswith("[]")]
     assert len(patterns) >= 20
@@ -133,7 +143,7 @@ def test_the_kind_has_a_status_subresource_conditions_and_columns(name: str) -> 
     version = crd["spec"]["versions"][0]
     conditions = schema_of(crd)["properties"]["status"]["properties"]["conditions"]
     assert version["name"] == "v1alpha1"
-    assert version["subresources"] == {"status": {}}
+    assert version["subresources"]["status"] == {}
     assert conditions["x-kubernetes-list-map-keys"] == ["type"]
     assert crd["spec"]["names"]["categories"] == ["all"]
     for column in version["additionalPrinterColumns"]:
@@ -142,6 +152,22 @@ def test_the_kind_has_a_status_subresource_conditions_and_columns(name: str) -> 
             for step in column["jsonPath"].split(".")[1:]:
                 node = node["properties"][step]
             assert node["type"] == column["type"], column["name"]
+
+
+def test_an_autoscaler_finds_numbers_where_the_scale_subresource_looks() -> None:
+    crd = CRDS["heterps.io_heterpsjobs.yaml"]
+    scale = crd["spec"]["versions"][0]["subresources"]["scale"]
+    for key, kind in (
+        ("specReplicasPath", "integer"),
+        ("statusReplicasPath", "integer"),
+        ("labelSelectorPath", "string"),
+    ):
+        node = schema_of(crd)
+        for step in scale[key].split(".")[1:]:
+            node = node["properties"][step]
+        assert node["type"] == kind, key
+    workers = schema_of(crd)["properties"]["spec"]["properties"]["elasticity"]["properties"]["workers"]
+    assert workers["default"] == 0  # an autoscaler leaves alone what has 0 replicas
 
 
 def test_the_job_has_the_columns_and_short_names_of_the_reference() -> None:

@@ -27,7 +27,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("  pools:", "  gpus: 3\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, model, "
         "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, workers, checkpoint, "
-        "runPolicy, mode"]),
+        "runPolicy, mode, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
         "job.yaml:9: NodePool v100: spec.pricePerUnitHour: is required; add it, for example pricePerUnitHour: \"2.42\"",
         "job.yaml:9: NodePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of deviceType, "

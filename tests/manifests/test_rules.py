@@ -19,6 +19,7 @@ XPU_VALUE = changed(XPU_VALUE, "spec.resourceName", "gpu.intel.com/i915")
 OPTIMIZER = "spec.training.optimizer"
 INIT = "spec.model.embeddingInit"
 UNIFORM = {"distribution": "uniform", "low": "-1", "high": "1"}
+RULES, GANG = "spec.runPolicy.failurePolicy.rules", "spec.runPolicy.schedulingPolicy"
 KEEP_OUT = {"key": "pool", "effect": "NoExecute"}
 
 # Object, field, value that is allowed, value that is refused, and what is said about it.
@@ -77,6 +78,16 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.objective.minSamplesPerSecond", "20000.5", "-0.5", 'must be 0 or more, is "-0.5"; give the samp'),
     (JOB_VALUE, "spec.objective.maxCostPerHour", "0.01", "0", 'maxCostPerHour: must be greater than 0, is "0"; raise'),
     (JOB_VALUE, "spec.parameterServer.memoryLimit", "8Gi", "0", "memoryLimit: must be greater than 0"),
+    (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Off"}, "workers has no effect with"),
+    (JOB_VALUE, RULES, [{"action": "Ignore", "exitCodes": [1]}], [{"action": "Ignore"}], "either exitCodes or reasons"),
+    (JOB_VALUE, RULES, [{"action": "FailJob", "reasons": ["Evicted"]}],
+     [{"action": "Ignore", "reasons": ["Evicted"], "exitCodes": [1]}], "a rule must have either exitCodes or reasons"),
+    (JOB_VALUE, RULES, [{"action": "RestartPod", "role": "worker", "exitCodes": [1]}],
+     [{"action": "RestartPod", "role": "ps", "exitCodes": [1]}],
+     'rules[0].action: a coordinator or parameter server cannot be restarted alone (found "RestartPod")'),
+    (JOB_VALUE, GANG, {"gang": "Kueue", "queue": "a"}, {"gang": "Kueue"}, "queue: gang Kueue needs a queue; name a"),
+    (JOB_VALUE, GANG, {"gang": "Volcano", "queue": "a"}, {"gang": "Coscheduling", "queue": "a"},
+     'queue: queue is used only with gang Kueue or Volcano (found "a")'),
     (CPU_VALUE, "metadata.name", "a" * 63, "a" * 64, "metadata.name: a pool's name must have at most 63 characters"),
     (CPU_VALUE, "spec.resourceName", "cpu", "nvidia.com/gpu", "a CPU pool's resourceName must be cpu"),
     (GPU_VALUE, "spec.resourceName", "amd.com/gpu", "cpu", "a GPU or XPU pool's resourceName must not be cpu"),
@@ -98,11 +109,11 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
 UPDATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.model.arguments", {}, {"width": 3}, "spec.model: the model of a job cannot be changed; create"),
     (JOB_VALUE, "spec.data.format", "parquet", "csv", "spec.data: the data of a job cannot be changed"),
-    (JOB_VALUE, "spec.training.globalBatchSize", 4096, 4097, "globalBatchSize cannot be changed"),
-    (JOB_VALUE, "spec.training.consistency", "hybrid", "sync", "consistency cannot be changed"),
-    (JOB_VALUE, "spec.training.precision", "fp32", "fp64", "precision cannot be changed"),
-    (JOB_VALUE, f"{OPTIMIZER}.dense.learningRate", "0.001", "0.01", "the optimizer of a job cannot be changed"),
-    (JOB_VALUE, "spec.training.seed", 0, 1, "seed cannot be changed (found 1)"),
+    (JOB_VALUE, "spec.training.globalBatchSize", 4096, 4097, "spec.training: the training of a job cannot be changed"),
+    (JOB_VALUE, f"{OPTIMIZER}.dense.learningRate", "0.001", "0.01", "the training of a job cannot be changed"),
+    (changed(JOB_VALUE, "spec.training.epochs", 2), "spec.training.epochs", 2, ..., "spec.training: the training of"),
+    (JOB_VALUE, "spec.managedBy", "heterps.io/operator", "a.b/c", 'managedBy cannot be changed (found "a.b/c")'),
+    (JOB_VALUE, GANG, {"gang": "None"}, {"gang": "Volcano"}, "schedulingPolicy must not be changed while the job runs"),
     (changed(JOB_VALUE, "spec.checkpoint.path", "a"), "spec.checkpoint.path", "a", "b", "path cannot be changed"),
     (JOB_VALUE, "spec.checkpoint", {"keep": 9}, {"path": "a"}, "checkpoint.path cannot be changed"),
     (CPU_VALUE, "spec.deviceType", "CPU", "GPU", 'deviceType cannot be changed (found "GPU"); create another pool'),
@@ -130,10 +141,12 @@ def test_a_rule_for_changes(manifest: dict[str, Any], field: str, good: Any, bad
 
 
 def test_what_may_be_changed_may_be_changed() -> None:
-    new = changed(JOB_VALUE, "spec.training.epochs", 5)
+    new = changed(JOB_VALUE, "spec.mode", "Paused")
     new = changed(new, "spec.objective.minSamplesPerSecond", 100)
     new = changed(new, "spec.runPolicy.suspend", True)
-    assert said(changed(new, "spec.pools.0.maxUnits", 3), JOB_VALUE) == []
+    new = changed(new, "spec.pools.0.maxUnits", 3)
+    assert said(new, JOB_VALUE) == []
+    assert said(changed(new, GANG, {"gang": "Volcano"}), new) == []  # it is suspended
 
 
 def test_every_rule_is_seen_to_pass_and_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
