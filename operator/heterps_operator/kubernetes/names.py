@@ -1,0 +1,307 @@
+"""Names, labels and addresses of a job's objects: pure, and the only place that spells them.
+
+Every object of a job belongs to its HeterPSJob (ownerReferences), so that the cluster itself clears them away with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from heterps_operator.values import Json, ProcessSpec
+from heterps_runtime.contract import API_GROUP, API_VERSION
+
+__all__ = [
+    "ANNOTATION_PLAN_REVISION",
+    "ANNOTATION_PROCESS",
+    "CONTAINER",
+    "COORDINATOR_PORT",
+    "LABEL_INDEX",
+    "LABEL_JOB",
+    "LABEL_POOL",
+    "LABEL_PROCESS",
+    "LABEL_ROLE",
+    "LABEL_STAGE",
+    "budget_name",
+    "config_map_path",
+    "config_maps_path",
+    "coordinator_address",
+    "events_path",
+    "gang_name",
+    "host_name",
+    "is_owned",
+    "job_labels",
+    "job_path",
+    "job_selector",
+    "job_status_path",
+    "jobs_path",
+    "object_path",
+    "owner_reference",
+    "plan_config_name",
+    "pod_labels",
+    "pod_name",
+    "pod_path",
+    "pods_path",
+    "process_of",
+    "process_text",
+    "profile_config_name",
+    "run_config_name",
+    "secret_path",
+    "secrets_path",
+    "service_name",
+    "state_name",
+    "token_secret_name",
+]
+
+CONTAINER = "heterps"  # of the runtime, in every pod
+COORDINATOR_PORT = 7400
+
+LABEL_JOB = f"{API_GROUP}/job"
+LABEL_ROLE = f"{API_GROUP}/role"
+LABEL_PROCESS = f"{API_GROUP}/process"
+LABEL_POOL = f"{API_GROUP}/pool"
+LABEL_STAGE = f"{API_GROUP}/stage"
+LABEL_INDEX = f"{API_GROUP}/index"
+ANNOTATION_PROCESS = f"{API_GROUP}/process"
+ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
+
+_LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
+_DIGITS = 6  # of the digest that stands for what was cut off
+_PLURALS = {
+    "ConfigMap": "configmaps",
+    "HeterPSJob": "heterpsjobs",
+    "NetworkPolicy": "networkpolicies",
+    "NodePool": "nodepools",
+    "Pod": "pods",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodGroup": "podgroups",
+    "Secret": "secrets",
+    "Service": "services",
+}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def pod_name(job: str, spec: ProcessSpec) -> str:
+    """Name of a process's pod, `JOB-PROCESS-INCARNATION-ATTEMPT`: the same for the same process, at most 63 characters.
+
+    Args:
+        job: name of the job, at most 40 characters.
+        spec: the process.
+    """
+    tail = f"-{spec.incarnation}-{spec.attempt}"
+    return f"{job}-{_label(spec.name, _LONGEST_LABEL - len(job) - 1 - len(tail))}{tail}"
+
+
+def host_name(process: str) -> str:
+    """Host name of a process in the job's domain; also its value as a label."""
+    return _label(process, _LONGEST_LABEL)
+
+
+def service_name(job: str) -> str:
+    """Headless Service of a job, whose name is the pods' domain."""
+    return job
+
+
+def run_config_name(job: str) -> str:
+    """ConfigMap of the run configuration."""
+    return f"{job}-run"
+
+
+def token_secret_name(job: str) -> str:
+    """Secret of the token that the job's processes know each other by."""
+    return f"{job}-token"
+
+
+def state_name(job: str) -> str:
+    """ConfigMap of what the controller must know after a restart."""
+    return f"{job}-state"
+
+
+def plan_config_name(job: str, revision: int) -> str:
+    """ConfigMap of one revision of the plan."""
+    return f"{job}-plan-{revision}"
+
+
+def profile_config_name(pool: str, digest: str) -> str:
+    """ConfigMap of a pool's measured profile."""
+    prefix, suffix = "heterps-profile-", f"-{digest}"
+    return prefix + _label(pool, _LONGEST_LABEL - len(prefix) - len(suffix)) + suffix
+
+
+def budget_name(job: str, members: str) -> str:
+    """PodDisruptionBudget of some members: `coordinator`, `ps`, `stage-0`."""
+    return f"{job}-{members}"
+
+
+def gang_name(job: str, incarnation: int) -> str:
+    """Group of pods that Kueue admits together: a restart of everything is a new group."""
+    return f"{job}-{incarnation}"
+
+
+def coordinator_address(ip: str) -> str:
+    """`http://IP:PORT` of a coordinator."""
+    host = f"[{ip}]" if ":" in ip else ip
+    return f"http://{host}:{COORDINATOR_PORT}"
+
+
+def _label(text: str, length: int) -> str:
+    """A text as a DNS label of at most that length; what had to change is told apart by digits of its digest."""
+    plain = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
+    if plain == text and len(text) <= length:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    head = plain[: max(0, length - _DIGITS - 1)].rstrip("-")
+    return f"{head}-{digest}" if head else digest[:length]
+
+
+# --- labels and owners ------------------------------------------------------------------------------------------------
+
+
+def job_labels(job: str) -> dict[str, str]:
+    """Labels of every object of a job."""
+    return {
+        "app.kubernetes.io/name": "heterps",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/part-of": "heterps",
+        "app.kubernetes.io/managed-by": "heterps",
+        LABEL_JOB: job,
+    }
+
+
+def job_selector(job: str, role: str | None = None) -> dict[str, str]:
+    """Labels that select a job's pods, all or those of one role."""
+    return {LABEL_JOB: job} | ({} if role is None else {LABEL_ROLE: role})
+
+
+def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:
+    """Labels of a process's pod; what does not apply to its role is left out."""
+    labels = {
+        **job_labels(job),
+        "app.kubernetes.io/component": spec.role,
+        LABEL_ROLE: spec.role,
+        LABEL_PROCESS: host_name(spec.name),
+    }
+    if spec.pool is not None:
+        labels[LABEL_POOL] = spec.pool
+    for option, label in (("--stage", LABEL_STAGE), ("--index", LABEL_INDEX)):
+        if option in spec.arguments:
+            labels[label] = spec.arguments[spec.arguments.index(option) + 1]
+    return labels
+
+
+def owner_reference(job: Json) -> dict[str, Any]:
+    """The reference that makes an object a part of a job.
+
+    Args:
+        job: the HeterPSJob as the API server gives it.
+    """
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "HeterPSJob",
+        "name": str(job["metadata"]["name"]),
+        "uid": str(job["metadata"]["uid"]),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def is_owned(item: Json, job: Json) -> bool:
+    """Whether an object belongs to this very job, not to somebody else or an earlier job of the name."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any(str(owner.get("uid")) == str(job["metadata"]["uid"]) for owner in owners)
+
+
+# --- the process in its pod -------------------------------------------------------------------------------------------
+
+
+def process_text(spec: ProcessSpec) -> str:
+    """A process as the text of the annotation `heterps.io/process`: a pod says itself what it runs."""
+    return json.dumps(asdict(spec), separators=(",", ":"))
+
+
+def process_of(pod: Json) -> ProcessSpec:
+    """The process that a pod runs.
+
+    Raises:
+        ValueError: the annotation is missing or malformed: the pod is none of ours.
+    """
+    metadata = pod["metadata"]
+    text = (metadata.get("annotations") or {}).get(ANNOTATION_PROCESS)
+    try:
+        fields = json.loads(text)
+        return ProcessSpec(**{**fields, "arguments": tuple(map(str, fields["arguments"]))})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"pod {metadata.get('name')}: annotation {ANNOTATION_PROCESS} is not a process") from error
+
+
+# --- paths of the API -------------------------------------------------------------------------------------------------
+
+
+def object_path(item: Mapping[str, Any]) -> str:
+    """Path of an object that is to be applied or replaced, by its apiVersion, kind, namespace and name."""
+    version, kind, metadata = str(item["apiVersion"]), str(item["kind"]), item["metadata"]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    namespace = f"/namespaces/{metadata['namespace']}" if metadata.get("namespace") else ""
+    return f"{root}{namespace}/{_PLURALS[kind]}/{metadata['name']}"
+
+
+def pods_path(namespace: str | None = None) -> str:
+    """Pods of a namespace, or of all."""
+    return _core("pods", namespace)
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """One pod."""
+    return f"{_core('pods', namespace)}/{name}"
+
+
+def config_maps_path(namespace: str | None = None) -> str:
+    """ConfigMaps of a namespace, or of all."""
+    return _core("configmaps", namespace)
+
+
+def config_map_path(namespace: str, name: str) -> str:
+    """One ConfigMap."""
+    return f"{_core('configmaps', namespace)}/{name}"
+
+
+def secrets_path(namespace: str) -> str:
+    """Secrets of a namespace."""
+    return _core("secrets", namespace)
+
+
+def secret_path(namespace: str, name: str) -> str:
+    """One Secret."""
+    return f"{_core('secrets', namespace)}/{name}"
+
+
+def events_path(namespace: str | None = None) -> str:
+    """Events of a namespace, or of all."""
+    return _core("events", namespace)
+
+
+def jobs_path(namespace: str | None = None) -> str:
+    """HeterPSJobs of a namespace, or of all."""
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/{API_VERSION}{where}/heterpsjobs"
+
+
+def job_path(namespace: str, name: str) -> str:
+    """One HeterPSJob."""
+    return f"{jobs_path(namespace)}/{name}"
+
+
+def job_status_path(namespace: str, name: str) -> str:
+    """The status of a HeterPSJob."""
+    return f"{job_path(namespace, name)}/status"
+
+
+def _core(plural: str, namespace: str | None) -> str:
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return f"/api/v1{where}/{plural}"
