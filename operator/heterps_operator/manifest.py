@@ -21,7 +21,7 @@ from heterps_operator.schema import Fault, load_schemas
 from heterps_operator.yaml_source import Document, read_documents
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
-__all__ = ["Manifest", "load_manifest"]
+__all__ = ["Manifest", "load_manifest", "read_objects"]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LARGEST_FILE = 3 * 2**20  # bytes; what an API server takes in one request
@@ -65,16 +65,20 @@ def load_manifest(path: Path | str) -> Manifest:
     """
     file = Path(path)
     documents, problems = read_documents(_read(file), file.name)
-    objects = [_check(document, file.name) for document in documents]
-    for item in objects:
-        problems += item.problems
-    problems += _set_problems(objects, file.name)
-    if problems:
-        raise ManifestError(sorted(problems, key=_line))
+    job, pools = _checked(documents, problems, file.name)
     folder = Path(os.path.abspath(file)).parent
-    [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
-    pools = {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "NodePool"}
     return Manifest(_with_paths(complete_job(job), folder), _pools_of(job, pools), folder)
+
+
+def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manifest:
+    """Check a job and its pools as they come from an API server, whose CRDs may be older than these.
+
+    Raises:
+        ManifestError: something is wrong with them, alone or together.
+    """
+    documents = [Document({**item, "metadata": _identity(item)}, 1, {}, {}) for item in (job, *pools)]
+    checked, by_name = _checked(documents, [], "")
+    return Manifest(complete_job(checked), _pools_of(checked, by_name), Path("/"))
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,27 @@ class _Object:
     @property
     def usable(self) -> bool:
         return self.kind != "" and not self.problems
+
+
+def _checked(
+    documents: Sequence[Document], problems: list[Problem], name: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The job and the pools, by name, of these documents; raises ManifestError with all that is wrong."""
+    objects = [_check(document, name) for document in documents]
+    for item in objects:
+        problems += item.problems
+    problems += _set_problems(objects, name)
+    if problems:
+        raise ManifestError(sorted(problems, key=_line))
+    [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
+    return job, {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "NodePool"}
+
+
+def _identity(item: dict[str, Any]) -> dict[str, Any]:
+    """The part of an object's metadata that a user writes."""
+    return {
+        key: value for key, value in item["metadata"].items() if key in ("name", "namespace", "labels", "annotations")
+    }
 
 
 def _read(file: Path) -> str:
