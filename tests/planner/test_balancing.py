@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from heterps_planner.balancing import (
@@ -67,6 +67,7 @@ def test_the_optimal_division_equals_brute_force(seed: int) -> None:
     st.floats(0, 1),
     st.integers(1, 8),
 )
+@example([(5e-324, 0.0, 1, 0), (1e-300, 0.0, 1, 2)], 1.0, 1)  # one over their times is infinite
 def test_all_policies_conserve_the_batch_and_keep_the_limits(
     drawn: list[tuple[float, float, int, int]], part: float, quantum: int
 ) -> None:

@@ -63,8 +63,10 @@ def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[
         return [0] * len(workers)
     share = total / len(workers)
     times = [w.overhead_seconds + w.seconds_per_sample * share for w in workers]
-    # Next to a worker that takes no time at all, the others' speed is 0.
-    operations = [1 / t for t in times] if min(times) > 0 else [float(t == 0) for t in times]
+    # Speeds as shares of the fastest one's, so that no time is too short for them to be finite. Next to a worker that
+    # takes no time at all, the others' speed is 0.
+    fastest = min(times)
+    operations = [1.0 if t == fastest else fastest / t for t in times]
     alike = [1.0] * len(workers)
     return divide_in_proportion(algorithm_1(operations, alike, alike, total), workers, total, quantum)
 
