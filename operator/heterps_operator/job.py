@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_operator.values import Json
 
-__all__ = ["Balancing", "Elasticity", "JobSpec", "PoolSpec", "RunPolicy"]
+__all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,16 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
+class FailureRule:
+    """What the end of some processes costs."""
+
+    action: str  # RestartPod | RestartJob | FailJob | Ignore
+    role: str | None = None  # coordinator | ps | worker | profile; None: all
+    exit_codes: frozenset[int] = frozenset()  # as a shell has them: 137 for SIGKILL
+    reasons: frozenset[str] = frozenset()  # of `ProcessView.reason`
+
+
+@dataclass(frozen=True)
 class RunPolicy:
     """When to wait, try again and give up."""
 
@@ -41,6 +51,9 @@ class RunPolicy:
     start_deadline_seconds: float | None = 900.0  # for profiling, and for all members to be ready
     active_deadline_seconds: float | None = None  # for everything
     hang_timeout_seconds: float = 120.0  # without an answer of the coordinator
+    ttl_seconds_after_finished: float | None = None  # then the job is deleted; None: it stays
+    clean_pod_policy: str = "Running"  # pods that are deleted when the job ends: None | Running | All
+    failure_rules: tuple[FailureRule, ...] = ()  # the first that fits decides
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Elasticity:
     mode: str = "Auto"  # Auto | Off
     cooldown_seconds: float = 60.0  # between two changes
     max_scale_down_percent: float = 25.0  # of a stage's units, in one change
+    workers: int = 0  # wanted in all stages together, by a person or an autoscaler; 0: what the floor asks for
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,17 @@ class JobSpec:
                 start_deadline_seconds=_number(policy.get("startDeadlineSeconds", 900)),
                 active_deadline_seconds=_number(policy.get("activeDeadlineSeconds")),
                 hang_timeout_seconds=float(policy.get("hangTimeoutSeconds", 120)),
+                ttl_seconds_after_finished=_number(policy.get("ttlSecondsAfterFinished")),
+                clean_pod_policy=policy.get("cleanPodPolicy", "Running"),
+                failure_rules=tuple(
+                    FailureRule(
+                        rule["action"],
+                        rule.get("role"),
+                        frozenset(rule.get("exitCodes") or ()),
+                        frozenset(rule.get("reasons") or ()),
+                    )
+                    for rule in (policy.get("failurePolicy") or {}).get("rules") or ()
+                ),
             ),
             balancing=Balancing(
                 policy=balancing.get("policy", "optimal"),
@@ -151,6 +176,7 @@ class JobSpec:
                 mode=elasticity.get("mode", "Auto"),
                 cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
                 max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
+                workers=int(elasticity.get("workers", 0)),
             ),
         )
 
