@@ -5,6 +5,7 @@
     ├── UsageError               an option of the command line that cannot be followed
     ├── WorkspaceError           a work directory that cannot be used as it is
     ├── StateError               a state file that cannot be read
+    ├── ClusterError             a cluster that cannot be used, or that refuses
     └── InstallationError        a file of HeterPS itself is missing
 
 Whoever adds an error adds it here: the command line turns every `HeterpsError` into its text and an exit code, and
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "MISSING",
+    "ClusterError",
     "HeterpsError",
     "InstallationError",
     "ManifestError",
@@ -60,6 +62,18 @@ class WorkspaceError(HeterpsError, ValueError):
 
 class StateError(HeterpsError, ValueError):
     """A state file that cannot be read."""
+
+
+class ClusterError(HeterpsError):
+    """A cluster that cannot be used, or that refuses; the message says what to do.
+
+    Attributes:
+        reason: one word for programs: NoKubeconfig, Unreachable, NotInstalled, NotFound, Forbidden, ...
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
