@@ -232,9 +232,9 @@ def process_of(pod: Json) -> ProcessSpec:
         ValueError: the annotation is missing or malformed: the pod is none of ours.
     """
     metadata = pod["metadata"]
-    text = (metadata.get("annotations") or {}).get(ANNOTATION_PROCESS)
+    annotations = metadata.get("annotations") or {}
     try:
-        fields = json.loads(text)
+        fields = json.loads(annotations[ANNOTATION_PROCESS])
         return ProcessSpec(**{**fields, "arguments": tuple(map(str, fields["arguments"]))})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"pod {metadata.get('name')}: annotation {ANNOTATION_PROCESS} is not a process") from error

@@ -67,7 +67,7 @@ def test_a_pod_says_itself_what_it_runs(spec: ProcessSpec) -> None:
 
 @pytest.mark.parametrize("annotations", [None, {}, {names.ANNOTATION_PROCESS: "[]"}, {names.ANNOTATION_PROCESS: "{"}])
 def test_a_pod_without_its_process_is_refused(annotations: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match="pod stray: annotation heterps.io/process is not a process"):
+    with pytest.raises(ValueError, match=r"pod stray: annotation heterps\.io/process is not a process"):
         names.process_of({"metadata": {"name": "stray", "annotations": annotations}})
 
 

@@ -1,0 +1,113 @@
+"""Documents as an API server gives them: a job, its pools, its pods."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from heterps_operator.kubernetes.pods import build_pod
+from heterps_operator.values import ProcessSpec
+
+Json = dict[str, Any]
+
+NOW = 1_700_000_000.0
+COORDINATOR = ProcessSpec("coordinator", "coordinator")
+SERVER = ProcessSpec("ps-0", "ps", ("--index", "0", "--pool", "cpu"), "cpu", 2, 2)
+CPU_WORKER = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1", "--pool", "cpu"), "cpu", 4, 4)
+GPU_WORKER = ProcessSpec("worker-1-0", "worker", ("--stage", "1", "--index", "0", "--pool", "v100"), "v100", 1)
+PROFILER = ProcessSpec("profile-v100", "profile", ("--pool", "v100"), "v100", 1)
+SPECS = (COORDINATOR, SERVER, CPU_WORKER, GPU_WORKER, PROFILER)
+
+POOLS: dict[str, Json] = {
+    "cpu": {
+        "metadata": {"name": "cpu"},
+        "spec": {"deviceType": "CPU", "resourceName": "cpu", "torchDevice": "cpu", "unitsPerPod": 4, "maxUnits": 64},
+    },
+    "v100": {
+        "metadata": {"name": "v100"},
+        "spec": {
+            "deviceType": "GPU", "resourceName": "nvidia.com/gpu", "torchDevice": "cuda", "unitsPerPod": 1,
+            "maxUnits": 8, "nodeSelector": {"node.example.com/gpu": "v100"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        },
+    },
+}  # fmt: skip
+
+
+def make_job(**spec: Any) -> Json:
+    """A HeterPSJob; `spec` are more fields of its specification."""
+    return {
+        "apiVersion": "heterps.io/v1alpha1",
+        "kind": "HeterPSJob",
+        "metadata": {"name": "flights", "namespace": "ml", "uid": "11111111-2222-3333-4444-555555555555"},
+        "spec": {
+            "image": "registry.example.com/flights:1",
+            "model": {"entrypoint": "flights.model:build"},
+            "data": {"format": "parquet", "train": "s3://bucket/train"},
+            "training": {"globalBatchSize": 4096},
+            "pools": [{"name": "cpu"}, {"name": "v100"}],
+            "parameterServer": {"replicas": 1, "memoryLimit": "8Gi"},
+            **spec,
+        },
+    }
+
+
+def pod_of(spec: ProcessSpec, job: Json | None = None, **options: Any) -> Json:
+    """The pod that is built for a process."""
+    coordinator = None if spec.role == "coordinator" else "http://10.0.0.7:7400"
+    pool = None if spec.pool is None else POOLS[spec.pool]
+    return build_pod(job or make_job(), pool, spec, coordinator=coordinator, **options)
+
+
+def container_of(pod: Json, name: str = "heterps") -> Json:
+    """A container of a pod."""
+    [container] = [c for c in pod["spec"]["containers"] if c.get("name") == name]
+    found: Json = container
+    return found
+
+
+def stamp(seconds: float) -> str:
+    """A time as the API writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def observed(
+    spec: ProcessSpec = CPU_WORKER, *, created: float = NOW, deleted: float | None = None, **status: Any
+) -> Json:
+    """The pod as it is read back.
+
+    Args:
+        spec: the process.
+        created: when it was created.
+        deleted: when it has to be gone, if somebody deleted it.
+        status: fields of the pod's status.
+    """
+    pod = pod_of(spec)
+    pod["metadata"] |= {"uid": "aaaa", "creationTimestamp": stamp(created)}
+    if deleted is not None:
+        pod["metadata"] |= {"deletionTimestamp": stamp(deleted), "deletionGracePeriodSeconds": 30}
+    pod["spec"]["nodeName"] = "node-7"
+    pod["status"] = {"qosClass": "Guaranteed", **status}
+    return pod
+
+
+def running(since: float = NOW) -> list[Json]:
+    """Container statuses of a pod that runs."""
+    return [{"name": "heterps", "ready": True, "state": {"running": {"startedAt": stamp(since)}}}]
+
+
+def terminated(code: int, reason: str = "Error", at: float = NOW + 60, **more: Any) -> list[Json]:
+    """Container statuses of a pod that has ended."""
+    end = {"exitCode": code, "reason": reason, "finishedAt": stamp(at), **more}
+    return [{"name": "heterps", "ready": False, "state": {"terminated": end}}]
+
+
+def waiting(reason: str, message: str = "", name: str = "heterps") -> list[Json]:
+    """Container statuses of a pod that does not start."""
+    return [{"name": name, "ready": False, "image": "registry.example.com/flights:1",
+             "state": {"waiting": {"reason": reason, "message": message}}}]  # fmt: skip
+
+
+def condition(kind: str, status: str, reason: str = "", message: str = "", at: float = NOW) -> Json:
+    """A condition of a pod."""
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
