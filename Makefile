@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo test cluster-build cluster-up cluster-down test-cluster check benchmark lock clean
+.PHONY: help venv data demo test cluster-build cluster-up cluster-down test-cluster check benchmark experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,10 @@ check: venv ## run the linters, the type checker, the import contracts and the g
 benchmark: data ## run every script in benchmarks/ and print its figures
 	@set -- benchmarks/[a-z]*.py; test -e "$$1" || { echo "benchmarks/ holds no script" >&2; exit 1; }; \
 	for script in "$$@"; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# Cells run side by side, so that numerical libraries get one thread each; what is done already is not done again.
+experiments: venv ## repeat the paper's tables and figures and ours: docs/experiments.md (ARGUMENTS=--quick: a small part)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m experiments $(ARGUMENTS)
 
 lock: ## resolve requirements.in again into requirements.lock (the versions in it may change)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -4,6 +4,7 @@ python -m experiments                     all of them; what is done already is n
 python -m experiments methods --seeds 10  one of them
 python -m experiments --quick --out DIR   a small part of everything, to see that it works
 python -m experiments --draw              pictures and document only, from the CSV files
+python -m experiments --tables            print methods by models, gap and time, from the CSV files
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 from experiments.framework import ROOT, Progress, Settings, Store, run_experiment
 from experiments.machine import describe_machine
 from experiments.registry import EXPERIMENTS
+from experiments.report import write_report
+from experiments.results import Results
+from experiments.summary import aligned, gap_table, time_table
 from experiments.tables import write_csv
 
 __all__ = ["main"]
@@ -36,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = options.names or list(EXPERIMENTS)
     out: Path = options.out or (ROOT / ".cache" / "experiments" / "quick" if options.quick else ROOT / "docs")
+    if options.tables:
+        return _print_tables(out)
     store = Store(options.cache)
     settings = Settings(options.seeds, options.quick)
     progress = Progress(sys.stderr)
@@ -46,8 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows = run_experiment(EXPERIMENTS[name], settings, store, jobs=options.jobs, progress=progress)
                 write_csv(out / "results" / f"{name}.csv", rows)
             (out / "results" / "machine.json").write_text(json.dumps(describe_machine(settings.seeds), indent=1) + "\n")
-        from experiments.report import write_report  # matplotlib takes a second; not needed for --list or errors
-
         write_report(out)
     except KeyboardInterrupt:
         print("\nstopped; finished cells are kept: the same command goes on from here", file=sys.stderr)
@@ -56,6 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: cannot write the results: {error}", file=sys.stderr)
         return 1
     print(f"{out / 'experiments.md'} written after {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return _print_tables(out) if "methods" in names else 0
+
+
+def _print_tables(out: Path) -> int:
+    """Print the two tables of methods by models."""
+    results = Results(out)
+    if not results.rows("methods"):
+        print(f"error: no {out / 'results' / 'methods.csv'}: `python -m experiments methods` makes it", file=sys.stderr)
+        return 1
+    print("Cost above the certified optimum, percent: mean (worst); k/n: a plan in k of n runs")
+    print(aligned(gap_table(results)))
+    print("\nProcessor time to a plan: mean (worst)")
+    print(aligned(time_table(results)))
     return 0
 
 
@@ -71,6 +88,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for results/, images/experiments/ and experiments.md")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "experiments", help="where cells are kept")
     parser.add_argument("--draw", action="store_true", help="run nothing: pictures and document from the CSV files")
+    parser.add_argument("--tables", action="store_true", help="run nothing: print the two tables, methods by models")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in EXPERIMENTS:

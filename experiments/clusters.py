@@ -28,7 +28,7 @@ from heterps_planner.points import Choice
 from heterps_planner.problem import Problem
 from heterps_planner.sweep import cheapest_at, minimise
 
-__all__ = ["MODELS", "PAPER_MODELS", "POOL_COUNTS", "Limits", "cluster", "fits", "price_variants", "unlimited"]
+__all__ = ["MODELS", "PAPER_MODELS", "POOL_COUNTS", "Limits", "cluster", "fits", "paper_case", "unlimited"]
 
 Limits = Literal["loose", "tight"]
 
@@ -77,30 +77,36 @@ def _cluster(model: str, num_pools: int, limits: Limits, seed: int) -> Problem:
     return loose if limits == "loose" else _tightened(loose)
 
 
-def price_variants(model: str, num_pools: int, *, limits: Limits = "loose", seed: int = 0) -> Problem:
-    """Return the paper's way to many types: CPU cores, and V100 cards at num_pools - 1 prices (section 6.2).
+def paper_case(model: str, num_pools: int, *, limits: Limits = "loose", seed: int = 0) -> Problem:
+    """Return the paper's own cases: CPU cores, and V100 cards at num_pools - 1 prices (section 6.2).
 
-    The cheapest price is half, the dearest twice the paper's; 8 cards at each price, for without limits all but the
-    cheapest would be idle (erratum 21).
+    The floor is half of the profile's, but for CTRDNN: as in the paper, the cores alone miss it for CTRDNN only. The
+    cheapest price is half, the dearest twice the paper's. The cheaper the fewer: one card at the cheapest price, eight
+    at the dearest, for without limits all but the cheapest would be idle (erratum 21).
+
+    Args:
+        model: one of MODELS.
+        num_pools: T, all pools, 2..64; two are the paper's cluster with its 32 cards.
+        limits: see the module.
+        seed: draws in which order the prices stand. Two pools are the same for every seed.
 
     Raises:
         ValueError: an argument is out of range.
     """
+    problem = cluster(model, 2)
     if not 2 <= num_pools <= MAX_POOLS:
         raise ValueError(f"num_pools must be 2..{MAX_POOLS}, is {num_pools}")
-    base = load_profile(model)
-    if num_pools == 2:
-        return base if limits == "loose" else _tightened(base)
-    price = base.pools[1].price_per_unit_hour
-    generator = np.random.default_rng([seed, num_pools])
-    factors = np.exp(generator.permutation(np.linspace(math.log(0.5), math.log(2.0), num_pools - 1)))
-    problem = replace(base, pools=(base.pools[0],), layers=base.layers)
-    first = replace(base.pools[1], price_per_unit_hour=round(price * float(factors[0]), 3), max_units=8)
-    problem = replace(base, pools=(base.pools[0], first))
-    for i, factor in enumerate(factors[1:], start=2):
-        problem = add_pool(
-            problem, DEVICES["v100"], price=round(price * float(factor), 3), max_units=8, name=f"v100-{i}"
-        )
+    factor = 1.0 if model == "ctrdnn" else 0.5
+    problem = replace(problem, min_samples_per_second=factor * problem.min_samples_per_second)
+    if num_pools > 2:
+        card = problem.pools[1].price_per_unit_hour
+        order = np.random.default_rng([seed, num_pools]).permutation(np.linspace(0.0, 1.0, num_pools - 1)).tolist()
+        offers = [(round(card * 0.5 * 4.0**place, 3), 1 + round(7 * place)) for place in order]
+        (price, units), *others = offers
+        first = replace(problem.pools[1], price_per_unit_hour=price, max_units=units)
+        problem = replace(problem, pools=(problem.pools[0], first))
+        for i, (price, units) in enumerate(others, start=2):
+            problem = add_pool(problem, DEVICES["v100"], price=price, max_units=units, name=f"v100-{i}")
     return problem if limits == "loose" else _tightened(problem)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["bold", "percent", "picture", "seconds", "spread_text", "table"]
+__all__ = ["made_by", "percent", "picture", "seconds", "spread_text", "table"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -23,9 +23,11 @@ def picture(alt: str, name: str) -> str:
     return f"![{alt}](images/experiments/{name}.png)\n"
 
 
-def bold(text: str) -> str:
-    """Bold, as the best of a row is written."""
-    return f"**{text}**"
+def made_by(name: str, rows: Sequence[Mapping[str, object]]) -> str:
+    """The command that makes an experiment's results, and the seeds in them."""
+    seeds = sorted({int(str(row[key])) for row in rows for key in ("seed", "cluster") if row.get(key) is not None})
+    span = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}" if seeds else "no seed"
+    return f"`python -m experiments {name}`, {span}; rows: [{name}.csv](results/{name}.csv).\n"
 
 
 def percent(value: float) -> str:

@@ -22,6 +22,7 @@ class Budget:
     seconds: float = 10.0  # limit of one run
     pool_counts: tuple[int, ...] = POOL_COUNTS
     limits: tuple[str, ...] = ("loose", "tight")
+    most_seeds: int = 100
     expected: float = 0.2  # seconds that a run takes
 
 
@@ -30,7 +31,7 @@ BUDGETS = {
     "rl-lstm": Budget(expected=1.5),
     "rl-rnn": Budget(expected=1.5),
     "genetic": Budget(expected=1.2),
-    "bayesian": Budget(expected=10, pool_counts=(2, 16), limits=("loose",)),
+    "bayesian": Budget(expected=10, pool_counts=(2, 16), limits=("loose",), most_seeds=3),
     "optimal": Budget(seconds=60, expected=0.3),
 }
 QUICK_SECONDS = 0.5
@@ -48,7 +49,7 @@ def _cells(settings: Settings) -> list[Cell]:
         if method == "brute-force":
             continue  # has its own experiment: it can do the small ones only
         budget = budget_of(method)
-        seeds = 1 if method in SEEDLESS else settings.seeds
+        seeds = 1 if method in SEEDLESS else min(settings.seeds, budget.most_seeds)
         for kind, model, num_pools, limits in _grid(models, budget, settings.quick):
             cells += [
                 {
@@ -68,9 +69,9 @@ def _cells(settings: Settings) -> list[Cell]:
 def _grid(models: tuple[str, ...], budget: Budget, quick: bool) -> list[tuple[str, str, int, str]]:
     counts = tuple(t for t in budget.pool_counts if not quick or t in (2, 4))
     grid = [("devices", model, t, limits) for model in models for t in counts for limits in budget.limits]
-    if not quick:
-        # The paper's own way to more types, for its figures 5 to 7.
-        grid += [("prices", "matchnet", t, "loose") for t in counts if t > 2]
+    # The paper's own cases, for its figures 5 to 10.
+    grid += [("paper", model, 2, "loose") for model in models]
+    grid += [("paper", "matchnet", t, "loose") for t in counts if t > 2 and not quick]
     return grid
 
 

@@ -7,7 +7,7 @@ method without a plan has no bar but a cross at the foot, so that "nothing" is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ mpl.use("Agg")  # files only: no window system is asked for
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 __all__ = ["LOOKS", "Bar", "Look", "bars", "finish", "legend", "lines", "look", "new_figure", "reference_line"]
@@ -78,7 +79,14 @@ def new_figure(
     return figure, axes
 
 
-def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], *, foot: float) -> None:
+def bars(
+    ax: Axes,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[Bar]],
+    *,
+    foot: float,
+    text: Callable[[float], str] | None = None,
+) -> None:
     """Draw grouped bars.
 
     Args:
@@ -86,6 +94,7 @@ def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], *
         groups: labels on the x axis.
         series: method -> one bar per group.
         foot: where bars begin, in data units: the reference itself on a log axis.
+        text: what to write above a bar of this value; upright where bars are narrow.
     """
     width = 0.86 / max(1, len(series))
     for n, (name, values) in enumerate(series.items()):
@@ -123,6 +132,19 @@ def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], *
             elinewidth=0.9,
             capsize=2,
         )
+        for i in solid if text else ():
+            top = max(values[i].value, values[i].high) if math.isfinite(values[i].high) else values[i].value
+            ax.annotate(
+                text(values[i].value) if text else "",
+                (at[i], top),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+                rotation=90 if len(series) > 6 else 0,
+                annotation_clip=True,
+            )
         for i, bar in enumerate(values):
             if bar.missing:
                 ax.annotate(
@@ -137,6 +159,7 @@ def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], *
                     fontweight="bold",
                 )
     ax.set_xticks(range(len(groups)), groups)
+    ax.set_xlim(-0.5, len(groups) - 0.5)
     ax.tick_params(axis="x", length=0)
 
 
@@ -156,6 +179,46 @@ def lines(ax: Axes, x: Sequence[float], series: Mapping[str, Sequence[Bar]]) -> 
         high = [b.high if math.isfinite(b.high) else b.value for _, b in shown]
         if any(h > v for h, v in zip(high, low, strict=True)):
             ax.fill_between(at, low, high, color=style.colour, alpha=0.15, linewidth=0)
+
+
+def heat_table(
+    ax: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[Bar]], text: Callable[[float], str]
+) -> None:
+    """A table whose cells are the darker the greater their value; one without a value says why, or stays white."""
+    shades = [
+        [math.log10(max(bar.value, 0.1)) if math.isfinite(bar.value) else math.nan for bar in row] for row in values
+    ]
+    ax.imshow(shades, cmap="YlOrBr", vmin=-1, vmax=3, aspect="auto")
+    for i, row in enumerate(values):
+        for j, bar in enumerate(row):
+            if math.isfinite(bar.value):
+                colour = "#ffffff" if bar.value > 60 else "#000000"
+                ax.text(j, i, text(bar.value), ha="center", va="center", fontsize=8, color=colour)
+            elif bar.missing:
+                ax.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor="#e4e4e4", edgecolor="#ffffff", hatch="///"))
+                ax.text(j, i, "none", ha="center", va="center", fontsize=8, color="#000000")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks(range(len(columns)), columns)
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+
+
+def name_ends(ax: Axes, x: float, series: Mapping[str, float]) -> None:
+    """Write each series' name behind its last point, moved apart where points are close (logarithmic y axis)."""
+    bottom, top = (math.log10(limit) for limit in ax.get_ylim())
+    least = 0.058 * (top - bottom)
+    places: dict[str, float] = {}
+    below = -math.inf
+    for name, y in sorted(series.items(), key=lambda item: item[1]):
+        places[name] = below = max(math.log10(y), below + least)
+    excess = max(0.0, below - top)
+    for n, (name, place) in enumerate(places.items()):
+        style = look(name, n)
+        ax.annotate(
+            style.label, (x, 10 ** (place - excess)), xytext=(7, 0), textcoords="offset points", va="center",
+            fontsize=8, color="#000000", annotation_clip=False,
+        )  # fmt: skip
 
 
 def reference_line(ax: Axes, y: float, text: str) -> None:

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from experiments import report_methods, report_own, report_paper, report_sharing
+from experiments.registry import EXPERIMENTS
 from experiments.results import Results
 
 __all__ = ["write_report"]
@@ -38,8 +39,6 @@ def write_report(out: Path) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    from experiments.registry import EXPERIMENTS
-
     results = Results(out)
     machine = results.machine()
     words = "{processor}, {cores} cores, {memoryGiB} GiB, Python {python}, NumPy {numpy}, on {date}"

@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any
 
-from experiments.clusters import cluster, price_variants
+from experiments.clusters import cluster, paper_case
 from experiments.framework import Cell, Row
 from heterps_planner.cost_model import Segments, build_segments, cost_of_training
 from heterps_planner.errors import DeadlineError, ProblemError, TooLargeError
@@ -27,8 +27,8 @@ OPTIMUM_SECONDS = 60.0  # time allowed for the certificate
 
 
 def problem_of(cell: Cell) -> Problem:
-    """The problem that a cell names: model, pools, limits, kind ("devices" or "prices") and cluster (its seed)."""
-    make = price_variants if cell.get("kind") == "prices" else cluster
+    """The problem that a cell names: model, pools, limits, kind ("devices" or "paper") and cluster (its seed)."""
+    make = paper_case if cell.get("kind") == "paper" else cluster
     return make(cell["model"], cell["pools"], limits=cell["limits"], seed=cell.get("cluster", 0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from experiments.clusters import MODELS, PAPER_MODELS, cluster, fits, price_variants, unlimited
+from experiments.clusters import MODELS, PAPER_MODELS, cluster, fits, paper_case, unlimited
 
 from heterps_planner import Plan, Problem, plan
 
@@ -64,15 +64,20 @@ def test_loose_limits_are_wide_enough_for_every_floor() -> None:
         assert isinstance(plan(cluster(model, 4)), Plan)
 
 
-def test_price_variants_differ_in_price_only() -> None:
-    problem = price_variants("matchnet", 8)
-    cards = problem.pools[1:]
+def test_the_papers_types_differ_in_price_and_number_only() -> None:
+    problem = paper_case("matchnet", 8)
+    cards = sorted(problem.pools[1:], key=lambda pool: pool.price_per_unit_hour)
     assert len({pool.price_per_unit_hour for pool in cards}) == 7
-    assert min(pool.price_per_unit_hour for pool in cards) == pytest.approx(2.42 / 2)
-    assert max(pool.price_per_unit_hour for pool in cards) == pytest.approx(2.42 * 2)
+    assert (cards[0].price_per_unit_hour, cards[0].max_units) == (pytest.approx(2.42 / 2), 1)
+    assert (cards[-1].price_per_unit_hour, cards[-1].max_units) == (pytest.approx(2.42 * 2), 8)
     for layer in problem.layers:
         times = [layer.pools[pool.name] for pool in cards]
         assert len({(t.compute_seconds, t.transfer_seconds, t.parallel_fraction) for t in times}) == 1
+
+
+def test_cores_alone_miss_the_floor_for_ctrdnn_only() -> None:
+    reached = {model: isinstance(plan(paper_case(model, 2), "cpu"), Plan) for model in PAPER_MODELS}
+    assert reached == {"matchnet": True, "ctrdnn": False, "2emb": True, "nce": True}
 
 
 @pytest.mark.parametrize(
