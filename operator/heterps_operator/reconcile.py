@@ -214,7 +214,7 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
     parsed = PlanDocument.from_json(dict(plan))
     wanted = members(job, parsed)
     for spec in wanted:
-        actions += _ensure_member(observed, status, view, spec)
+        actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)
     if training:
         status = status.with_phase("Running", now)
@@ -240,13 +240,15 @@ def _ensure(observed: Observed, status: Status, spec: ProcessSpec) -> tuple[Acti
     return (StartProcess(spec),)
 
 
-def _ensure_member(observed: Observed, status: Status, view: CoordinatorView, spec: ProcessSpec) -> tuple[Action, ...]:
+def _ensure_member(
+    job: JobSpec, observed: Observed, status: Status, view: CoordinatorView, spec: ProcessSpec
+) -> tuple[Action, ...]:
     """Start a member; one that died is first made known to the coordinator, so that its work goes to others."""
     process, member = observed.process(spec.name), view.member(spec.name)
     if process is not None and not process.running and not failures.is_current(process, status):
         same_job = process.spec.incarnation == status.incarnation
         if same_job and member is not None and member.state == "ready":
-            return (ReportLost(spec.name, failures.describe_exit(process.exit_code)),)
+            return (ReportLost(spec.name, failures.describe_end(process, job)),)
     return _ensure(observed, status, spec)
 
 

@@ -106,6 +106,8 @@ class Status:
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
     resumed_incarnation: int = 0  # the last one of which was said from which step it resumed
     failures: int = 0  # deaths that count to backoffLimit
+    disruptions: int = 0  # bursts, one soon after the other, of deaths that do not
+    disrupted: float = 0.0  # when the last of them began
     restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports
     stopping_since: float | None = None  # an orderly stop was decided
     outcome: str | None = None  # the final phase that the job is heading for, while its processes end

@@ -220,4 +220,4 @@ def test_exits_are_told_in_words() -> None:
     assert describe_exit(-15) == "killed by SIGTERM"
     assert "memory" in describe_exit(-9)
     assert describe_exit(-200) == "killed by signal 200"
-    assert describe_exit(None) == "still running"
+    assert describe_exit(None) == "no exit code is known"

@@ -221,11 +221,11 @@ class World:
         self.planning = False
         self.outcome = PlanOutcome(document, error, self.asked)
 
-    def end(self, name: str, code: int, last_lines: tuple[str, ...] = ("last words",)) -> None:
+    def end(self, name: str, code: int | None, last_lines: tuple[str, ...] = ("last words",), reason: str = "") -> None:
         """A process ends."""
         process = self.processes[name]
         assert process.running
-        self.processes[name] = replace(process, ended=self.time, exit_code=code, last_lines=last_lines)
+        self.processes[name] = replace(process, ended=self.time, exit_code=code, last_lines=last_lines, reason=reason)
         if name == "coordinator":
             self.document = None
 
