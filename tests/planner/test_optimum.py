@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,9 @@ from heterps_planner.plan import choice_of
 from heterps_planner.points import Choice
 from heterps_planner.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.sweep import cheapest_at, minimise
-from tests.planner.problems import random_problem, small_problem, with_floor
+from tests.planner.problems import random_problem, small_problem, with_floor, with_rough_floor
 
-NUM_PROBLEMS = 1200
+NUM_PROBLEMS = 2000
 
 
 def check_choice(segments: Segments, choice: Choice, floor: float) -> None:
@@ -41,28 +42,38 @@ def check_choice(segments: Segments, choice: Choice, floor: float) -> None:
         assert after[2] != before[2]
 
 
-def test_the_optimum_equals_brute_force_on_over_a_thousand_random_problems() -> None:
-    infeasible = 0
+def test_the_optimum_equals_brute_force_on_two_thousand_random_problems() -> None:
+    kinds: Counter[str] = Counter()
     for seed in range(NUM_PROBLEMS):
-        problem = small_problem(seed)
+        problem = small_problem(seed, with_rough_floor)
         segments = build_segments(problem)
         result = minimise(segments)
         oracle = enumerate_schedules(segments)
+        prices = [pool.price_per_unit_hour for pool in problem.pools]
+        kinds["one layer"] += len(problem.layers) == 1
+        kinds["one pool"] += len(problem.pools) == 1
+        kinds["equal prices"] += len(set(prices)) < len(prices)
+        kinds["no floor"] += problem.min_samples_per_second == 0
         assert result.finished, seed
         if not oracle.stages:
-            infeasible += 1
+            kinds["out of reach"] += 1
             assert result.choice is None, seed
             continue
         assert result.choice is not None, seed
         assert result.rate == pytest.approx(oracle.rate, rel=1e-8), seed
         assert result.bound == result.rate, seed
+        kinds["limits matter"] += result.limits_mattered
         check_choice(segments, result.choice, problem.min_samples_per_second)
-    assert NUM_PROBLEMS // 20 <= infeasible <= NUM_PROBLEMS // 3
+    # The sample is worth something only if it has all of these; none may be the rule. The next test has more limits.
+    assert kinds.pop("limits matter") >= NUM_PROBLEMS // 50
+    assert set(kinds) == {"one layer", "one pool", "equal prices", "no floor", "out of reach"}
+    assert min(kinds.values()) >= NUM_PROBLEMS // 20, kinds
+    assert max(kinds.values()) <= NUM_PROBLEMS // 2, kinds
 
 
 def test_the_optimum_equals_brute_force_where_shared_limits_bind() -> None:
     binding = searched = 0
-    for seed in range(200):
+    for seed in range(120):
         rng = np.random.default_rng(6000 + seed)
         problem = random_problem(
             rng,
@@ -83,8 +94,8 @@ def test_the_optimum_equals_brute_force_where_shared_limits_bind() -> None:
         binding += minimise(unlimited).rate < result.rate * (1 - 1e-6)
         searched += result.num_labels > 0
     # The sample is worth something only if limits bind and the label search is needed.
-    assert binding >= 80
-    assert searched >= 30
+    assert binding >= 48
+    assert searched >= 18
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -202,7 +213,7 @@ def test_provisions_of_one_schedule_equal_those_of_trying_all_unit_counts(seed: 
 
 def test_shadow_prices_are_the_exact_savings_of_one_more_pod() -> None:
     num_binding = 0
-    for seed in range(60):
+    for seed in range(40):
         rng = np.random.default_rng(5000 + seed)
         segments = build_segments(with_floor(random_problem(rng, 5, 3, most_pods=6, pods=seed % 2 == 0), 0.9))
         result = minimise(segments)
@@ -213,7 +224,7 @@ def test_shadow_prices_are_the_exact_savings_of_one_more_pod() -> None:
             saving = (result.rate - wider) * result.choice.throughput / float(segments.units_T[pool])
             assert prices[pool] == pytest.approx(saving, rel=1e-5, abs=1e-7)
             num_binding += prices[pool] > 0
-    assert num_binding >= 20
+    assert num_binding >= 14
 
 
 def test_a_search_that_is_stopped_still_gives_a_valid_bound() -> None:
@@ -236,7 +247,7 @@ def test_a_search_that_is_stopped_still_gives_a_valid_bound() -> None:
 
 @pytest.mark.parametrize("eps", [0.01, 0.1])
 def test_a_permitted_gap_is_kept(eps: float) -> None:
-    for seed in range(30):
+    for seed in range(20):
         segments = build_segments(with_floor(random_problem(np.random.default_rng(seed), 8, 3), 0.5))
         optimum, rough = minimise(segments), minimise(segments, eps=eps)
         assert rough.bound <= optimum.rate * (1 + 1e-9)

@@ -104,7 +104,7 @@ def draw(seed: int, num_layers: int, num_pools: int, most_pods: int) -> Problem:
 
 def test_optimum_and_highest_throughput_equal_those_of_trying_all_numbers_of_pods() -> None:
     rising = 0
-    for seed in range(80):
+    for seed in range(50):
         problem = draw(seed, 3, 2, 6)
         highest = by_trying_everything(problem)[1]
         best, _ = fastest(build_segments(problem))
@@ -116,12 +116,12 @@ def test_optimum_and_highest_throughput_equal_those_of_trying_all_numbers_of_pod
         assert enumerate_schedules(segments).rate == pytest.approx(oracle, rel=1e-8), seed
         tables = [t.measured for layer in problem.layers for t in layer.pools.values() if t.measured is not None]
         rising += any(b > a for table in tables for a, b in itertools.pairwise(table.compute_seconds))
-    assert rising >= 30  # more units are slower somewhere
+    assert rising >= 19  # more units are slower somewhere
 
 
 def test_the_optimum_equals_brute_force_with_tables_and_memory_limits() -> None:
     infeasible = memory_matters = 0
-    for seed in range(600):
+    for seed in range(300):
         rng = np.random.default_rng(90_000 + seed)
         num_layers, num_pools = int(rng.integers(1, 6)), int(rng.integers(1, 4))
         problem = draw(80_000 + seed, num_layers, num_pools, int(rng.choice([4, 8, 30])))
@@ -138,8 +138,8 @@ def test_the_optimum_equals_brute_force_with_tables_and_memory_limits() -> None:
             continue
         assert result.rate == pytest.approx(oracle.rate, rel=1e-8), seed
         memory_matters += minimise(segments.without_memory_limits()).rate < result.rate * (1 - 1e-6)
-    assert 20 <= infeasible <= 250
-    assert memory_matters >= 60
+    assert 10 <= infeasible <= 125
+    assert memory_matters >= 30
 
 
 def test_a_table_that_follows_amdahl_changes_nothing() -> None:
