@@ -5,12 +5,14 @@ times of the running stages, as the coordinator measures them, correct the profi
 provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others go
 on. Other stages or pools would need a restart from the checkpoint, and are not decided here.
 
-A change needs a reason: the floor is missed by more than a tolerance, or the job pays for clearly more than the floor.
-Between two looks at it lies `elasticity.cooldownSeconds`.
+A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
+somebody wants another number of workers (`elasticity.workers`), whatever the floor. Between two looks at it lies
+`elasticity.cooldownSeconds`.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +25,7 @@ from heterps_planner.cost_model import build_segments
 from heterps_planner.problem import Problem
 from heterps_runtime.contract import PlanDocument, worker_name
 
-__all__ = ["calibrate", "review"]
+__all__ = ["calibrate", "divide_workers", "review"]
 
 _MISSED = 0.97  # of the floor; what is above this is noise
 _EXCESS = 1.15  # of the floor; below this fewer units would be likely to miss it
@@ -50,7 +52,8 @@ def review(
     """
     view, now = observed.coordinator, observed.time
     assert view is not None
-    if job.elasticity.mode == "Off" or job.stages_by_hand or not job.min_samples_per_second:
+    wanted, floor = job.elasticity.workers, job.min_samples_per_second or 0.0
+    if job.elasticity.mode == "Off" or job.stages_by_hand or not (wanted or floor):
         return status, ()
     if status.review is not None:
         return _judge(job, observed, status, plan), ()
@@ -59,21 +62,69 @@ def review(
     if now - status.reviewed < job.elasticity.cooldown_seconds or observed.planning or not _settled(view, plan):
         return status, ()
     status = replace(status, reviewed=now)
-    floor, measured = job.min_samples_per_second, view.samples_per_second
+    running, measured = sum(stage.pods for stage in plan.stages), view.samples_per_second
     missed, excess = measured < floor * _MISSED, measured > floor * _EXCESS
-    if not missed and not (excess and any(stage.pods > 1 for stage in plan.stages)):
-        return status, ()
+    if wanted:
+        cause, text = "workers", f"{wanted} workers are wanted (elasticity.workers), the plan has {running}"
+    else:
+        cause = "missed" if missed else "excess"
+        text = f"{measured:,.0f} samples/s are measured, the floor is {floor:,.0f}"
+        if not missed and not (excess and any(stage.pods > 1 for stage in plan.stages)):
+            return status, ()
     if any(pool.name not in observed.profiles for pool in job.pools):
         return status, ()  # a plan of an earlier run, whose profiles are gone
     try:
         problem = calibrate(build_problem(job, observed.profiles), plan, view)
     except ValueError:
         return status, ()  # the model has other layers now; the plan that runs stays
-    stages = tuple({"pool": stage.pool, "lastLayer": stage.lastLayer} for stage in plan.stages)
-    text = f"{measured:,.0f} samples/s are measured, the floor is {floor:,.0f}"
+    stages: list[dict[str, Any]] = [{"pool": stage.pool, "lastLayer": stage.lastLayer} for stage in plan.stages]
+    if wanted:
+        pods = divide_workers(problem, plan, wanted)
+        if pods == [stage.pods for stage in plan.stages]:
+            return status, ()
+        problem = {**problem, "minSamplesPerSecond": 0.0}
+        for stage, number in zip(stages, pods, strict=True):
+            stage["units"] = number * job.pool(stage["pool"]).units_per_pod
     revision = status.plan_revision + 1
-    asked = replace(status, review={"revision": revision, "missed": missed, "message": text})
-    return asked, (ComputePlan(problem, revision, stages),)
+    asked = replace(status, review={"revision": revision, "cause": cause, "message": text})
+    return asked, (ComputePlan(problem, revision, tuple(stages)),)
+
+
+def divide_workers(problem: Mapping[str, Any], plan: PlanDocument, workers: int) -> list[int]:
+    """Give each worker to the stage that is slowest without it, which is the division with the highest throughput.
+
+    Args:
+        problem: a problem document, which predicts the stages' times.
+        plan: its stages, and what its servers take of their pool.
+        workers: in all stages together. Each stage has at least one, and pools have limits.
+
+    Returns:
+        Workers of each stage.
+    """
+    parsed = Problem.from_json(problem)
+    segments = build_segments(parsed)
+    pools = [parsed.pool_index(stage.pool) for stage in plan.stages]
+    free = {index: pool.max_units for index, pool in enumerate(parsed.pools)}
+    servers = parsed.pool_index(plan.parameterServer.pool)
+    free[servers] -= plan.parameterServer.units
+    for pool in pools:
+        free[pool] -= parsed.pools[pool].units_per_pod
+    pods = [1] * len(pools)
+
+    def entry(stage: int) -> tuple[float, int]:
+        of = plan.stages[stage]
+        return -segments.stage_time(of.firstLayer, of.lastLayer, pools[stage], pods[stage]), stage
+
+    slowest = [entry(stage) for stage in range(len(pools))]
+    heapq.heapify(slowest)
+    while slowest and sum(pods) < workers:
+        _, stage = heapq.heappop(slowest)
+        units = parsed.pools[pools[stage]].units_per_pod
+        if free[pools[stage]] >= units:
+            free[pools[stage]] -= units
+            pods[stage] += 1
+            heapq.heappush(slowest, entry(stage))
+    return pods
 
 
 def calibrate(problem: Mapping[str, Any], plan: PlanDocument, view: CoordinatorView) -> dict[str, Any]:
@@ -143,7 +194,7 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
         return status if observed.planning else replace(status, review=None)
     done = replace(status, review=None, reviewed=now)
     if not outcome.feasible:
-        if not asked["missed"]:
+        if asked["cause"] == "excess":
             return done
         return done.with_condition("Rescaled", False, "CannotRescale", f"{asked['message']}; {_why(outcome)}", now)
     assert outcome.document is not None
@@ -152,7 +203,8 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
     pods, before = [int(stage["pods"]) for stage in new["stages"]], [stage.pods for stage in plan.stages]
     grows = any(n > old for n, old in zip(pods, before, strict=True))
     saves = new["costPerHour"] < float(present.get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
-    if pods == before or not (grows if asked["missed"] else saves):
+    helps = {"missed": grows, "excess": saves, "workers": True}[asked["cause"]]
+    if pods == before or not helps:
         return done
     moves = ", ".join(
         f"{stage.name} on {stage.pool}: {old} -> {n} workers"

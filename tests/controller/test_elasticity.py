@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.elasticity import calibrate
+from heterps_operator.elasticity import calibrate, divide_workers
 from heterps_operator.job import Elasticity
 from heterps_operator.profiles import build_problem
 from heterps_operator.values import ComputePlan, CoordinatorView, StartProcess, StopProcess, SubmitPlan
@@ -109,6 +109,8 @@ def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
     "changes",
     [
         {"elasticity": Elasticity(mode="Off")},
+        {"elasticity": Elasticity(workers=3)},
+        {"elasticity": Elasticity(workers=3), "min_samples_per_second": None},
         {"min_samples_per_second": None},
         {"stages_by_hand": ({"pool": "cpu"},)},
     ],
@@ -153,3 +155,58 @@ def test_a_calibrated_problem_predicts_what_is_measured() -> None:
     assert [stage.throughput for stage in found.stages] == pytest.approx([8_000.0, 14_000.0 * 8 / 9])
     with pytest.raises(ValueError, match="another model"):
         calibrate({**problem, "layers": problem["layers"][:2]}, plan, view)
+
+
+@pytest.mark.parametrize(("workers", "pods"), [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [4, 1]), (6, [5, 1])])
+def test_every_worker_goes_to_the_slowest_stage(workers: int, pods: list[int]) -> None:
+    plan = PlanDocument.from_json(PLAN)
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    layers = [{**layer, "pools": {**layer["pools"]}} for layer in problem["layers"]]
+    layers[0]["pools"]["cpu"] = {**layers[0]["pools"]["cpu"], "computeSeconds": 5.0, "parallelFraction": 1.0}
+    found = divide_workers({**problem, "layers": layers}, plan, workers)
+    assert found == pods
+
+
+def test_workers_are_divided_so_that_no_other_division_is_faster() -> None:
+    plan = PlanDocument.from_json(PLAN)
+    gpu = {"name": "gpu", "maxUnits": 8}
+    document = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    pools = [pool | gpu if pool["name"] == "gpu" else pool for pool in document["pools"]]
+    problem = {**document, "pools": pools, "minSamplesPerSecond": 0.0}
+
+    def throughput(first: int, second: int) -> float:
+        stages = [{"pool": "cpu", "lastLayer": 0, "units": first}, {"pool": "gpu", "units": second}]
+        found = evaluate(Problem.from_json(problem), stages)
+        assert isinstance(found, Plan)
+        return found.throughput
+
+    for workers in range(2, 10):
+        first, second = divide_workers(problem, plan, workers)
+        assert first + second == workers
+        best = max(throughput(n, workers - n) for n in range(1, workers) if n <= 7 and workers - n <= 8)
+        assert throughput(first, second) == pytest.approx(best)
+
+
+def test_pools_have_limits() -> None:
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    first, second = divide_workers(problem, PlanDocument.from_json(PLAN), 100)
+    assert (first, second) == (7, 2), "8 units of cpu of which the server has one, 2 of gpu"
+
+
+@pytest.mark.parametrize("floor", [None, 20_000.0, 1e9])
+def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: float | None) -> None:
+    world = trained(running(elasticity=Elasticity(workers=5), min_samples_per_second=floor), 50_000.0)
+    [request] = world.turn().actions
+    assert isinstance(request, ComputePlan)
+    assert request.problem["minSamplesPerSecond"] == 0
+    assert sum(stage["units"] for stage in request.stages) == 5
+    pods = [stage["units"] for stage in request.stages]
+    first, second = PLAN["stages"]
+    stages = [{**first, "pods": pods[0], "units": pods[0]}, {**second, "pods": pods[1], "units": pods[1]}]
+    world.answer({**PLAN, "stages": stages, "costPerHour": 5.0})
+    started = [a.spec.name for a in world.settle() if isinstance(a, StartProcess)]
+    assert len(started) == 2
+    [event] = [e for e in world.events if e.reason == "UnitsChanged"]
+    assert event.message.startswith("5 workers are wanted (elasticity.workers), the plan has 3: stage-")
+    world.join(*started)
+    assert trained(world, 50_000.0).settle() == [], "that is what is wanted"

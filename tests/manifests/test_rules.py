@@ -79,6 +79,8 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.objective.maxCostPerHour", "0.01", "0", 'maxCostPerHour: must be greater than 0, is "0"; raise'),
     (JOB_VALUE, "spec.parameterServer.memoryLimit", "8Gi", "0", "memoryLimit: must be greater than 0"),
     (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Off"}, "workers has no effect with"),
+    (changed(JOB_VALUE, "spec.scheduling.stages", [{"pool": "cpu", "lastLayer": "x"}]), "spec.elasticity.workers", 0, 3,
+     "spec.elasticity.workers: workers has no effect with stages given by hand (found 3); set the stages' units"),
     (JOB_VALUE, RULES, [{"action": "Ignore", "exitCodes": [1]}], [{"action": "Ignore"}], "either exitCodes or reasons"),
     (JOB_VALUE, RULES, [{"action": "FailJob", "reasons": ["Evicted"]}],
      [{"action": "Ignore", "reasons": ["Evicted"], "exitCodes": [1]}], "a rule must have either exitCodes or reasons"),
