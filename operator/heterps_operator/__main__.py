@@ -7,15 +7,18 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
+from heterps_operator.cli.cluster_options import add_cluster_commands
 from heterps_operator.cli.plan_options import add_plan_options
 from heterps_operator.cli.session import Programs
-from heterps_operator.errors import HeterpsError
+from heterps_operator.errors import ClusterError, HeterpsError
 from heterps_operator.refusal import write_refusal
 from heterps_operator.status import Failure
 from heterps_planner.errors import PlannerError
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
 __all__ = ["main"]
+
+_PASSING = frozenset({"Unreachable", "Timeout", "Deleted", "ServerError"})  # of a cluster; not the command line's fault
 
 
 def main(arguments: Sequence[str] | None = None, programs: Programs | None = None) -> int:
@@ -31,6 +34,9 @@ def main(arguments: Sequence[str] | None = None, programs: Programs | None = Non
     options = _parser().parse_args(arguments)
     try:
         return _dispatch(options, programs or Programs())
+    except ClusterError as error:
+        code = EXIT_FAILED if error.reason in _PASSING else EXIT_BAD_INPUT
+        return _refuse(options, error.reason, str(error), code)
     except (HeterpsError, PlannerError) as error:
         return _refuse(options, "BadInput", str(error), EXIT_BAD_INPUT)
     except OSError as error:  # of this machine: a full disk, too many processes; it names the file, if one is at fault
@@ -58,10 +64,34 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
             from heterps_operator.cli.plan import plan
 
             return plan(options, programs)
-        case _:
+        case "profile":
             from heterps_operator.cli.profile import profile
 
             return profile(options, programs)
+        case "submit":
+            from heterps_operator.cli.submit import submit
+
+            return submit(options)
+        case "status":
+            from heterps_operator.cli.status import status
+
+            return status(options)
+        case "top":
+            from heterps_operator.cli.top import top
+
+            return top(options)
+        case "logs":
+            from heterps_operator.cli.logs import logs
+
+            return logs(options)
+        case "explain":
+            from heterps_operator.cli.explain import explain
+
+            return explain(options)
+        case _:
+            from heterps_operator.cli.cancel import cancel
+
+            return cancel(options)
 
 
 def _parser() -> ArgumentParser:
@@ -95,6 +125,8 @@ def _parser() -> ArgumentParser:
     profile.add_argument("--output", choices=("table", "json"), default="table", help="(default: table)")
     profile.add_argument("--to", metavar="FILE", help="write the planning problem to this file")
     profile.add_argument("--cached", action="store_true", help="measure only what no earlier run has measured")
+
+    add_cluster_commands(commands.add_parser)
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -14,10 +13,10 @@ from rich.text import Text
 
 from heterps_operator.loop import Turn
 from heterps_operator.status import Event
-from heterps_operator.values import CoordinatorView
+from heterps_operator.values import CoordinatorView, Json
 from heterps_operator.words import format_duration, format_money, format_rate, sparkline
 
-__all__ = ["event_line", "live_view", "progress_line", "seconds_left"]
+__all__ = ["event_line", "live_view", "plan_table", "progress_line", "seconds_left"]
 
 _BAR_WIDTH = 14
 _LAYERS_WIDTH = 38
@@ -66,7 +65,7 @@ def live_view(turn: Turn, losses: Sequence[float], events: Sequence[Event], verb
     """
     parts: list[RenderableType] = [_facts(turn, losses)]
     if turn.status.plan is not None:
-        parts += ["", _plan_table(turn)]
+        parts += ["", plan_table(turn.status.plan, turn.observed.coordinator)]
     if verbose or turn.status.phase in ("Starting", "Restarting"):
         parts += ["", _members(turn)]
     if events:
@@ -125,9 +124,13 @@ def _throughput(turn: Turn, view: CoordinatorView) -> Text:
     return text
 
 
-def _plan_table(turn: Turn) -> Table:
-    plan = turn.status.plan
-    assert plan is not None
+def plan_table(plan: Json, view: CoordinatorView | None) -> Table:
+    """The stages of a plan, and what is measured of them.
+
+    Args:
+        plan: the plan file.
+        view: the coordinator; None: nothing is measured yet.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "layers", "pool"):
         table.add_column(name, no_wrap=True)
@@ -135,7 +138,7 @@ def _plan_table(turn: Turn) -> Table:
     table.add_column("predicted", justify="right")
     table.add_column("measured", justify="right")
     table.add_column("busy")
-    measured = _measured_stages(turn)
+    measured = {} if view is None else {s["name"]: s for s in view.document.get("stages") or ()}
     for stage in plan["stages"]:
         layers = list(stage["layers"])
         text = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
@@ -163,11 +166,6 @@ def _busy(fraction: float) -> Table:
     row = Table.grid(padding=(0, 1, 0, 0))
     row.add_row(ProgressBar(1.0, min(1.0, fraction), width=_BAR_WIDTH), f"{fraction:.0%}")
     return row
-
-
-def _measured_stages(turn: Turn) -> dict[str, Any]:
-    view = turn.observed.coordinator
-    return {} if view is None else {s["name"]: s for s in view.document.get("stages") or ()}
 
 
 def _members(turn: Turn) -> Table:

@@ -1,0 +1,59 @@
+"""`heterps cancel JOB`: stop a job in order, or remove it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+
+from heterps_operator.cli.cluster import open_client
+from heterps_operator.console import make_console
+from heterps_operator.errors import UsageError
+from heterps_runtime.contract import EXIT_OK
+
+__all__ = ["cancel"]
+
+
+def cancel(arguments: Namespace) -> int:
+    """Stop or remove the job of the command line; returns the exit code.
+
+    Raises:
+        ClusterError: there is no such job, or the cluster refuses.
+    """
+    client, name = open_client(arguments), arguments.job
+    if not arguments.delete:
+        job = client.get(name)
+        if job.ended:
+            text = f"{name} has ended already ({job.status.phase}); heterps cancel {name} --delete removes it"
+        elif job.suspended:
+            text = f"{name} is told to stop already"
+        else:
+            client.suspend(name)
+            text = (
+                f"{name}: told to stop; it writes a checkpoint, then its pods end. heterps submit with its file goes on"
+            )
+        return _report(arguments, "suspend", text)
+    client.get(name)
+    if not arguments.yes and not _confirmed(f"Delete job {name} in namespace {client.namespace}?"):
+        return _report(arguments, "nothing", f"{name} stays as it is")
+    client.delete(name)
+    text = f"{name} is deleted; its pods end now. Checkpoints stay where spec.checkpoint.path put them"
+    return _report(arguments, "delete", text)
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("--delete: nobody is there to be asked; add --yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _report(arguments: Namespace, done: str, text: str) -> int:
+    if arguments.output == "json":
+        sys.stdout.write(
+            json.dumps({"version": 1, "job": arguments.job, "done": done, "message": text}, indent=2) + "\n"
+        )
+    else:
+        make_console().print(text, markup=False, highlight=False, soft_wrap=True)
+    return EXIT_OK

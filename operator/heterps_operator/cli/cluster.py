@@ -1,0 +1,26 @@
+"""What the commands on a cluster share: their client, and how they print objects."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from heterps_operator.cluster.client import HeterPSClient
+from heterps_operator.cluster.connection import connect
+from heterps_operator.values import Json
+
+__all__ = ["cleaned", "open_client"]
+
+
+def open_client(arguments: Namespace) -> HeterPSClient:
+    """A client of what the options name.
+
+    Raises:
+        ClusterError: there is no kubeconfig, or no such context.
+    """
+    return connect(arguments.namespace, kubeconfig=arguments.kubeconfig, context=arguments.context)
+
+
+def cleaned(item: Json) -> dict[str, Any]:
+    """An object without the book-keeping of field owners, which nobody wants to read."""
+    return {**item, "metadata": {key: value for key, value in item["metadata"].items() if key != "managedFields"}}

@@ -1,0 +1,72 @@
+"""The options of the commands on a cluster. Imports nothing that takes time: every command builds this parser."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+
+__all__ = ["add_cluster_commands"]
+
+_ROLES = ("coordinator", "ps", "worker", "profile")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
+    """Add submit, status, top, logs, explain and cancel to the commands of `heterps`."""
+    submit = add("submit", help="train a job on a cluster", description="Check a job file and submit it to a cluster.")
+    submit.add_argument("file", metavar="FILE", help="job file (YAML)")
+    submit.add_argument("--wait", action="store_true", help="show the job until it ends, and exit as it does")
+    submit.add_argument("--dry-run", action="store_true", help="let the cluster check everything, change nothing")
+    _add_common(submit, ("text", "json", "yaml"))
+
+    status = add("status", help="list jobs of a cluster, or show one", description="List the jobs, or show one.")
+    status.add_argument("job", metavar="JOB", nargs="?", type=_name, help="name of the job (default: all)")
+    status.add_argument("--all-namespaces", "-A", action="store_true", help="list the jobs of all namespaces")
+    _add_common(status, ("table", "json", "yaml"))
+
+    top = add("top", help="watch a job of a cluster", description="Show stages, workers, throughput and cost, live.")
+    top.add_argument("job", metavar="JOB", type=_name, help="name of the job")
+    top.add_argument("--once", action="store_true", help="show the present and end (as if piped)")
+    _add_common(top, ("table", "json", "yaml"))
+
+    logs = add("logs", help="logs of a job's pods", description="Print the logs of all pods of a job, merged by time.")
+    logs.add_argument("job", metavar="JOB", type=_name, help="name of the job")
+    logs.add_argument("--role", choices=_ROLES, help="only pods of this role")
+    logs.add_argument("--follow", "-f", action="store_true", help="go on until the job ends")
+    logs.add_argument("--tail", metavar="N", type=_count, help="only the last N lines of each pod")
+    _add_common(logs, ("text", "json"))
+
+    explain = add(
+        "explain", help="why a job has its plan", description="Say why a job runs as it does, and what is cheaper."
+    )
+    explain.add_argument("job", metavar="JOB", type=_name, help="name of the job")
+    _add_common(explain, ("table", "json", "yaml"))
+
+    cancel = add(
+        "cancel", help="stop a job on a cluster", description="Stop a job in order: checkpoint, then its pods end."
+    )
+    cancel.add_argument("job", metavar="JOB", type=_name, help="name of the job")
+    cancel.add_argument("--delete", action="store_true", help="remove the job and all its objects; checkpoints stay")
+    cancel.add_argument("--yes", "-y", action="store_true", help="with --delete: do not ask")
+    _add_common(cancel, ("text", "json"))
+
+
+def _add_common(parser: ArgumentParser, outputs: tuple[str, ...]) -> None:
+    parser.add_argument("--output", "-o", choices=outputs, default=outputs[0], help="(default: %(default)s)")
+    parser.add_argument("--namespace", "-n", metavar="NS", type=_name, help="(default: that of the context)")
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
+
+
+def _name(text: str) -> str:
+    # A name becomes part of a path of the API: nothing else may get in there.
+    if len(text) > 253 or not _NAME.fullmatch(text):
+        raise ArgumentTypeError(f"must be a name of a-z, 0-9, '-' and '.', is {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise ArgumentTypeError(f"must be a whole number >= 0, is {text!r}")
+    return int(text)

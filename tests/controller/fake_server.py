@@ -1,0 +1,149 @@
+"""An API server in memory: objects by path with resourceVersions, watches that can break, logs of pods."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from heterps_operator.kubernetes.api import ApiError
+
+Json = dict[str, Any]
+
+CREATED = "2026-03-01T10:00:00Z"
+
+
+class FakeServer:
+    """What `cluster.server.Server` asks for.
+
+    Attributes:
+        refusals: by verb, errors that the next such calls raise, in order.
+        requests: every call, as (verb, path).
+        streams: answers of `lines` to come, by path: lists of lines, or an error at their end.
+        steps: functions that are called one per watch, before its lines: the world goes on meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.refusals: dict[str, list[ApiError]] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.streams: dict[str, list[list[str | ApiError]]] = {}
+        self.queries: list[Mapping[str, str]] = []
+        self._versions = itertools.count(100)
+
+    def put(self, path: str, **fields: Any) -> Json:
+        """Put an object there, as another client would."""
+        collection, _, name = path.rpartition("/")
+        parts = collection.split("/")
+        metadata = {"name": name, "uid": f"uid-{name}", "generation": 1, "creationTimestamp": CREATED}
+        if "namespaces" in parts:
+            metadata["namespace"] = parts[parts.index("namespaces") + 1]
+        value = {**copy.deepcopy(fields), "metadata": {**metadata, **copy.deepcopy(fields.get("metadata") or {})}}
+        return self._store(path, value)
+
+    def get(self, path: str) -> Json | None:
+        self._request("get", path)
+        found = self.objects.get(path)
+        return None if found is None else copy.deepcopy(found)
+
+    def list(self, path: str, *, label_selector: str = "", field_selector: str = "") -> tuple[list[Json], str]:
+        self._request("list", path)
+        head, _, plural = path.rpartition("/")
+        found = [
+            copy.deepcopy(value)
+            for place, value in self.objects.items()
+            if place.rpartition("/")[0] == path
+            or (
+                "/namespaces/" not in path
+                and place.startswith(f"{head}/namespaces/")
+                and place.split("/")[-2] == plural
+            )
+        ]
+        wanted = [condition.split("=") for condition in label_selector.split(",") if condition]
+        fields = [condition.split("=") for condition in field_selector.split(",") if condition]
+        found = [
+            value
+            for value in found
+            if all((value["metadata"].get("labels") or {}).get(key) == item for key, item in wanted)
+            and all(_field(value, key) == item for key, item in fields)
+        ]
+        return found, str(next(self._versions))
+
+    def apply(
+        self, path: str, body: Mapping[str, Any], field_manager: str, force: bool, *, dry_run: bool = False
+    ) -> Json:
+        self._request("apply", path)
+        assert (field_manager, force) == ("heterps-client", True)
+        before = self.objects.get(path)
+        after = _merge(before or {}, body)
+        if before is None:
+            created: Json = {"uid": f"uid-{body['metadata']['name']}", "generation": 1, "creationTimestamp": CREATED}
+            after["metadata"] = {**created, **after["metadata"]}
+        elif before.get("spec") != after.get("spec"):
+            after["metadata"]["generation"] = before["metadata"]["generation"] + 1
+        return after if dry_run else self._store(path, after)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Json:
+        self._request("patch", path)
+        if path not in self.objects:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        after = _merge(self.objects[path], body)
+        if after.get("spec") != self.objects[path].get("spec"):
+            after["metadata"]["generation"] += 1
+        return self._store(path, after)
+
+    def delete(self, path: str) -> None:
+        self._request("delete", path)
+        self.objects.pop(path, None)
+
+    def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
+        self._request("watch" if "watch" in query else "log", path)
+        self.queries.append(dict(query))
+        for line in self.streams[path].pop(0):
+            if isinstance(line, ApiError):
+                raise line
+            yield line
+
+    def event(self, kind: str, path: str, **changes: Any) -> str:
+        """A line of a watch: the object at that path, after changes to it."""
+        if changes:
+            self._store(path, _merge(self.objects[path], changes))
+        return json.dumps({"type": kind, "object": self.objects[path]})
+
+    def _store(self, path: str, value: Json) -> Json:
+        value["metadata"]["resourceVersion"] = str(next(self._versions))
+        self.objects[path] = value
+        return copy.deepcopy(value)
+
+    def _request(self, verb: str, path: str) -> None:
+        self.requests.append((verb, path))
+        if self.refusals.get(verb):
+            raise self.refusals[verb].pop(0)
+
+
+def forbidden(verb: str, resource: str, namespace: str = "") -> ApiError:
+    """A refusal in the words of an API server."""
+    where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
+    text = f'{resource} is forbidden: User "ann" cannot {verb} resource "{resource}" in API group "heterps.io"{where}'
+    return ApiError(403, "Forbidden", text)
+
+
+def _field(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _merge(old: Any, new: Any) -> Any:
+    """A merge patch; for whole objects close enough to server-side apply."""
+    if not isinstance(new, Mapping) or not isinstance(old, Mapping):
+        return copy.deepcopy(new)
+    merged = copy.deepcopy(dict(old))
+    for key, item in new.items():
+        if item is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), item) if isinstance(item, Mapping) else copy.deepcopy(item)
+    return merged
