@@ -15,6 +15,7 @@ from typing import Protocol
 from heterps_operator.bill import Bill
 from heterps_operator.client import CoordinatorClient, CoordinatorError
 from heterps_operator.job import JobSpec
+from heterps_operator.measurement import Measurement, Meter, Scraping
 from heterps_operator.planning import PlannerProcess
 from heterps_operator.profiles import ProfileCache
 from heterps_operator.reconcile import reconcile
@@ -79,6 +80,7 @@ class ControlLoop:
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
         save_seconds: between two savings while nothing happens but that money is spent.
         listener: is shown every turn.
+        measurement: of throughput and workers' speeds; None: the coordinator is scraped.
         clock: Unix seconds.
     """
 
@@ -96,12 +98,14 @@ class ControlLoop:
         status: Status | None = None,
         bill: Bill | None = None,
         save_seconds: float = _SAVE_SECONDS,
+        measurement: Measurement | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.job = job
         self.status = status or Status()
         self.bill = bill or Bill()
         self.profiles: dict[str, Json] = dict(known_profiles or {})
+        self.free_units: Mapping[str, int] = {}  # what other jobs leave of the pools; absent: everything
         self._cached = frozenset(self.profiles)
         self._substrate = substrate
         self._planner = planner
@@ -111,6 +115,7 @@ class ControlLoop:
         self._save_seconds = save_seconds
         self._listener = listener
         self._clock = clock
+        self._meter = Meter(measurement or Scraping(), clock)
         self._client: CoordinatorClient | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
@@ -189,6 +194,7 @@ class ControlLoop:
             planning=self._planner.running,
             outcome=self._outcome,
             stop_requested=self._stop_requested,
+            free_units=dict(self.free_units),
         )
 
     def _ask_coordinator(self) -> CoordinatorView | None:
@@ -212,6 +218,9 @@ class ControlLoop:
             self._retry_at = self._clock() + _RETRY_SECONDS
             return None
         self._last_contact = self._clock()
+        if view.phase == JobPhase.TRAINING:
+            view, warnings = self._meter.measure(view, address)
+            self._pending += warnings
         return view
 
     # --- acting -------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class RunConfig:
     work_directory: Path
     model_path: str  # folder or address of the exported model
     python_path: tuple[str, ...]
+    namespace: str = ""  # on a cluster
 
     @property
     def dtype_name(self) -> str:
@@ -153,4 +154,5 @@ class RunConfig:
             work_directory=work,
             model_path=document.get("modelPath") or str(work / "model"),
             python_path=tuple(document.get("pythonPath", ())),
+            namespace=document["job"]["metadata"].get("namespace") or "",
         )

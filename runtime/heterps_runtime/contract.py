@@ -20,6 +20,12 @@ __all__ = [
     "EXIT_INFEASIBLE",
     "EXIT_INTERRUPTED",
     "EXIT_OK",
+    "METRIC_BATCH_SIZE",
+    "METRIC_GENERATION",
+    "METRIC_MEASURED",
+    "METRIC_STAGE_THROUGHPUT",
+    "METRIC_STEP_SECONDS",
+    "METRIC_THROUGHPUT",
     "PATH_ALLOCATION",
     "PATH_CHECKPOINT",
     "PATH_ENDPOINT",
@@ -68,6 +74,14 @@ PATH_LOST = "/v1/lost"  # POST {"member": name, "reason": text}: a process is kn
 PATH_STOP = "/v1/stop"  # POST: checkpoint, then end all members in order
 PATH_FAIL = "/v1/fail"  # POST {"reason", "message"}: end all members, the job has failed
 PATH_SHUTDOWN = "/v1/shutdown"  # POST: end the coordinator itself (sent last)
+
+# --- series of the coordinator's /metrics that the controller reads (all of them: docs/metrics.md) --------------------
+METRIC_MEASURED = "heterps_training_measured_timestamp_seconds"  # Unix time at which the others were taken
+METRIC_GENERATION = "heterps_training_generation"  # of members, as in the status
+METRIC_THROUGHPUT = "heterps_training_samples_per_second"
+METRIC_STAGE_THROUGHPUT = "heterps_stage_samples_per_second"  # labels stage, pool
+METRIC_BATCH_SIZE = "heterps_worker_batch_size"  # labels stage, pool, worker
+METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worker, activity
 
 
 class JobPhase:

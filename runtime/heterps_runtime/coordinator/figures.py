@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
 
+from heterps_runtime import contract
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.core import CoordinatorCore
 
 __all__ = ["JobMetrics", "describe_job"]
+
+_STAGE_LABELS = ("stage", "pool")
+_WORKER_LABELS = ("stage", "pool", "worker")
 
 
 def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
@@ -83,49 +89,101 @@ def describe_job(core: CoordinatorCore, config: RunConfig, now: float) -> dict[s
 
 
 class JobMetrics:
-    """Prometheus metrics of one job, refreshed when they are scraped."""
+    """Prometheus metrics of one job (docs/metrics.md), read from the core when they are scraped.
 
-    def __init__(self, core: CoordinatorCore) -> None:
+    Every series carries the job's name as `job_name`: `job` is the label that Prometheus itself gives to a target.
+    Labels are bounded by the plan: members that have left are not told of any more.
+
+    Args:
+        core: the job.
+        config: names the job.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, core: CoordinatorCore, config: RunConfig, clock: Callable[[], float]) -> None:
         self._core = core
+        self._config = config
+        self._clock = clock
         self.registry = CollectorRegistry()
+        self.registry.register(self)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"heterps_{name}", text, labels, registry=self.registry)
+    def describe(self) -> Iterator[Metric]:
+        """No names are reserved: there is no other collector in this registry."""
+        return iter(())
 
-        self._steps = gauge("job_committed_steps", "Steps that are part of the model")
-        self._samples = gauge("job_samples", "Samples that are part of the model")
-        self._loss = gauge("job_loss", "Mean training loss, smoothed over steps")
-        self._rate = gauge("job_samples_per_second", "Throughput over the last ten seconds")
-        self._generation = gauge("job_generation", "Generation of members in force")
-        self._checkpoint = gauge("job_checkpoint_step", "Step of the newest valid checkpoint")
-        self._failures = gauge("job_checkpoint_failures", "Checkpoints that could not be written")
-        self._phase = gauge("job_phase", "1 for the phase the job is in", "phase")
-        self._batch = gauge("worker_batch_size", "Samples per step", "stage", "pool", "worker")
-        self._seconds = gauge(
-            "worker_step_seconds", "Mean time per step by activity", "stage", "pool", "worker", "activity"
+    def collect(self) -> Iterator[Metric]:
+        """The core's present figures."""
+        core, progress, now = self._core, self._core.progress, self._clock()
+        training = "heterps_training"
+        yield self._gauge(contract.METRIC_MEASURED, "Unix time at which these figures were taken", now)
+        yield self._gauge(contract.METRIC_GENERATION, "Generation of members in force", core.generation)
+        yield self._gauge(
+            contract.METRIC_THROUGHPUT, "Throughput over the last ten seconds", progress.samples_per_second
         )
-        self._rows = gauge("ps_rows", "Rows stored", "server")
-        self._bytes = gauge("ps_memory_bytes", "Memory of rows and state", "server")
+        yield self._gauge(f"{training}_committed_steps", "Steps that are part of the model", progress.committed)
+        yield self._gauge(f"{training}_total_steps", "Steps of the whole job, once known", progress.total_steps)
+        yield self._gauge(f"{training}_epoch", "Epoch of the next step, from 0", progress.epoch)
+        yield self._gauge(f"{training}_samples", "Samples that are part of the model", progress.samples)
+        yield self._gauge(f"{training}_loss", "Mean training loss, smoothed over steps", progress.loss)
+        seconds = progress.seconds_training(now)
+        yield self._gauge(f"{training}_duration_seconds", "Time spent training in this run, pauses left out", seconds)
+        step = core.latest.step if core.latest else None
+        yield self._gauge(f"{training}_checkpoint_step", "Step of the newest valid checkpoint", step)
+        failures = core.checkpoint_failures
+        yield self._gauge(f"{training}_checkpoint_failures", "Checkpoints that could not be written", failures)
+        phase = [((core.phase,), 1.0)]
+        yield self._family(f"{training}_phase", "1 for the phase that the coordinator is in", ("phase",), phase)
+        yield from self._members()
+        yield from self._stages()
 
-    def refresh(self, now: float) -> None:
-        """Take the core's present figures."""
-        core, progress = self._core, self._core.progress
-        self._steps.set(progress.committed)
-        self._samples.set(progress.samples)
-        self._loss.set(progress.loss if progress.loss is not None else math.nan)
-        self._rate.set(progress.samples_per_second)
-        self._generation.set(core.generation)
-        self._checkpoint.set(core.latest.step if core.latest else 0)
-        self._failures.set(core.checkpoint_failures)
-        for labelled in (self._phase, self._batch, self._seconds, self._rows, self._bytes):
-            labelled.clear()  # members that have left must not linger
-        self._phase.labels(core.phase).set(1)
-        for member in core.roster.present.values() if core.roster else ():
-            if member.role == "ps":
-                self._rows.labels(member.name).set(member.totals.get("rows", 0.0))
-                self._bytes.labels(member.name).set(member.totals.get("bytes", 0.0))
-                continue
-            labels = (str(member.stage), member.pool, str(member.index))
-            self._batch.labels(*labels).set(member.batch_size)
-            for activity, seconds in member.figures.items():
-                self._seconds.labels(*labels, activity).set(seconds)
+    def _stages(self) -> Iterator[Metric]:
+        """Of every stage, and of every worker by stage, pool and index."""
+        stages = [((str(i), stage["pool"]), stage) for i, stage in enumerate(_stages(self._core))]
+        rates = [(labels, float(stage["samplesPerSecond"])) for labels, stage in stages]
+        busy = [(labels, float(stage["busyFraction"])) for labels, stage in stages]
+        text = "Throughput that the slowest worker of the stage could have alone"
+        yield self._family(contract.METRIC_STAGE_THROUGHPUT, text, _STAGE_LABELS, rates)
+        yield self._family("heterps_stage_busy_ratio", "Part of a step that it computes", _STAGE_LABELS, busy)
+        workers = self._core.roster.all_workers() if self._core.roster else []
+        named = [((str(w.stage), w.pool, str(w.index)), w) for w in workers]
+        batches = [(labels, float(w.batch_size)) for labels, w in named]
+        yield self._family(
+            contract.METRIC_BATCH_SIZE, "Samples of each step that are its share", _WORKER_LABELS, batches
+        )
+        times = [((*labels, activity), s) for labels, w in named for activity, s in w.figures.items()]
+        text = "Mean time per step by activity"
+        yield self._family(contract.METRIC_STEP_SECONDS, text, (*_WORKER_LABELS, "activity"), times)
+        samples = [(labels, w.totals.get("samples", 0.0)) for labels, w in named]
+        text = "Samples computed since the process started"
+        yield self._family("heterps_worker_computed_samples", text, _WORKER_LABELS, samples)
+
+    def _members(self) -> Iterator[Metric]:
+        """How many members are in which state, and what the servers hold."""
+        roster = self._core.roster
+        counts: Counter[tuple[str, ...]] = Counter()
+        servers = roster.servers() if roster else []
+        for name in roster.expected if roster else ():
+            assert roster is not None
+            member = roster.present.get(name)
+            role = "ps" if name in roster.server_names else "worker"
+            counts[(role, "absent" if member is None else member.state)] += 1
+        members = [(labels, float(number)) for labels, number in sorted(counts.items())]
+        yield self._family("heterps_training_members", "Members of the plan by state", ("role", "state"), members)
+        for name, text, key in (
+            ("heterps_server_rows", "Rows that a parameter server stores", "rows"),
+            ("heterps_server_memory_bytes", "Memory of its rows, state and dense parameters", "bytes"),
+        ):
+            rows = [((str(s.index), s.pool), s.totals.get(key, 0.0)) for s in servers]
+            yield self._family(name, text, ("server", "pool"), rows)
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        """A series without further labels; no sample while its value is unknown."""
+        return self._family(name, text, (), [] if value is None else [((), float(value))])
+
+    def _family(
+        self, name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]
+    ) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=("namespace", "job_name", *labels))
+        for values, value in samples:
+            family.add_metric((self._config.namespace, self._config.name, *values), value)
+        return family

@@ -96,7 +96,7 @@ class CoordinatorServer:
             resumed_rows=manifest.num_rows if manifest else None,
             merge_evaluation=self._merge_evaluation,
         )
-        self._metrics = JobMetrics(self.core)
+        self._metrics = JobMetrics(self.core, config, time.time)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, token)
         socket, address = listen_socket(self._context, host, token)
@@ -335,7 +335,6 @@ class CoordinatorServer:
         return web.Response(text="ok\n")
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        self._metrics.refresh(time.time())
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _endpoint(self, request: web.Request) -> web.Response:
