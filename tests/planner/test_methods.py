@@ -22,6 +22,7 @@ from heterps_planner.cost_model import build_segments
 from heterps_planner.errors import MissingPackageError
 from heterps_planner.methods import Task, bayesian
 from heterps_planner.plan import NOTHING_FOUND, THROUGHPUT_FLOOR_UNREACHABLE
+from heterps_planner.policy import learning
 from tests.planner.problems import document, random_problem, with_floor
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +30,13 @@ HAND = Problem.from_json(document())
 EXACT = ("optimal", "brute-force")
 RESTRICTED = ("cpu", "gpu", "heuristic", "heuristic-gpu-first")
 RANDOM, MODELLED = 2, 1  # schedules of the Bayesian method
+NUMBERS = 20 * 48  # rounds x size of the problems below
 
 
 @pytest.fixture(autouse=True)
 def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial of a Gaussian process takes some tenths of a second."""
+    """Each trial of a Gaussian process takes some tenths of a second, each round of a policy some hundredths."""
+    monkeypatch.setattr(learning, "_MOST_NUMBERS", NUMBERS)
     monkeypatch.setattr(bayesian, "_RANDOM", RANDOM)
     monkeypatch.setattr(bayesian, "_MODELLED", MODELLED)
 
@@ -121,8 +124,9 @@ def plans_of_another_process() -> dict[str, str]:
     program = f"""
 import json
 from heterps_planner.methods import METHODS, bayesian
+from heterps_planner.policy import learning
 from tests.planner.test_methods import plan_with_seed
-bayesian._RANDOM, bayesian._MODELLED = {RANDOM}, {MODELLED}
+bayesian._RANDOM, bayesian._MODELLED, learning._MOST_NUMBERS = {RANDOM}, {MODELLED}, {NUMBERS}
 print(json.dumps({{method: plan_with_seed(method) for method in METHODS}}))
 """
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
