@@ -300,7 +300,8 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
         else:
             status = status.with_condition("PodsReady", True, "AllReady", text, now)
     floor = job.min_samples_per_second
-    if floor and view.phase == JobPhase.TRAINING and view.committed_steps >= _STEPS_BEFORE_JUDGING:
+    judged = view.phase == JobPhase.TRAINING and view.committed_steps >= _STEPS_BEFORE_JUDGING
+    if floor and judged and view.samples_per_second > 0:  # zero: it was not measured
         met = view.samples_per_second >= floor
         text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
         status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)

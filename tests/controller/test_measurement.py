@@ -29,6 +29,7 @@ from heterps_operator.measurement import (
 )
 from heterps_operator.values import CoordinatorView
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
+from tests.controller.world import World as ReconciledWorld
 from tests.runtime.coordinator_world import World
 
 NOW = 1_700_000_000.0
@@ -383,3 +384,16 @@ def test_a_source_that_fails_for_a_moment_is_no_news() -> None:
     assert all(watch.look()[1] == [] for _ in range(50))
     watch.source.error = ""
     assert [watch.look()[1] for _ in range(10)] == [[]] * 10
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_measured_is_not_below_the_floor() -> None:
+    world = ReconciledWorld().training()
+    world.set_phase("Training", committedSteps=50, samplesPerSecond=0.0)
+    world.settle()
+    assert world.status.condition("ThroughputMet").status == "Unknown"
+    world.set_phase("Training", samplesPerSecond=1.0)
+    world.settle()
+    assert world.status.condition("ThroughputMet").reason == "BelowFloor"
