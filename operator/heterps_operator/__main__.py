@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from heterps_operator.cli.cluster_options import add_cluster_commands
+from heterps_operator.cli.operator_options import add_operator_options
 from heterps_operator.cli.plan_options import add_plan_options
 from heterps_operator.cli.session import Programs
 from heterps_operator.errors import ClusterError, HeterpsError
@@ -68,6 +69,10 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
             from heterps_operator.cli.profile import profile
 
             return profile(options, programs)
+        case "operator":
+            from heterps_operator.cli.operator import operator
+
+            return operator(options)
         case "submit":
             from heterps_operator.cli.submit import submit
 
@@ -127,6 +132,14 @@ def _parser() -> ArgumentParser:
     profile.add_argument("--cached", action="store_true", help="measure only what no earlier run has measured")
 
     add_cluster_commands(commands.add_parser)
+
+    add_operator_options(
+        commands.add_parser(
+            "operator",
+            help="manage the jobs of a cluster",
+            description="Manage the HeterPSJobs of a Kubernetes cluster until SIGTERM. Usually run by the Helm chart.",
+        )
+    )
     return parser
 
 

@@ -36,7 +36,9 @@ from heterps_operator.values import (
 )
 from heterps_runtime.contract import JobPhase, PlanDocument
 
-__all__ = ["reconcile"]
+__all__ = ["WAITING_FOR_CAPACITY", "reconcile"]
+
+WAITING_FOR_CAPACITY = "WaitingForCapacity"  # reason of a condition: other jobs hold the units
 
 _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
@@ -139,7 +141,7 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
     spec = profiler(job, pool)
     if spec.units > observed.free_units.get(pool, spec.units):
         text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
-        return status.with_condition("Profiled", False, "WaitingForCapacity", text, observed.time), actions
+        return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, observed.time), actions
     return status, actions + _ensure(observed, status, spec)
 
 
@@ -170,7 +172,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if not outcome.feasible and room != job:
         taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
         text = f"{document.get('message', 'there is no plan')} in what is free: {_in_use(job, observed, taken)}"
-        return status.with_condition("Planned", False, "WaitingForCapacity", text, now), ()
+        return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
     if not outcome.feasible:
         reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
         status = status.with_condition("Planned", False, reason, message, now)

@@ -1,0 +1,114 @@
+"""`heterps operator`: the controller of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import uuid
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import kopf
+
+from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.handlers import watch
+from heterps_operator.controller.lease import Lease
+from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
+
+__all__ = ["operator"]
+
+_LOG = logging.getLogger("heterps.operator")
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_DEFAULT_NAMESPACE = "heterps-system"
+
+
+def operator(options: Namespace) -> int:
+    """Manage the jobs of a cluster until SIGTERM; returns the exit code."""
+    _log_to_stderr(verbose=options.verbose)
+    api = connect(options.kubeconfig, options.context)
+    namespace = options.lease_namespace or _own_namespace()
+    identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+    lease = Lease(api, namespace, options.lease_name, identity)
+    stop, lost = threading.Event(), threading.Event()
+    with _ends_on_signals(stop):
+        _LOG.info("waiting for the Lease %s/%s as %s", namespace, options.lease_name, identity)
+        if not lease.acquire(stop):
+            return EXIT_OK
+        _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
+
+        def give_up() -> None:
+            _LOG.error("the Lease %s/%s is held by another operator now; this one ends", namespace, options.lease_name)
+            lost.set()
+            stop.set()
+
+        keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
+        keeper.start()
+        folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
+        cluster = Cluster(api, folder, namespace, most_planners=options.max_planners)
+        supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
+        try:
+            supervisor.start()
+            watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
+        finally:
+            stop.set()
+            supervisor.stop()
+            keeper.join(timeout=10)
+            shutil.rmtree(folder, ignore_errors=True)
+    return EXIT_FAILED if lost.is_set() else EXIT_OK
+
+
+def _connection(api: KubernetesApi) -> kopf.ConnectionInfo:
+    """The API server for kopf, as the client knows it; asked again when a token has expired."""
+    configuration = api.configuration
+    token = configuration.get_api_key_with_prefix("authorization") or ""
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        token=token.removeprefix("Bearer ") or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or _DEFAULT_NAMESPACE
+    except OSError:
+        return _DEFAULT_NAMESPACE
+
+
+def _log_to_stderr(*, verbose: bool) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    for name in ("kopf", "urllib3", "aiohttp", "asyncio"):
+        logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)
+
+
+@contextmanager
+def _ends_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the operator in order: turns that have begun are finished."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

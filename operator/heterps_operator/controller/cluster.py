@@ -1,0 +1,49 @@
+"""What the controllers of all jobs share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from heterps_operator.controller.store import ObjectStore, PodStore, slim_job, slim_node
+from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.pools import Ledger
+
+__all__ = ["Cluster"]
+
+# A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
+# how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
+_LOOKS_PER_SECOND = 25.0
+_RUNNING_SECONDS = 2.0
+_CHANGING_SECONDS = 1.0
+
+
+@dataclass
+class Cluster:
+    """One cluster as the operator sees it, and what jobs compete for."""
+
+    api: KubernetesApi
+    folder: Path  # for planners' files
+    namespace: str = "heterps-system"  # of the operator itself
+    most_planners: int = 2
+    clock: Callable[[], float] = time.time
+    on_pod: Callable[[str, str, str], None] = lambda what, role, pool: None  # created | deleted, role, pool
+    jobs: ObjectStore = field(default_factory=lambda: ObjectStore(slim_job))
+    pools: ObjectStore = field(default_factory=ObjectStore)
+    nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
+    pods: PodStore = field(default_factory=PodStore)
+    ledger: Ledger = field(default_factory=Ledger)
+    places: threading.Semaphore = field(init=False)
+    active_jobs: int = 0  # that are looked at regularly
+
+    def __post_init__(self) -> None:
+        """Make the places of planners."""
+        self.places = threading.Semaphore(self.most_planners)
+
+    def longest_pause(self, phase: str) -> float:
+        """Seconds between two looks at a job in this phase that has no news."""
+        least = _RUNNING_SECONDS if phase == "Running" else _CHANGING_SECONDS
+        return max(least, self.active_jobs / _LOOKS_PER_SECOND)

@@ -1,0 +1,72 @@
+"""kopf's part: the watches. Each event goes to the supervisor, which decides nothing and returns at once.
+
+Only low-level event handlers are used: they leave no finalizer and no annotation on anything, so that objects can be
+deleted while no operator runs, and nothing of ours stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kopf
+
+from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.kubernetes.names import LABEL_JOB
+from heterps_runtime.contract import API_GROUP
+
+__all__ = ["watch"]
+
+_VERSION = "v1alpha1"
+_WATCH_SECONDS = 600  # after which the API server ends a watch, and another one begins
+
+
+def watch(
+    supervisor: Supervisor,
+    stop: threading.Event,
+    *,
+    namespaces: Sequence[str],
+    login: Callable[[], kopf.ConnectionInfo],
+) -> None:
+    """Report everything that happens to jobs, their pods, node pools and nodes; returns when `stop` is set.
+
+    Args:
+        supervisor: is told.
+        stop: ends the watches.
+        namespaces: whose jobs and pods are watched; empty: all.
+        login: how the API server is reached.
+    """
+    registry = kopf.OperatorRegistry()
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # the resources are known; looking for them needs rights on CRDs
+    settings.watching.server_timeout = _WATCH_SECONDS
+    settings.watching.label_selectors["pods"] = LABEL_JOB
+
+    @kopf.on.login(registry=registry)
+    def _log_in(**_: Any) -> kopf.ConnectionInfo:
+        return login()
+
+    def report(seen: Callable[..., None]) -> Callable[..., Any]:
+        async def handler(event: Any, **_: Any) -> None:
+            seen(dict(event["object"]), gone=event["type"] == "DELETED")
+
+        return handler
+
+    kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(supervisor.job_seen))
+    kopf.on.event(API_GROUP, _VERSION, "nodepools", registry=registry, id="pools")(report(supervisor.pool_seen))
+    kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(supervisor.pod_seen))
+    kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(supervisor.node_seen))
+
+    asyncio.run(
+        kopf.operator(
+            registry=registry,
+            settings=settings,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            stop_flag=stop,
+        )
+    )

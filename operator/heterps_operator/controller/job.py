@@ -1,0 +1,483 @@
+"""One job on the cluster: from what the watches have seen to one turn of its control loop.
+
+A turn is level-based: it looks at the HeterPSJob, its pools, its pods and the job's state, and nothing depends on
+which event has caused it. What it decides is written to the job's state before it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import secrets
+import shutil
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from heterps_operator.bill import Bill
+from heterps_operator.changes import Effect, spec_change
+from heterps_operator.controller.admission import cluster_problems
+from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.planners import QueuedPlanner
+from heterps_operator.controller.store import Key
+from heterps_operator.errors import ManifestError
+from heterps_operator.job import JobSpec
+from heterps_operator.kubernetes import objects
+from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.events import EventRecorder
+from heterps_operator.kubernetes.names import (
+    config_map_path,
+    is_owned,
+    job_path,
+    job_status_path,
+    object_path,
+    plan_config_name,
+    secret_path,
+    secrets_path,
+    token_secret_name,
+)
+from heterps_operator.kubernetes.pools import job_key
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.state import JobState, Memory
+from heterps_operator.kubernetes.status import job_status
+from heterps_operator.kubernetes.substrate import KubernetesSubstrate
+from heterps_operator.loop import ControlLoop, Turn
+from heterps_operator.manifest import Manifest, read_objects
+from heterps_operator.members import units_by_pool
+from heterps_operator.reconcile import WAITING_FOR_CAPACITY
+from heterps_operator.status import Event, Status
+from heterps_operator.values import Json
+from heterps_runtime.contract import API_VERSION, PlanDocument
+
+__all__ = ["CapacityTakenError", "JobController"]
+
+WORK_DIRECTORY = "/var/heterps"  # a pod's own, empty at its start
+MANAGED_BY = "heterps.io/operator"
+PAUSED_ANNOTATION = "heterps.io/paused"
+_SAVE_SECONDS = 15.0  # of the bill, while nothing happens
+_PROGRESS_SECONDS = 10.0  # between two updates of the status that only tell of progress
+_QUIET = 1.5  # each look that finds nothing new makes the pause before the next one longer
+_FIRST_PAUSE_SECONDS = 0.25
+_REFUSED_SECONDS = 60.0  # a job that cannot be taken up is woken by what would change that; this is for safety
+_NOT_FOUND = 404
+_BEGINS_AGAIN = frozenset({"Suspended", "Planned"})
+
+
+class CapacityTakenError(Exception):
+    """Another job was granted the units between planning and reserving; the next turn plans with what is left."""
+
+
+class _NotReadyError(Exception):
+    """The job cannot be taken up as it is."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class JobController:
+    """The life of one HeterPSJob, under one uid.
+
+    Args:
+        cluster: what all jobs share.
+        key: namespace and name of the job.
+        wake: gives the job another turn soon.
+    """
+
+    def __init__(self, cluster: Cluster, key: Key, wake: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._key = key
+        self._name = job_key(*key)
+        self._wake = wake
+        self._folder = cluster.folder / key[0] / key[1]
+        self._uid = ""
+        self._taken_up: tuple[Any, ...] = ()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._loop: ControlLoop | None = None
+        self._planner: QueuedPlanner | None = None
+        self._substrate: KubernetesSubstrate | None = None
+        self._state: JobState | None = None
+        self._recorder: EventRecorder | None = None
+        self._memory: Memory | None = None
+        self._turn: Turn | None = None
+        self._published: dict[str, Any] | None = None
+        self._published_at = 0.0
+        self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
+        self._quiet = 0
+        self._taken_up = ()
+
+    # --- from outside -------------------------------------------------------------------------------------------------
+
+    def turn(self) -> float | None:
+        """Look at the job once, and do what is to be done.
+
+        Returns:
+            Seconds until the next look; None: only when something changes.
+
+        Raises:
+            StateTaken: another operator has the job.
+            ApiError: the API server does not answer.
+        """
+        job = self._cluster.jobs.get(*self._key)
+        if job is None or job["metadata"].get("deletionTimestamp"):
+            self.close()
+            return None
+        if job["spec"].get("managedBy", MANAGED_BY) != MANAGED_BY:
+            return None
+        if self._uid != job["metadata"]["uid"]:
+            self.close()
+            self._uid = str(job["metadata"]["uid"])
+        try:
+            self._take_up(job)
+        except _NotReadyError as error:
+            self._refuse(job, error)
+            return _REFUSED_SECONDS
+        assert self._loop is not None
+        assert self._substrate is not None
+        self._loop.free_units = self._cluster.ledger.free_units(self._name, self._substrate.pools)
+        try:
+            self._loop.turn()
+        except CapacityTakenError:
+            return _FIRST_PAUSE_SECONDS
+        turn = self._turn
+        assert turn is not None
+        self._publish(job, turn)
+        assert self._recorder is not None
+        for event in turn.events:
+            self._recorder.record(event)
+        if turn.status.final:
+            return self._after_the_end(job, turn)
+        return self._pause(turn)
+
+    def close(self) -> None:
+        """Let go of a job that is gone, with all that it held."""
+        self.abandon()
+        self._cluster.ledger.release(self._name)  # what its pods occupy is free when they are gone
+
+    def abandon(self) -> None:
+        """Let go of a job that goes on; its pods are not touched, and it holds its units."""
+        if self._planner is not None:
+            self._planner.close()
+        self._reset()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def on_turn(self, turn: Turn) -> None:
+        """Keep what the loop has seen and decided (`loop.Listener`)."""
+        before, self._turn = self._turn, turn
+        same = before is not None and before.status == turn.status and not turn.events
+        self._quiet = self._quiet + 1 if same else 0
+
+    # --- taking up ----------------------------------------------------------------------------------------------------
+
+    def _take_up(self, job: Json) -> None:
+        """Have a control loop for the job as it is wanted now.
+
+        Raises:
+            _NotReadyError: it cannot be carried out as it is.
+        """
+        pools = self._pools(job)
+        paused = (job["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
+        seen = (job["metadata"].get("generation"), paused, tuple(pool["metadata"].get("generation") for pool in pools))
+        if self._loop is not None and seen == self._taken_up and not self._stopped_for_change():
+            return
+        try:
+            manifest = read_objects({**job}, pools)
+        except ManifestError as error:
+            raise _NotReadyError("InvalidSpec", str(error)) from error
+        if problems := cluster_problems(manifest.job):
+            raise _NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
+        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
+        spec = replace(spec, paused=spec.paused or paused)
+        if self._loop is None:
+            self._begin(job, manifest, spec)
+        else:
+            self._change(job, manifest, spec)
+        self._taken_up = seen
+
+    def _pools(self, job: Json) -> list[dict[str, Any]]:
+        names = [str(pool["name"]) for pool in job["spec"]["pools"]]
+        found = [self._cluster.pools.get("", name) for name in names]
+        missing = [name for name, pool in zip(names, found, strict=True) if pool is None]
+        if missing:
+            known = sorted(str(pool["metadata"]["name"]) for pool in self._cluster.pools.all())
+            hint = difflib.get_close_matches(missing[0], known, 1)
+            have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
+            text = f"spec.pools: there is no NodePool {missing[0]}; create it, or correct the name ({have})"
+            raise _NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
+        return [dict(pool) for pool in found if pool is not None]
+
+    def _begin(self, job: Json, manifest: Manifest, spec: JobSpec) -> None:
+        """Take the job up: for the first time, or after an operator that is gone."""
+        self._state = JobState(self._cluster.api, job)
+        self._recorder = EventRecorder(self._cluster.api, job)
+        try:
+            memory = self._state.load()
+        except ValueError as error:
+            raise _NotReadyError("DamagedState", f"{error}; delete the ConfigMap {self._key[1]}-state") from error
+        self._memory = memory or Memory(Status(), Bill())
+        change = self._effect(manifest)
+        self._memory = replace(self._memory, spec=self._memory.spec or manifest.job["spec"])
+        self._start_loop(job, manifest, spec)
+        if change != Effect.NONE:
+            self._change(job, manifest, spec)
+
+    def _start_loop(self, job: Json, manifest: Manifest, spec: JobSpec) -> None:
+        """Make what the job's pods need, and the loop that starts them."""
+        assert self._memory is not None
+        cluster = self._cluster
+        configuration = {
+            "version": 1,
+            "job": manifest.job,
+            "pools": manifest.pools,
+            "workDirectory": WORK_DIRECTORY,
+            "modelPath": f"{manifest.job['spec']['checkpoint']['path'].rstrip('/')}/model",
+            "pythonPath": [],
+        }
+        token = self._token(job)
+        for item in (
+            objects.service(job),
+            objects.run_config(job, configuration),
+            objects.network_policy(job, cluster.namespace),
+        ):
+            cluster.api.apply(object_path(item), item)
+        status = self._memory.status
+        if status.phase in _BEGINS_AGAIN and not spec.run_policy.suspend and spec.goal == "train":
+            status = status.begin_again(cluster.clock())
+        pools = {str(pool["metadata"]["name"]): pool for pool in manifest.pools}
+        substrate = KubernetesSubstrate(
+            cluster.api,
+            cluster.pods,
+            {**job, "spec": manifest.job["spec"]},
+            pools,
+            known=self._memory.processes,
+            clock=cluster.clock,
+            on_wake=self._wake,
+            on_pod=cluster.on_pod,
+        )
+        substrate.plan_revision = status.plan_revision
+        if status.plan is not None:
+            cluster.ledger.restore(self._name, units_by_pool(PlanDocument.from_json(dict(status.plan))))
+        cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
+        self._planner = QueuedPlanner(
+            cluster.places,
+            self._folder,
+            spec.method,
+            spec.planner_timeout_seconds,
+            stages=spec.stages_by_hand,
+        )
+        self._substrate = substrate
+        self._loop = ControlLoop(
+            spec,
+            substrate,
+            self._planner,
+            cache,
+            token=token,
+            save=self._save,
+            listener=self,
+            known_profiles=cache.load([pool.name for pool in spec.pools]),
+            status=status,
+            bill=self._memory.bill,
+            save_seconds=_SAVE_SECONDS,
+            clock=cluster.clock,
+        )
+
+    def _token(self, job: Json) -> str:
+        """The secret that the job's processes know each other by; drawn once."""
+        path = secret_path(self._key[0], token_secret_name(self._key[1]))
+        found = self._cluster.api.get(path)
+        if found is not None and not is_owned(found, job):  # of an earlier job of this name, on its way out
+            self._cluster.api.delete(path)
+            found = None
+        if found is None:
+            body = objects.token_secret(job, secrets.token_urlsafe(32))
+            found = self._cluster.api.create(secrets_path(self._key[0]), body)
+        return b64decode(found["data"]["token"]).decode()
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _effect(self, manifest: Manifest) -> Effect:
+        """What the difference between the spec that is carried out and the one that is wanted asks for."""
+        assert self._memory is not None
+        if self._memory.spec is None:
+            return Effect.NONE
+        return spec_change({"spec": self._memory.spec}, manifest.job).effect
+
+    def _change(self, job: Json, manifest: Manifest, spec: JobSpec) -> None:
+        """Go over to another spec, at once or by an orderly stop and a new start."""
+        assert self._loop is not None
+        assert self._memory is not None
+        if self._stopped_for_change():
+            status = self._loop.status.begin_again(self._cluster.clock())
+            if self._restart >= Effect.REPLAN:
+                status = replace(status, plan=None)
+            self._memory = replace(self._memory, status=status, bill=self._loop.bill, spec=manifest.job["spec"])
+            self._restart = Effect.NONE
+            self._start_loop(job, manifest, spec)
+            return
+        if self._restart != Effect.NONE:  # on its way; what is wanted is read when it has stopped
+            return
+        assert self._recorder is not None
+        change = spec_change({"spec": self._memory.spec}, manifest.job)
+        running = self._loop.status.plan is not None and not self._loop.status.final
+        if change.effect != Effect.NONE:
+            self._recorder.record(Event("Normal", "SpecChanged", change.describe(), self._cluster.clock()))
+        if running and change.effect in (Effect.RESTART, Effect.REPLAN):
+            self._restart = change.effect
+            self._loop.request_stop()
+            return
+        self._memory = replace(self._memory, spec=manifest.job["spec"])
+        final = self._loop.status.final
+        if change.effect <= Effect.LIVE and not final:
+            self._loop.job = spec
+            return
+        self._memory = replace(self._memory, status=self._loop.status, bill=self._loop.bill)
+        self._start_loop(job, manifest, spec)
+
+    def _stopped_for_change(self) -> bool:
+        return self._restart != Effect.NONE and self._loop is not None and self._loop.status.phase == "Suspended"
+
+    # --- keeping and telling ------------------------------------------------------------------------------------------
+
+    def _save(self, status: Status, bill: Bill) -> None:
+        """Reserve what the job is going to use, and keep what was decided: before anything is done.
+
+        Raises:
+            CapacityTakenError: others hold the units.
+            StateTaken: another operator has the job.
+        """
+        assert self._state is not None
+        assert self._memory is not None
+        assert self._substrate is not None
+        plan = None if status.plan is None else PlanDocument.from_json(dict(status.plan))
+        grant = self._cluster.ledger.reserve(self._name, self._needed(status, plan))
+        if not grant.granted:
+            raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
+        revisions = self._memory.plans
+        if plan is not None and status.plan is not None and status.plan_revision not in revisions:
+            revisions = self._keep_plan(status, plan, revisions)
+        self._substrate.plan_revision = status.plan_revision
+        generation = int((self._cluster.jobs.get(*self._key) or {"metadata": {}})["metadata"].get("generation") or 0)
+        self._memory = replace(
+            self._memory,
+            status=status,
+            bill=bill,
+            processes=self._substrate.known(),
+            plans=revisions,
+            generation=generation,
+        )
+        self._state.save(self._memory)
+
+    def _needed(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
+        """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
+        assert self._loop is not None
+        if status.outcome is not None:
+            return {}
+        if plan is not None:
+            return units_by_pool(plan)
+        waits = status.condition("Profiled").reason == WAITING_FOR_CAPACITY
+        for pool in self._loop.job.pools if status.phase == "Profiling" and not waits else ():
+            if pool.name not in self._loop.profiles:
+                return {pool.name: pool.units_per_pod}
+        return {}
+
+    def _keep_plan(self, status: Status, plan: PlanDocument, revisions: tuple[int, ...]) -> tuple[int, ...]:
+        """Write the plan where people find it, with the budgets that protect its pods, and clear old ones away."""
+        assert self._substrate is not None
+        assert status.plan is not None
+        job, api = self._substrate.job, self._cluster.api
+        for item in (
+            objects.plan_config(job, status.plan_revision, status.plan),
+            *objects.disruption_budgets(job, plan),
+            *objects.pod_groups(job, plan, status.incarnation),
+        ):
+            api.apply(object_path(item), item)
+        revisions = (*revisions, status.plan_revision)
+        old = objects.outdated_plans(revisions)
+        for revision in old:
+            with contextlib.suppress(ApiError):
+                api.delete(config_map_path(self._key[0], plan_config_name(self._key[1], revision)))
+        return tuple(revision for revision in revisions if revision not in old)
+
+    def _publish(self, job: Json, turn: Turn) -> None:
+        """Write the job's status if it says something new."""
+        revision = turn.status.plan_revision
+        document = job_status(
+            turn.job,
+            turn.status,
+            turn.bill,
+            turn.observed.processes,
+            generation=int(job["metadata"].get("generation") or 0),
+            plan_config=plan_config_name(self._key[1], revision) if turn.status.plan is not None else "",
+        )
+        if document == self._published:
+            return
+        now = self._cluster.clock()
+        if _lasting(document) == _lasting(self._published or {}) and now - self._published_at < _PROGRESS_SECONDS:
+            return
+        self._write_status(document)
+        self._published_at = now
+
+    def _write_status(self, document: dict[str, Any]) -> None:
+        namespace, name = self._key
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "HeterPSJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "status": document,
+        }
+        try:
+            self._cluster.api.apply(job_status_path(namespace, name), body)
+        except ApiError as error:
+            if error.code != _NOT_FOUND:
+                raise
+        self._published = document
+
+    def _refuse(self, job: Json, error: _NotReadyError) -> None:
+        """Say on the job why it is not taken up."""
+        now = self._cluster.clock()
+        known = self._memory.status if self._memory is not None else Status()
+        status = known.with_condition("Planned", False, error.reason, str(error), now)
+        spec = JobSpec(self._key[1], (), 1, 1)
+        generation = int(job["metadata"].get("generation") or 0)
+        document = job_status(spec, status, Bill(), (), generation=generation)
+        old = (self._published or {}).get("message")
+        if old != document.get("message"):
+            self._write_status(document)
+            recorder = self._recorder or EventRecorder(self._cluster.api, job)
+            recorder.record(Event("Warning", error.reason, str(error), now))
+
+    # --- when to look again -------------------------------------------------------------------------------------------
+
+    def _pause(self, turn: Turn) -> float:
+        longest = self._cluster.longest_pause(turn.status.phase)
+        return min(_FIRST_PAUSE_SECONDS * _QUIET ** min(self._quiet, 20), longest)
+
+    def _after_the_end(self, job: Json, turn: Turn) -> float | None:
+        """Clear away what the job asks for, and delete the job itself when its time is over."""
+        assert self._substrate is not None
+        status, policy = turn.status, turn.job.run_policy
+        if self._stopped_for_change():
+            return 0.0
+        if status.phase in _BEGINS_AGAIN and not turn.job.run_policy.suspend and turn.job.goal == "train":
+            self._taken_up = ()
+            self._loop = None
+            return 0.0
+        if policy.clean_pod_policy != "None" and status.phase in ("Succeeded", "Failed", "Suspended"):
+            everything = policy.clean_pod_policy == "All"
+            self._substrate.delete_pods(running_only=not everything)
+        if policy.ttl_seconds_after_finished is None or status.phase not in ("Succeeded", "Failed"):
+            return None
+        left = (status.finished or 0.0) + policy.ttl_seconds_after_finished - self._cluster.clock()
+        if left > 0:
+            return left
+        with contextlib.suppress(ApiError):
+            self._cluster.api.delete(job_path(*self._key), uid=str(job["metadata"]["uid"]))
+        return None
+
+
+def _lasting(document: dict[str, Any]) -> dict[str, Any]:
+    """What of a status is worth an update at once: everything but the figures that change all the time."""
+    return {key: value for key, value in document.items() if key not in ("progress", "throughput", "cost")}

@@ -1,0 +1,149 @@
+"""What the operator has last seen of the cluster: its memory of all watches.
+
+Whoever decides reads from here, so a look at a job costs no request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from heterps_operator.kubernetes.names import LABEL_JOB
+from heterps_operator.values import Json
+
+__all__ = ["Key", "ObjectStore", "PodStore", "key_of", "slim_job", "slim_node", "slim_pod"]
+
+Key = tuple[str, str]  # namespace ("" for what has none) and name
+
+_POD_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "resourceVersion",
+)
+_POD_SPEC = ("nodeName", "nodeSelector", "schedulerName", "schedulingGates")
+
+
+def key_of(item: Json) -> Key:
+    """Namespace and name of an object."""
+    metadata = item["metadata"]
+    return str(metadata.get("namespace") or ""), str(metadata["name"])
+
+
+def slim_job(job: Json) -> Json:
+    """What people write of a job: its status is the operator's own, and no news."""
+    metadata = {key: value for key, value in job["metadata"].items() if key not in ("managedFields", "resourceVersion")}
+    return {"apiVersion": job.get("apiVersion"), "kind": job.get("kind"), "metadata": metadata, "spec": job["spec"]}
+
+
+def slim_pod(pod: Json) -> Json:
+    """The part of a pod that anybody here reads: thousands of them are kept."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    return {
+        "metadata": {key: metadata[key] for key in _POD_METADATA if metadata.get(key) is not None},
+        "spec": {key: spec[key] for key in _POD_SPEC if spec.get(key)},
+        "status": pod.get("status") or {},
+    }
+
+
+def slim_node(node: Json) -> Json:
+    """The part of a node that says what it has to give; without the times of its heartbeats."""
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    ready = [c for c in status.get("conditions") or () if c["type"] == "Ready"]
+    return {
+        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
+        "spec": {key: spec[key] for key in ("unschedulable", "taints") if key in spec},
+        "status": {
+            "allocatable": status.get("allocatable") or {},
+            "capacity": status.get("capacity") or {},
+            "conditions": [{"type": c["type"], "status": c["status"]} for c in ready],
+        },
+    }
+
+
+class ObjectStore:
+    """Objects of one kind, by namespace and name. Thread-safe.
+
+    Args:
+        slim: what is kept of an object.
+    """
+
+    def __init__(self, slim: Callable[[Json], Json] = lambda item: item) -> None:
+        self._slim = slim
+        self._lock = threading.Lock()
+        self._items: dict[Key, Json] = {}
+
+    def put(self, item: Json) -> bool:
+        """Note an object; returns whether anything that is kept of it has changed."""
+        kept, key = self._slim(item), key_of(item)
+        with self._lock:
+            changed = self._items.get(key) != kept
+            self._items[key] = kept
+            return changed
+
+    def remove(self, item: Json) -> bool:
+        """Note that an object is gone; returns whether it was known. A later one of its name stays."""
+        key, uid = key_of(item), item["metadata"].get("uid")
+        with self._lock:
+            known = self._items.get(key)
+            if known is None or (uid and known["metadata"].get("uid") not in (None, uid)):
+                return False
+            del self._items[key]
+            return True
+
+    def get(self, namespace: str, name: str) -> Json | None:
+        """An object, or None."""
+        with self._lock:
+            return self._items.get((namespace, name))
+
+    def all(self) -> tuple[Json, ...]:
+        """Every object."""
+        with self._lock:
+            return tuple(self._items.values())
+
+
+class PodStore(ObjectStore):
+    """Pods of all jobs, found by job."""
+
+    def __init__(self) -> None:
+        super().__init__(slim_pod)
+        self._by_job: dict[Key, dict[str, Json]] = {}
+
+    def put(self, item: Json) -> bool:
+        """Note a pod; returns whether it has changed."""
+        changed = super().put(item)
+        key, name = _job_of(item), str(item["metadata"]["name"])
+        with self._lock:
+            self._by_job.setdefault(key, {})[name] = self._items[key_of(item)]
+        return changed
+
+    def remove(self, item: Json) -> bool:
+        """Note that a pod is gone; returns whether it was known."""
+        known = super().remove(item)
+        if known:
+            self._unlink(item)
+        return known
+
+    def of_job(self, namespace: str, job: str) -> tuple[Json, ...]:
+        """All pods with the job's label."""
+        with self._lock:
+            return tuple((self._by_job.get((namespace, job)) or {}).values())
+
+    def _unlink(self, item: Json) -> None:
+        key = _job_of(item)
+        with self._lock:
+            pods = self._by_job.get(key) or {}
+            pods.pop(str(item["metadata"]["name"]), None)
+            if not pods:
+                self._by_job.pop(key, None)
+
+
+def _job_of(pod: Json) -> Key:
+    metadata = pod["metadata"]
+    return str(metadata.get("namespace") or ""), str((metadata.get("labels") or {}).get(LABEL_JOB) or "")

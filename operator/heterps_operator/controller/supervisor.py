@@ -1,0 +1,257 @@
+"""All jobs of the operator: whoever is due gets a turn in one of a few threads.
+
+A job that fails to be looked at (the API server is away, a bug) is tried again later and later, and never holds up
+another one. What the watches report only changes the stores and wakes jobs; nothing is decided there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable
+
+from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.job import JobController
+from heterps_operator.controller.schedule import Schedule
+from heterps_operator.controller.store import Key, ObjectStore, key_of
+from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.names import LABEL_JOB, jobs_path, pods_path
+from heterps_operator.kubernetes.pools import job_key, occupied_units, pool_limit, pool_status
+from heterps_operator.kubernetes.state import StateTaken
+from heterps_operator.values import Json
+from heterps_runtime.contract import API_VERSION
+
+__all__ = ["Supervisor"]
+
+_LOG = logging.getLogger("heterps.operator")
+_RESYNC_SECONDS = 300.0  # between two comparisons of what is remembered with what there is
+_POOLS_SECONDS = 5.0  # at most, between a change and the pools' status
+_LONGEST_RETRY_SECONDS = 60.0
+_TAKEN_SECONDS = 10.0  # after another operator was seen at work on a job
+_NODES = "/api/v1/nodes"
+_POOLS = f"/apis/{API_VERSION}/nodepools"
+
+
+class Supervisor:
+    """Runs the controllers of all jobs.
+
+    Args:
+        cluster: what they share.
+        namespaces: whose jobs are managed; empty: all.
+        threads: turns at the same time.
+        on_turn: told of every turn: the job, seconds, and the error if it failed; for metrics.
+        random_seconds: jitter, of [0, 1).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        namespaces: Iterable[str] = (),
+        threads: int = 8,
+        on_turn: Callable[[Key, float, Exception | None], None] = lambda key, seconds, error: None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._cluster = cluster
+        self._namespaces = tuple(namespaces)
+        self._on_turn = on_turn
+        self._jitter = jitter
+        self.schedule = Schedule()
+        self._controllers: dict[Key, JobController] = {}
+        self._failures: dict[Key, int] = {}
+        self._limits: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._pools_changed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
+        ]
+        self._threads.append(threading.Thread(target=self._keep_pools, name="pools", daemon=True))
+        self._threads.append(threading.Thread(target=self._keep_synced, name="resync", daemon=True))
+        self.last_turn = cluster.clock()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Learn what there is, then begin.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        self.synchronize()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let running turns end, and begin no more; pods run on."""
+        self._stop.set()
+        self._pools_changed.set()
+        self.schedule.close()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=10)
+        for controller in self._controllers.values():
+            controller.abandon()
+
+    def alive(self) -> bool:
+        """Whether the threads are at work: what a liveness probe asks."""
+        return not self._stop.is_set() and all(thread.is_alive() for thread in self._threads)
+
+    # --- what the watches report --------------------------------------------------------------------------------------
+
+    def job_seen(self, item: Json, *, gone: bool = False) -> None:
+        """A HeterPSJob has appeared, changed or gone."""
+        if gone:
+            self._cluster.jobs.remove(item)
+        elif not self._cluster.jobs.put(item):
+            return
+        self._cluster.active_jobs = len(self._cluster.jobs.all())
+        self.schedule.wake(key_of(item))
+
+    def pod_seen(self, item: Json, *, gone: bool = False) -> None:
+        """A pod of a job has appeared, changed or gone."""
+        changed = self._cluster.pods.remove(item) if gone else self._cluster.pods.put(item)
+        name = (item["metadata"].get("labels") or {}).get(LABEL_JOB)
+        if changed and name:
+            namespace, job = key_of(item)[0], str(name)
+            # Also of a job that is gone: its pods occupy what they occupy until they have ended.
+            units = occupied_units(self._cluster.pods.of_job(namespace, job))
+            self._cluster.ledger.occupy(job_key(namespace, job), units.get(job_key(namespace, job), {}))
+            self.schedule.wake((namespace, job))
+
+    def pool_seen(self, item: Json, *, gone: bool = False) -> None:
+        """A NodePool has appeared, changed or gone."""
+        before = self._cluster.pools.get("", str(item["metadata"]["name"]))
+        changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
+        # Its status is written here: only what people write matters.
+        if changed and (gone or before is None or before["spec"] != item["spec"]):
+            self._pools_changed.set()
+            self._wake_all()
+
+    def node_seen(self, item: Json, *, gone: bool = False) -> None:
+        """A node has appeared, changed or gone."""
+        if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
+            self._pools_changed.set()
+
+    def synchronize(self) -> None:
+        """Compare what is remembered with what there is: watches may miss what was deleted while they reconnected.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        cluster, api = self._cluster, self._cluster.api
+        self._compare(cluster.nodes, api.list(_NODES)[0], self.node_seen)
+        self._compare(cluster.pools, api.list(_POOLS)[0], self.pool_seen)
+        self._refresh_limits()
+        pods = [p for path in self._paths(pods_path) for p in api.list(path, label_selector=LABEL_JOB)[0]]
+        self._compare(cluster.pods, pods, self.pod_seen)
+        jobs = [j for path in self._paths(jobs_path) for j in api.list(path)[0]]
+        self._compare(cluster.jobs, jobs, self.job_seen)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (key := self.schedule.take()) is not None:
+            began = self._cluster.clock()
+            error: Exception | None = None
+            pause: float | None = None
+            try:
+                pause = self._controller(key).turn()
+                self._failures.pop(key, None)
+            except StateTaken as taken:
+                _LOG.warning("%s: %s; another operator is at work on it", job_key(*key), taken)
+                self._drop(key)
+                pause = _TAKEN_SECONDS
+            except Exception as failure:  # one job must not end the operator
+                error = failure
+                pause = self._retry_seconds(key)
+                if isinstance(failure, ApiError):
+                    _LOG.warning("%s: %s; tried again in %.0f s", job_key(*key), failure, pause)
+                else:
+                    _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
+            self.last_turn = self._cluster.clock()
+            self._on_turn(key, self.last_turn - began, error)
+            if self._cluster.jobs.get(*key) is None:
+                self._drop(key)
+                self._pools_changed.set()
+                self._wake_all()  # what it held is free
+                pause = None
+            self.schedule.done(key, pause)
+
+    def _keep_pools(self) -> None:
+        """Keep the pools' limits and status up to date; changes are gathered for a moment."""
+        while not self._stop.is_set():
+            self._pools_changed.wait(_POOLS_SECONDS)
+            self._pools_changed.clear()
+            if self._stop.wait(0.5):
+                return
+            if self._refresh_limits():
+                self._wake_all()
+            for pool in self._cluster.pools.all():
+                try:
+                    self._publish_pool(pool)
+                except ApiError as error:
+                    _LOG.warning("pool %s: %s", pool["metadata"]["name"], error)
+
+    def _keep_synced(self) -> None:
+        while not self._stop.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter())):
+            try:
+                self.synchronize()
+            except ApiError as error:
+                _LOG.warning("resync: %s", error)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _paths(self, path: Callable[[str | None], str]) -> list[str]:
+        return [path(namespace) for namespace in self._namespaces] or [path(None)]
+
+    @staticmethod
+    def _compare(store: ObjectStore, items: Iterable[Json], seen: Callable[..., None]) -> None:
+        found = {key_of(item): item for item in items}
+        for item in store.all():
+            if key_of(item) not in found:
+                seen(item, gone=True)
+        for item in found.values():
+            seen(item)
+
+    def _controller(self, key: Key) -> JobController:
+        with self._lock:
+            known = self._controllers.get(key)
+            if known is None:
+                known = JobController(self._cluster, key, lambda: self.schedule.wake(key))
+                self._controllers[key] = known
+            return known
+
+    def _drop(self, key: Key) -> None:
+        with self._lock:
+            controller = self._controllers.pop(key, None)
+            self._failures.pop(key, None)
+        if controller is not None:
+            controller.abandon()
+
+    def _retry_seconds(self, key: Key) -> float:
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY_SECONDS) * (0.75 + 0.5 * self._jitter())
+
+    def _wake_all(self) -> None:
+        for job in self._cluster.jobs.all():
+            self.schedule.wake(key_of(job))
+
+    def _refresh_limits(self) -> bool:
+        """Tell the ledger what the pools have; returns whether that has changed."""
+        nodes = self._cluster.nodes.all()
+        limits = {str(pool["metadata"]["name"]): pool_limit(pool, nodes) for pool in self._cluster.pools.all()}
+        changed, self._limits = limits != self._limits, limits
+        self._cluster.ledger.set_limits(limits)
+        return changed
+
+    def _publish_pool(self, pool: Json) -> None:
+        name = str(pool["metadata"]["name"])
+        held = self._cluster.ledger.held(name)
+        status = pool_status(pool, self._cluster.nodes.all(), held, now=self._cluster.clock())
+        if status == pool.get("status"):
+            return
+        body = {"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}, "status": status}
+        self._cluster.pools.put(self._cluster.api.apply(f"{_POOLS}/{name}/status", body))

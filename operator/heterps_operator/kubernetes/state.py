@@ -1,0 +1,146 @@
+"""What the controller must know of a job after a restart: a ConfigMap that only one controller at a time can write.
+
+Written before anything is done, with the resourceVersion of what was read: a second controller that was started by
+mistake has its first write refused, and stops. The HeterPSJob's status is only a summary of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heterps_operator.bill import Bill
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.names import (
+    config_map_path,
+    config_maps_path,
+    is_owned,
+    job_labels,
+    owner_reference,
+    state_name,
+)
+from heterps_operator.status import Status
+from heterps_operator.values import Json, ProcessSpec, ProcessView
+
+__all__ = ["JobState", "Memory", "StateTaken"]
+
+_CONFLICT = 409
+
+
+class StateTaken(Exception):  # noqa: N818  # not a failure: somebody else has the job
+    """Another controller has written the job's state since it was read here."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is kept of a job."""
+
+    status: Status
+    bill: Bill
+    processes: tuple[ProcessView, ...] = ()  # those that were started and are not accounted for as ended and gone
+    plans: tuple[int, ...] = ()  # revisions that have a ConfigMap, the oldest first
+    generation: int = 0  # of the spec that was worked on
+    spec: Json | None = None  # that spec, to tell what changed
+
+    def to_data(self) -> dict[str, str]:
+        """The data of a ConfigMap: one JSON document per key."""
+        return {
+            "status.json": _text(self.status.to_json()),
+            "bill.json": _text(self.bill.to_json()),
+            "processes.json": _text([asdict(process) for process in self.processes]),
+            "controller.json": _text({"plans": list(self.plans), "generation": self.generation, "spec": self.spec}),
+        }
+
+    @classmethod
+    def from_data(cls, data: dict[str, str]) -> Memory:
+        """Read what `to_data` wrote.
+
+        Raises:
+            ValueError: a document is missing or malformed.
+        """
+        try:
+            controller = json.loads(data["controller.json"])
+            return cls(
+                Status.from_json(json.loads(data["status.json"])),
+                Bill.from_json(json.loads(data["bill.json"])),
+                tuple(_process(item) for item in json.loads(data["processes.json"])),
+                tuple(int(number) for number in controller["plans"]),
+                int(controller["generation"]),
+                controller["spec"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"state: missing or malformed {error}") from error
+
+
+class JobState:
+    """The state of one job, as this controller has it.
+
+    Args:
+        api: of the cluster.
+        job: the HeterPSJob; it owns the ConfigMap.
+    """
+
+    def __init__(self, api: KubernetesApi, job: Json) -> None:
+        metadata = job["metadata"]
+        self._api = api
+        self._namespace = str(metadata["namespace"])
+        self._name = state_name(str(metadata["name"]))
+        self._job = job
+        self._head: dict[str, Any] = {
+            "name": self._name,
+            "namespace": self._namespace,
+            "labels": job_labels(str(metadata["name"])),
+            "ownerReferences": [owner_reference(job)],
+        }
+        self._version = ""
+
+    def load(self) -> Memory | None:
+        """What was kept; None if there is nothing, or only something of an earlier job of this name.
+
+        Raises:
+            ApiError: the API server does not answer.
+            ValueError: it is damaged.
+        """
+        found = self._api.get(config_map_path(self._namespace, self._name))
+        if found is None:
+            self._version = ""
+            return None
+        self._version = str(found["metadata"]["resourceVersion"])
+        if not is_owned(found, self._job):
+            return None
+        return Memory.from_data(dict(found.get("data") or {}))
+
+    def save(self, memory: Memory) -> None:
+        """Keep it.
+
+        Raises:
+            StateTaken: another controller has written since.
+            ApiError: the API server does not answer; nothing must be done then.
+        """
+        head = dict(self._head)
+        if self._version:
+            head["resourceVersion"] = self._version
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": memory.to_data()}
+        try:
+            if self._version:
+                written = self._api.replace(config_map_path(self._namespace, self._name), body)
+            else:
+                written = self._api.create(config_maps_path(self._namespace), body)
+        except ApiError as error:
+            if error.code == _CONFLICT:
+                raise StateTaken(f"{self._namespace}/{self._name} was written by another controller") from error
+            raise
+        self._version = str(written["metadata"]["resourceVersion"])
+
+
+def _process(item: dict[str, Any]) -> ProcessView:
+    fields = dict(item)
+    spec = dict(fields.pop("spec"))
+    fields.pop("problem", None)  # seen anew
+    fields["last_lines"] = tuple(fields.get("last_lines") or ())
+    return ProcessView(ProcessSpec(**{**spec, "arguments": tuple(spec["arguments"])}), **fields)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

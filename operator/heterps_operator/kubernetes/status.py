@@ -1,0 +1,186 @@
+"""The HeterPSJob's `status`: a summary for people and programs, made from what the controller remembers.
+
+Pure. Nothing is read back from it: the controller's own memory is the job's state ConfigMap (state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from heterps_operator.bill import Bill
+from heterps_operator.failures import describe_exit
+from heterps_operator.job import JobSpec
+from heterps_operator.reconcile import describe_plan
+from heterps_operator.status import Condition, Status
+from heterps_operator.values import Json, ProcessView
+
+__all__ = ["job_status", "timestamp"]
+
+_LONGEST_MESSAGE = 4096
+_LONGEST_SUMMARY = 1024
+_FINAL = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
+# The conditions whose message says what a job waits for, the most telling first.
+_WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
+
+
+def job_status(
+    job: JobSpec,
+    status: Status,
+    bill: Bill,
+    processes: tuple[ProcessView, ...],
+    *,
+    generation: int,
+    plan_config: str = "",
+) -> dict[str, Any]:
+    """The status document, as `crds/` describe it.
+
+    Args:
+        job: what is wanted.
+        status: what is remembered.
+        bill: what it has cost.
+        processes: its pods.
+        generation: of the spec that the status describes.
+        plan_config: name of the ConfigMap that holds the plan.
+    """
+    result: Mapping[str, Any] = status.result or {}
+    document: dict[str, Any] = {
+        "observedGeneration": generation,
+        "phase": status.phase,
+        "message": _message(status)[:_LONGEST_MESSAGE],
+        "restarts": status.failures,
+        "startTime": timestamp(status.started),
+        "completionTime": timestamp(status.finished if status.phase in _FINAL else None),
+        "plan": _plan(status, plan_config),
+        "throughput": _throughput(job, result),
+        "progress": _progress(result),
+        **_members(status, processes),
+        "cost": {
+            "total": _decimal(float(bill.cost), 6),
+            "pools": [
+                {"name": line.pool, "unitHours": _decimal(float(line.unit_hours), 6), "cost": f"{line.cost:.6f}"}
+                for line in bill.lines
+            ],
+        },
+        "checkpoint": _checkpoint(result),
+        "evaluation": _evaluation(result),
+        "model": result.get("model"),
+        "conditions": [_condition(condition, status, generation) for condition in status.conditions],
+    }
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def timestamp(seconds: float | None) -> str | None:
+    """Unix seconds as Kubernetes writes a time: whole seconds in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _message(status: Status) -> str:
+    """What the job waits for, or why it ended, in one line."""
+    if status.failure is not None:
+        text = f"{status.failure.reason}: {status.failure.message}"
+        if status.failure.member:
+            text += f" ({status.failure.member}: {describe_exit(status.failure.exit_code)})"
+        return text
+    if status.phase in _FINAL:
+        return ""
+    for kind in _WAITING:
+        condition = status.condition(kind)
+        if condition.status == "False" and condition.message:
+            return condition.message
+    return ""
+
+
+def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
+    plan = status.plan
+    if plan is None:
+        return None
+    keys = ("name", "pool", "firstLayer", "lastLayer", "units", "pods")
+    found: dict[str, Any] = {
+        "revision": status.plan_revision,
+        "reason": "UnitsChanged" if status.plan_revision > 1 else "PlanComputed",
+        "method": str(plan.get("method") or "hand")[:32],
+        "summary": describe_plan(plan)[:_LONGEST_SUMMARY],
+        "stages": [{key: stage[key] for key in keys} for stage in plan["stages"]],
+    }
+    if plan_config:
+        found["configMapName"] = plan_config
+    if plan.get("costPerHour") is not None:
+        found["costPerHour"] = _decimal(float(plan["costPerHour"]), 4)
+    if plan.get("throughput") is not None:
+        found["predictedSamplesPerSecond"] = _decimal(float(plan["throughput"]), 1)
+    return found
+
+
+def _throughput(job: JobSpec, result: Json) -> dict[str, Any] | None:
+    found = {}
+    if result.get("samplesPerSecond"):
+        found["samplesPerSecond"] = _decimal(float(result["samplesPerSecond"]), 1)
+    if job.min_samples_per_second is not None:
+        found["minSamplesPerSecond"] = _decimal(job.min_samples_per_second, 1)
+    return found or None
+
+
+def _progress(result: Json) -> dict[str, Any] | None:
+    found: dict[str, Any] = {}
+    for key, name in (("step", "committedSteps"), ("totalSteps", "totalSteps"), ("epoch", "epoch")):
+        if result.get(name) is not None:
+            found[key] = int(result[name])
+    if result.get("loss") is not None:
+        found["loss"] = f"{float(result['loss']):.6g}"
+    return found or None
+
+
+def _members(status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
+    """How many workers and servers are wanted, and how many the coordinator has heard of."""
+    plan = status.plan
+    if plan is None:
+        return {}
+    running = {process.name for process in processes if process.running}
+    members = (status.result or {}).get("members") or ()
+    ready = {str(m["name"]) for m in members if m.get("state") == "ready"} & running
+    servers = int((plan.get("parameterServer") or {}).get("replicas") or 0)
+    present = sum(name.startswith("ps-") for name in ready)
+    return {
+        "workers": {
+            "desired": sum(int(stage["pods"]) for stage in plan["stages"]),
+            "ready": sum(name.startswith("worker-") for name in ready),
+        },
+        "parameterServers": {"desired": servers, "ready": present, "summary": f"{present}/{servers}"},
+    }
+
+
+def _checkpoint(result: Json) -> dict[str, Any] | None:
+    checkpoint = result.get("checkpoint") or {}
+    if checkpoint.get("lastStep") is None:
+        return None
+    return {"step": int(checkpoint["lastStep"]), "path": str(checkpoint["path"])}
+
+
+def _evaluation(result: Json) -> dict[str, Any] | None:
+    evaluation = result.get("evaluation")
+    if not evaluation:
+        return None
+    found: dict[str, Any] = {key: f"{float(evaluation[key]):.6f}" for key in ("auc", "logLoss") if key in evaluation}
+    if "samples" in evaluation:
+        found["samples"] = int(evaluation["samples"])
+    return found or None
+
+
+def _condition(condition: Condition, status: Status, generation: int) -> dict[str, Any]:
+    since = condition.last_transition_time or status.started or 0.0
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason or "NotYetKnown",
+        "message": condition.message[:_LONGEST_MESSAGE],
+        "lastTransitionTime": timestamp(since),
+        "observedGeneration": generation,
+    }
+
+
+def _decimal(value: float, places: int) -> str:
+    return f"{value:.{places}f}"

@@ -1,0 +1,243 @@
+"""The substrate on a cluster: one pod per process of a job.
+
+It reads pods from what the controller's watch has seen, so a look costs no request. What it has created or found is
+remembered (and kept in the job's state), so that a pod that somebody deletes, even while no controller runs, is seen as
+a process that has ended, and not as one that was never there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from heterps_operator.kubernetes import observe
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.names import coordinator_address, is_owned, pod_name, pod_path, pods_path
+from heterps_operator.kubernetes.pods import build_pod
+from heterps_operator.kubernetes.problems import refused
+from heterps_operator.members import COORDINATOR
+from heterps_operator.values import Json, PodProblem, ProcessSpec, ProcessView
+
+__all__ = ["KubernetesSubstrate", "Pods"]
+
+_RETRY_SECONDS = 5.0  # after a pod that the API server refused: a quota may have been freed
+_CONFLICT, _NOT_FOUND = 409, 404
+_REFUSALS = frozenset({400, 403, 422})
+
+
+class Pods(Protocol):
+    """Pods as the watch has last seen them; safe in any thread."""
+
+    def of_job(self, namespace: str, job: str) -> tuple[Json, ...]:
+        """All pods with the job's label."""
+        ...
+
+    def put(self, item: Json) -> bool:
+        """Note a pod that the API server has answered with; returns whether it is news."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A pod that the API server did not take."""
+
+    spec: ProcessSpec
+    problem: PodProblem
+    retry_at: float
+
+
+class KubernetesSubstrate:
+    """Runs the processes of one job as pods.
+
+    Args:
+        api: of the cluster.
+        pods: what the watch has seen.
+        job: the HeterPSJob.
+        pools: its NodePools with defaults, by name.
+        known: processes of an earlier controller.
+        clock: Unix seconds.
+        tail_lines: how much of a pod's log is shown when it has failed.
+        on_wake: called by `wake`.
+        on_pod: told of a pod created ("created") or deleted ("deleted"), its role and pool; for metrics.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        pods: Pods,
+        job: Json,
+        pools: Mapping[str, Json],
+        *,
+        known: Iterable[ProcessView] = (),
+        clock: Callable[[], float] = time.time,
+        tail_lines: int = 20,
+        on_wake: Callable[[], None] = lambda: None,
+        on_pod: Callable[[str, str, str], None] = lambda what, role, pool: None,
+    ) -> None:
+        metadata = job["metadata"]
+        self._api = api
+        self._pods = pods
+        self._namespace, self._job_name = str(metadata["namespace"]), str(metadata["name"])
+        self.job = job
+        self.pools = dict(pools)
+        self._known: dict[str, ProcessView] = {view.name: view for view in known}
+        # Names of pods that were told to end: their end needs no reason.
+        self._stopped = {pod_name(self._job_name, view.spec) for view in self._known.values() if view.stopping}
+        self._refused: dict[str, _Refused] = {}
+        self._clock = clock
+        self._tail_lines = tail_lines
+        self._on_wake = on_wake
+        self._on_pod = on_pod
+        self._woken = threading.Event()
+        self.plan_revision = 0
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        """The latest process of each name, running or ended."""
+        now = self._clock()
+        seen: dict[str, ProcessView] = {}
+        for pod in self._mine():
+            try:
+                view = self._view(pod, now)
+            except ValueError:
+                continue  # somebody else's pod with the job's label
+            other = seen.get(view.name)
+            if other is None or _age(view) > _age(other):
+                seen[view.name] = view
+        for name, view in seen.items():
+            self._known[name] = self._noted(view)
+        for name, view in self._known.items():
+            if name not in seen and view.running:
+                self._known[name] = replace(view, ended=now, reason=view.reason or "Deleted", problem=None)
+        self._try_again(now)
+        waiting = [
+            ProcessView(refusal.spec, started=now, problem=refusal.problem) for refusal in self._refused.values()
+        ]
+        names = {view.name for view in waiting}
+        return (*(view for name, view in self._known.items() if name not in names), *waiting)
+
+    def known(self) -> tuple[ProcessView, ...]:
+        """Everything that was started and is worth remembering, for a later controller."""
+        return tuple(self._known.values())
+
+    def coordinator_address(self) -> str | None:
+        """`http://IP:PORT` of the running coordinator."""
+        known = self._known.get(COORDINATOR)
+        if known is None or not known.running:
+            return None
+        name = pod_name(self._job_name, known.spec)
+        for pod in self._mine():
+            if pod["metadata"]["name"] == name and (pod.get("status") or {}).get("phase") == "Running":
+                address = pod["status"].get("podIP")
+                if address:
+                    return coordinator_address(str(address))
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Return when woken, or after that time."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """Let `wait` return, and whoever drives the loop know."""
+        self._woken.set()
+        self._on_wake()
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Create the pod of a process; that it is there already is as good.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        pool = self.pools[spec.pool] if spec.pool is not None else None
+        address = None if spec.role == "coordinator" else self.coordinator_address()
+        assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
+        body = build_pod(self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision)
+        now = self._clock()
+        try:
+            pod = self._api.create(pods_path(self._namespace), body)
+        except ApiError as error:
+            if error.code in _REFUSALS:
+                self._refused[spec.name] = _Refused(spec, refused(spec, error), now + _RETRY_SECONDS)
+                return
+            if error.code != _CONFLICT:
+                raise
+            found = self._api.get(pod_path(self._namespace, str(body["metadata"]["name"])))
+            if found is None:
+                raise
+            pod = found
+        else:
+            self._on_pod("created", spec.role, spec.pool or "")
+        self._refused.pop(spec.name, None)
+        self._pods.put(pod)
+        self._known[spec.name] = self._noted(self._view(pod, now))
+
+    def stop(self, name: str, grace_seconds: float) -> None:
+        """Delete a process's pod; its container has the grace to end by itself."""
+        if self._refused.pop(name, None) is not None:
+            return
+        view = self._known.get(name)
+        if view is None or not view.running:
+            return
+        self._delete(view, int(grace_seconds))
+        self._known[name] = replace(view, stopping=True)
+
+    def close(self) -> None:
+        """Nothing: pods outlive their controller."""
+
+    def delete_pods(self, *, running_only: bool) -> bool:
+        """Delete the job's pods, for `cleanPodPolicy`; returns whether any was left to delete."""
+        found = False
+        for pod in self._mine():
+            ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            if (running_only and ended) or pod["metadata"].get("deletionTimestamp"):
+                continue
+            found = True
+            self._delete(self._view(pod, self._clock()), None)
+        return found
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _mine(self) -> list[Json]:
+        """Pods of this very job, not of an earlier one of its name."""
+        return [pod for pod in self._pods.of_job(self._namespace, self._job_name) if is_owned(pod, self.job)]
+
+    def _view(self, pod: Json, now: float) -> ProcessView:
+        return observe.view(pod, now, asked=str(pod["metadata"]["name"]) in self._stopped)
+
+    def _noted(self, view: ProcessView) -> ProcessView:
+        """A view with what is remembered of the process: how it ended, its last words, that it was told to end."""
+        known = self._known.get(view.name)
+        if known is not None and _age(known) == _age(view) and not known.running:
+            return known
+        name = pod_name(self._job_name, view.spec)
+        if not view.running and view.exit_code != 0 and not view.last_lines:
+            view = replace(view, last_lines=self._api.log_tail(self._namespace, name, self._tail_lines))
+        return replace(view, stopping=view.stopping or name in self._stopped)
+
+    def _delete(self, view: ProcessView, grace_seconds: int | None) -> None:
+        name = pod_name(self._job_name, view.spec)
+        try:
+            self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds)
+        except ApiError as error:
+            if error.code != _NOT_FOUND:
+                raise
+        if name not in self._stopped:
+            self._stopped.add(name)
+            self._on_pod("deleted", view.spec.role, view.spec.pool or "")
+
+    def _try_again(self, now: float) -> None:
+        for refusal in [r for r in self._refused.values() if now >= r.retry_at]:
+            if refusal.spec.role == "coordinator" or self.coordinator_address() is not None:
+                self.start(refusal.spec)
+
+
+def _age(view: ProcessView) -> tuple[int, int]:
+    """Processes of one name, in the order in which they came."""
+    return view.spec.incarnation, view.spec.attempt

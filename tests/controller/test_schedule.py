@@ -1,0 +1,113 @@
+"""Whose turn it is."""
+
+from __future__ import annotations
+
+import threading
+
+from heterps_operator.controller.schedule import Schedule
+
+A, B = ("space", "a"), ("space", "b")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_jobs_come_in_the_order_in_which_they_were_woken() -> None:
+    clock = Clock()
+    schedule = Schedule(clock=clock)
+    schedule.wake(B)
+    clock.now += 1
+    schedule.wake(A)
+    assert [schedule.take(), schedule.take()] == [B, A]
+
+
+def test_a_job_that_is_woken_twice_gets_one_turn() -> None:
+    clock = Clock()
+    schedule = Schedule(clock=clock)
+    schedule.wake(A)
+    schedule.wake(A)
+    assert schedule.take() == A
+    assert schedule.depth() == 0
+
+
+def test_a_job_that_is_woken_while_it_has_its_turn_gets_another_one() -> None:
+    clock = Clock()
+    schedule = Schedule(least_seconds=0.1, clock=clock)
+    schedule.wake(A)
+    assert schedule.take() == A
+    schedule.wake(A)
+    assert schedule.depth() == 0  # never given to two threads at once
+    schedule.done(A, None)
+    clock.now += 0.2
+    assert schedule.take() == A
+
+
+def test_a_burst_of_events_is_one_turn() -> None:
+    clock = Clock()
+    schedule = Schedule(least_seconds=0.5, clock=clock)
+    schedule.wake(A)
+    schedule.take()
+    schedule.done(A, None)
+    schedule.wake(A)
+    assert schedule.depth() == 0
+    clock.now += 0.5
+    assert schedule.depth() == 1
+
+
+def test_a_job_comes_back_after_the_pause_it_asked_for_or_when_woken_before() -> None:
+    clock = Clock()
+    schedule = Schedule(clock=clock)
+    for key in (A, B):
+        schedule.wake(key)
+        schedule.take()
+        schedule.done(key, 30.0)
+    clock.now += 10
+    schedule.wake(B)
+    assert schedule.take() == B
+    assert schedule.depth() == 0
+    clock.now += 20
+    assert schedule.take() == A
+
+
+def test_a_job_that_asks_for_nothing_waits_until_it_is_woken() -> None:
+    clock = Clock()
+    schedule = Schedule(clock=clock)
+    schedule.wake(A)
+    schedule.take()
+    schedule.done(A, None)
+    clock.now += 1e6
+    assert schedule.depth() == 0
+
+
+def test_a_forgotten_job_does_not_come_back() -> None:
+    clock = Clock()
+    schedule = Schedule(clock=clock)
+    schedule.wake(A)
+    schedule.forget(A)
+    assert schedule.depth() == 0
+
+
+def test_a_waiting_thread_is_woken_by_a_job_and_let_go_by_close() -> None:
+    schedule = Schedule()
+    taken: list[object] = []
+
+    def work() -> None:
+        while (key := schedule.take()) is not None:
+            taken.append(key)
+            schedule.done(key, None)
+            done.set()
+
+    done = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    schedule.wake(A)
+    assert done.wait(10)
+    schedule.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert taken == [A]

@@ -1,0 +1,72 @@
+"""What the operator remembers of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heterps_operator.controller.store import ObjectStore, PodStore, slim_node
+
+Json = dict[str, Any]
+
+
+def item(name: str, uid: str = "1", **fields: Any) -> Json:
+    return {"metadata": {"name": name, "namespace": "space", "uid": uid}, **fields}
+
+
+def pod(name: str, job: str = "flights", uid: str = "1", **fields: Any) -> Json:
+    made = item(name, uid, **fields)
+    made["metadata"]["labels"] = {"heterps.io/job": job}
+    return made
+
+
+def test_only_what_has_changed_is_news() -> None:
+    store = ObjectStore()
+    assert store.put(item("a", spec={"x": 1}))
+    assert not store.put(item("a", spec={"x": 1}))
+    assert store.put(item("a", spec={"x": 2}))
+
+
+def test_a_later_object_of_a_name_outlives_the_news_that_an_earlier_one_is_gone() -> None:
+    store = ObjectStore()
+    store.put(item("a", uid="2"))
+    assert not store.remove(item("a", uid="1"))
+    assert store.get("space", "a") is not None
+    assert store.remove(item("a", uid="2"))
+    assert store.get("space", "a") is None
+
+
+def test_pods_are_found_by_job_until_they_are_gone() -> None:
+    store = PodStore()
+    for name, job in (("a-0", "a"), ("a-1", "a"), ("b-0", "b")):
+        store.put(pod(name, job))
+    assert {p["metadata"]["name"] for p in store.of_job("space", "a")} == {"a-0", "a-1"}
+    store.remove(pod("a-0", "a"))
+    assert [p["metadata"]["name"] for p in store.of_job("space", "a")] == ["a-1"]
+    assert store.of_job("elsewhere", "a") == ()
+
+
+def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
+    store = PodStore()
+    made = pod("a-0", "a", spec={"nodeName": "n", "volumes": [{"name": "v"}] * 50}, status={"phase": "Running"})
+    made["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    store.put(made)
+    [kept] = store.of_job("space", "a")
+    assert kept["spec"] == {"nodeName": "n"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["status"] == {"phase": "Running"}
+
+
+def test_heartbeats_of_a_node_are_no_news() -> None:
+    store = ObjectStore(slim_node)
+    node = {
+        "metadata": {"name": "n", "labels": {"pool": "cpu"}},
+        "status": {
+            "allocatable": {"cpu": "4"},
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "1"}],
+        },
+    }
+    assert store.put(node)
+    node["status"]["conditions"][0]["lastHeartbeatTime"] = "2"  # type: ignore[index]
+    assert not store.put(node)
+    node["status"]["conditions"][0]["status"] = "Unknown"  # type: ignore[index]
+    assert store.put(node)
