@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from heterps_operator.kubernetes.names import process_text
 from heterps_operator.kubernetes.pools import Ledger, job_key, occupied_units
+from heterps_operator.values import ProcessSpec
 
 JOBS = ("default/a", "default/b", "other/a")
 POOLS = ("cpu", "gpu")
@@ -69,8 +71,8 @@ def test_a_job_that_shrinks_keeps_its_units_until_the_pods_are_gone() -> None:
     assert ledger.held_by("default/a") == {}
 
 
-def make_pod(job: str, process: dict[str, Any] | None, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
-    annotations = {} if process is None else {"heterps.io/process": json.dumps(process)}
+def make_pod(job: str, process: ProcessSpec | None, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    annotations = {} if process is None else {"heterps.io/process": process_text(process)}
     labels = {"heterps.io/job": job}
     return {
         "metadata": {"namespace": "default", "labels": labels, "annotations": annotations, **metadata},
@@ -79,16 +81,22 @@ def make_pod(job: str, process: dict[str, Any] | None, phase: str = "Running", *
 
 
 def test_pods_tell_a_restarted_operator_who_holds_what() -> None:
-    worker = {"name": "worker-0-0", "role": "worker", "pool": "cpu", "units": 2}
+    worker = ProcessSpec("worker-0-0", "worker", pool="cpu", units=2)
+    damaged = make_pod("b", worker)
+    damaged["metadata"]["annotations"]["heterps.io/process"] = "{}"
     pods = [
         make_pod("a", worker),
-        make_pod("a", {**worker, "name": "worker-0-1"}, "Pending"),
-        make_pod("a", {**worker, "name": "worker-0-2"}, "Succeeded"),
-        make_pod("a", {**worker, "name": "worker-1-0", "pool": "gpu", "units": 1}, deletionTimestamp="2026-01-01"),
-        make_pod("a", {"name": "coordinator", "role": "coordinator", "pool": None, "units": 0}),
+        make_pod("a", replace(worker, name="worker-0-1"), "Pending"),
+        make_pod("a", replace(worker, name="worker-0-2"), "Succeeded"),
+        make_pod(
+            "a", replace(worker, name="worker-1-0", pool="gpu", units=1), deletionTimestamp="2026-01-01T00:00:00Z"
+        ),
+        make_pod("a", ProcessSpec("coordinator", "coordinator")),
         make_pod("b", worker),
-        make_pod("c", None),
+        make_pod("b", replace(worker, units=-5)),
         make_pod("b", worker, "Failed"),
+        make_pod("c", None),
+        damaged,
     ]
     occupied = occupied_units(pods)
     assert occupied == {"default/a": {"cpu": 4, "gpu": 1}, "default/b": {"cpu": 2}}

@@ -6,15 +6,16 @@ are reserved before a pod is made, and stay held as long as the pod exists, what
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from heterps_operator.kubernetes.names import LABEL_JOB, process_of
 from heterps_operator.quantity import parse_quantity
 from heterps_operator.values import Json
+from heterps_runtime.contract import API_GROUP
 
 __all__ = [
     "AUTOSCALED_ANNOTATION",
@@ -30,9 +31,7 @@ __all__ = [
 ]
 
 # Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
-AUTOSCALED_ANNOTATION = "heterps.io/autoscaled"
-_PROCESS_ANNOTATION = "heterps.io/process"
-_JOB_LABEL = "heterps.io/job"
+AUTOSCALED_ANNOTATION = f"{API_GROUP}/autoscaled"
 _DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 # Kubernetes sets these itself on a node in trouble; they come with a condition or a field that says the same.
@@ -238,18 +237,23 @@ def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
 
 
 def occupied_units(pods: Iterable[Json]) -> dict[str, dict[str, int]]:
-    """Units that pods occupy, by job and pool; pods that have ended occupy none, those that are ending still do."""
+    """Units that pods occupy, by job and pool; pods that have ended occupy none, those that are ending still do.
+
+    Pods that bear the job's label and were not made by HeterPS are passed over.
+    """
     occupied: dict[str, dict[str, int]] = {}
     for pod in pods:
         metadata = pod["metadata"]
-        annotation = (metadata.get("annotations") or {}).get(_PROCESS_ANNOTATION)
-        name = (metadata.get("labels") or {}).get(_JOB_LABEL)
-        if annotation is None or name is None or (pod.get("status") or {}).get("phase") in _ENDED:
+        name = (metadata.get("labels") or {}).get(LABEL_JOB)
+        if name is None or (pod.get("status") or {}).get("phase") in _ENDED:
             continue
-        process = json.loads(annotation)
-        if process.get("pool") is not None and process.get("units"):
+        try:
+            process = process_of(pod)
+        except ValueError:
+            continue
+        if process.pool is not None and process.units > 0:
             pools = occupied.setdefault(job_key(metadata["namespace"], name), {})
-            pools[process["pool"]] = pools.get(process["pool"], 0) + int(process["units"])
+            pools[process.pool] = pools.get(process.pool, 0) + process.units
     return occupied
 
 
