@@ -72,7 +72,13 @@ class FakeServer:
         return found, str(next(self._versions))
 
     def apply(
-        self, path: str, body: Mapping[str, Any], field_manager: str, force: bool, *, dry_run: bool = False
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        field_manager: str = "",
+        force: bool = False,
+        *,
+        dry_run: bool = False,
     ) -> Json:
         self._request("apply", path)
         assert (field_manager, force) == ("heterps-client", True)

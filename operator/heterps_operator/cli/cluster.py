@@ -12,13 +12,17 @@ from heterps_operator.values import Json
 __all__ = ["cleaned", "open_client"]
 
 
-def open_client(arguments: Namespace) -> HeterPSClient:
+def open_client(arguments: Namespace, namespace: str | None = None) -> HeterPSClient:
     """A client of what the options name.
+
+    Args:
+        arguments: the command line.
+        namespace: if the command line names none.
 
     Raises:
         ClusterError: there is no kubeconfig, or no such context.
     """
-    return connect(arguments.namespace, kubeconfig=arguments.kubeconfig, context=arguments.context)
+    return connect(arguments.namespace or namespace, kubeconfig=arguments.kubeconfig, context=arguments.context)
 
 
 def cleaned(item: Json) -> dict[str, Any]:

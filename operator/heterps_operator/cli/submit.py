@@ -12,6 +12,7 @@ from rich.status import Status as Spinner
 from heterps_operator.cli.cluster import cleaned, open_client
 from heterps_operator.cli.plan_files import write_document
 from heterps_operator.cluster.client import HeterPSClient, Submitted
+from heterps_operator.cluster.documents import read_submission
 from heterps_operator.cluster.views import JobView
 from heterps_operator.console import Console, make_console
 from heterps_operator.errors import ClusterError, UsageError
@@ -33,8 +34,9 @@ def submit(arguments: Namespace) -> int:
     """
     if arguments.wait and arguments.dry_run:
         raise UsageError("--dry-run: changes nothing, so there is nothing to wait for; leave --wait out")
-    client = open_client(arguments)
-    submitted = client.submit(arguments.file, dry_run=arguments.dry_run)
+    submission = read_submission(arguments.file)
+    client = open_client(arguments, submission.namespace)
+    submitted = client.submit(submission, dry_run=arguments.dry_run)
     # A program reads stdout, so people get stderr.
     console = make_console(stderr=arguments.output != "text")
     _say_changes(console, submitted, arguments.dry_run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -28,7 +28,7 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["render_top", "top"]
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0  # with a cluster that does not answer
 _ROWS = 40  # workers that are shown
 
@@ -41,7 +41,7 @@ def top(arguments: Namespace) -> int:
     """
     client, name = open_client(arguments), arguments.job
     console = make_console()
-    job, memory = client.get(name), client.state(name)
+    job, memory = _look(client, name, 0.0)
     if arguments.output != "table":
         write_document(arguments.output, _document(job, memory))
         return EXIT_OK
@@ -53,21 +53,26 @@ def top(arguments: Namespace) -> int:
             while not job.ended:
                 live.update(_panel(job, memory), refresh=True)
                 time.sleep(_LOOK_SECONDS)
-                job, memory = _look(client, name)
+                job, memory = _look(client, name, _PATIENCE_SECONDS)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     console.print(describe_end(job))
     return EXIT_OK
 
 
-def _look(client: HeterPSClient, name: str) -> tuple[JobView, Memory | None]:
+def _look(client: HeterPSClient, name: str, patience: float) -> tuple[JobView, Memory | None]:
     """The present; a cluster that is away for a moment is asked again."""
     since = time.monotonic()
     while True:
         try:
-            return client.get(name), client.state(name)
+            job, memory = client.get(name), client.state(name)
+            if memory is not None:
+                # The operator's memory has those that are gone, the pods why one does not start.
+                seen = {process.name: process for process in (*memory.processes, *client.processes(name))}
+                memory = replace(memory, processes=tuple(seen.values()))
+            return job, memory
         except ClusterError as error:
-            if error.reason != "Unreachable" or time.monotonic() - since > _PATIENCE_SECONDS:
+            if error.reason != "Unreachable" or time.monotonic() - since >= patience:
                 raise
         time.sleep(_LOOK_SECONDS)
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.cluster.documents import read_submission
+from heterps_operator.cluster.documents import Submission, read_submission
 from heterps_operator.cluster.logs import LogLine, read_logs
 from heterps_operator.cluster.refusals import no_such_job, refusal
 from heterps_operator.cluster.server import FIELD_MANAGER, Server
 from heterps_operator.cluster.views import EventView, JobView, PlanView, read_time
 from heterps_operator.cluster.watching import watch_object
 from heterps_operator.errors import ClusterError
+from heterps_operator.kubernetes import observe
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import (
     LABEL_JOB,
@@ -36,7 +37,7 @@ from heterps_operator.kubernetes.names import (
     state_name,
 )
 from heterps_operator.kubernetes.state import Memory
-from heterps_operator.values import Json
+from heterps_operator.values import Json, ProcessView
 
 __all__ = ["Change", "HeterPSClient", "Submitted"]
 
@@ -75,20 +76,20 @@ class HeterPSClient:
         self._server = server
         self._pause = pause
 
-    def submit(self, source: str | Path | Json | Sequence[Json], *, dry_run: bool = False) -> Submitted:
+    def submit(self, source: str | Path | Json | Sequence[Json] | Submission, *, dry_run: bool = False) -> Submitted:
         """Create or change a job and the pools that its file brings along, by server-side apply.
 
         A job that was cancelled goes on, unless the file itself suspends it.
 
         Args:
-            source: a job file, or objects as dictionaries.
+            source: a job file, objects as dictionaries, or either of them read already.
             dry_run: let the cluster check it all and keep nothing.
 
         Raises:
             ManifestError: something in it is wrong.
             ClusterError: the cluster refuses it.
         """
-        objects = read_submission(source)
+        objects = source if isinstance(source, Submission) else read_submission(source)
         namespace = objects.namespace or self.namespace
         if namespace != self.namespace:
             text = f"HeterPSJob {objects.name}: its metadata says namespace {namespace}, you say {self.namespace}"
@@ -226,6 +227,19 @@ class HeterPSClient:
         events = [EventView.from_json(event) for event in found]
         return tuple(sorted(events, key=lambda event: 0.0 if event.time is None else event.time.timestamp()))
 
+    def processes(self, name: str) -> tuple[ProcessView, ...]:
+        """The latest pod of each process of a job, as the operator reads pods."""
+        latest: dict[str, ProcessView] = {}
+        for pod in self.pods(name):
+            try:
+                view = observe.view(pod, time.time())
+            except ValueError:
+                continue  # somebody else's pod with the job's label
+            other = latest.get(view.name)
+            if other is None or _age(view) > _age(other):
+                latest[view.name] = view
+        return tuple(latest.values())
+
     def pods(self, name: str) -> Sequence[Json]:
         """The pods of a job as they are."""
         with self._doing(f"listing pods in namespace {self.namespace}"):
@@ -283,7 +297,8 @@ class HeterPSClient:
     def _missing(self, name: str) -> ClusterError:
         others = [job.name for job in self.jobs()]
         try:
-            elsewhere = [job.namespace for job in self.jobs(all_namespaces=True) if job.name == name]
+            everywhere = self.jobs(all_namespaces=True)
+            elsewhere = [job.namespace for job in everywhere if job.name == name and job.namespace != self.namespace]
         except ClusterError:
             elsewhere = []
         return no_such_job(name, self.namespace, others, elsewhere)
@@ -294,6 +309,10 @@ class HeterPSClient:
             yield
         except ApiError as error:
             raise refusal(error, what) from error
+
+
+def _age(view: ProcessView) -> tuple[int, int]:
+    return view.spec.incarnation, view.spec.attempt
 
 
 def _plan(config_map: Json) -> PlanView | None:

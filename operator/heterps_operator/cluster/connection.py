@@ -6,8 +6,6 @@ import difflib
 import os
 from pathlib import Path
 
-from kubernetes.config import ConfigException, list_kube_config_contexts
-
 from heterps_operator.cluster.client import HeterPSClient
 from heterps_operator.errors import ClusterError
 from heterps_operator.kubernetes import api
@@ -40,18 +38,16 @@ def connect(
             raise ClusterError("NoKubeconfig", f"there is no kubeconfig ({found} does not exist); {_FIX}")
         if context is not None:
             raise ClusterError("NoContext", f"--context {context}: there is no kubeconfig that could have it; {_FIX}")
-        server = api.connect(None, None)
-        return HeterPSClient(server, namespace or _IN_CLUSTER.read_text(encoding="utf-8").strip())
+        return HeterPSClient(api.connect(), namespace or _IN_CLUSTER.read_text(encoding="utf-8").strip())
     own = _namespace_of(found, context)
-    try:
-        server = api.connect(kubeconfig, context)
-    except (ConfigException, OSError, ValueError) as error:
-        raise ClusterError("BadKubeconfig", f"{found}: cannot be used ({error}); {_FIX}") from error
-    return HeterPSClient(server, namespace or own)
+    return HeterPSClient(api.connect(found, context), namespace or own)
 
 
 def _namespace_of(kubeconfig: str, context: str | None) -> str:
     """Namespace of a context; makes sure that there is such a context."""
+    # Here, because it takes a second to import: a command line that is wrong must not wait for it.
+    from kubernetes.config import list_kube_config_contexts
+
     try:
         contexts, current = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
     except Exception as error:

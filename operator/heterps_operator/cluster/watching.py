@@ -40,7 +40,7 @@ def watch_object(
     """
     selector = f"metadata.name={name}"
     version, seen, failures = "", "", 0
-    while deadline is None or time.monotonic() < deadline:
+    while True:
         try:
             if not version:
                 found, version = server.list(collection, field_selector=selector)
@@ -51,6 +51,8 @@ def watch_object(
                     seen = found[0]["metadata"]["resourceVersion"]
                     yield found[0]
             seconds = _WATCH_SECONDS if deadline is None else min(_WATCH_SECONDS, deadline - time.monotonic())
+            if seconds <= 0:
+                return
             query = {
                 "watch": "1",
                 "fieldSelector": selector,
@@ -75,6 +77,7 @@ def watch_object(
                 version = ""
                 continue
             failures += 1
-            if (error.code and error.code < 500 and error.code != 429) or failures >= _ATTEMPTS:
+            late = deadline is not None and time.monotonic() >= deadline
+            if (error.code and error.code < 500 and error.code != 429) or failures >= _ATTEMPTS or late:
                 raise
             pause(min(_LONGEST_PAUSE, 0.5 * 2.0 ** (failures - 1)))
