@@ -5,6 +5,7 @@
     ├── UsageError               an option of the command line that cannot be followed
     ├── WorkspaceError           a work directory that cannot be used as it is
     ├── StateError               a state file that cannot be read
+    ├── ApiError                 an answer of an API server that is none (kubernetes/api.py)
     ├── ClusterError             a cluster that cannot be used, or that refuses
     └── InstallationError        a file of HeterPS itself is missing
 

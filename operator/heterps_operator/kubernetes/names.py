@@ -140,7 +140,7 @@ def budget_name(job: str, members: str) -> str:
 
 
 def gang_name(job: str, incarnation: int) -> str:
-    """Group of pods that Kueue admits together: a restart of everything is a new group."""
+    """Group of pods that a queue or scheduler admits together: a restart of everything is a new group."""
     return f"{job}-{incarnation}"
 
 

@@ -274,8 +274,8 @@ def _queue(job: Json, spec: ProcessSpec, gang_size: int) -> tuple[dict[str, str]
                 annotations["kueue.x-k8s.io/pod-group-total-count"] = str(gang_size)
         case "Volcano":
             if member:
-                annotations["scheduling.k8s.io/group-name"] = name
+                annotations["scheduling.k8s.io/group-name"] = gang_name(name, spec.incarnation)
         case "Coscheduling":
             if member:
-                labels["scheduling.x-k8s.io/pod-group"] = name
+                labels["scheduling.x-k8s.io/pod-group"] = gang_name(name, spec.incarnation)
     return labels, annotations

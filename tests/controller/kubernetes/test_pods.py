@@ -274,10 +274,10 @@ def test_kueue_admits_the_members_of_a_plan_together() -> None:
 
 def test_gang_schedulers_know_members_by_their_group() -> None:
     volcano = make_job(runPolicy={"schedulingPolicy": {"gang": "Volcano"}})
-    assert pod_of(SERVER, volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "flights"
+    assert pod_of(SERVER, volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "flights-1"
     assert pod_of(SERVER, volcano)["spec"]["schedulerName"] == "volcano"
     assert "scheduling.k8s.io/group-name" not in pod_of(PROFILER, volcano)["metadata"]["annotations"]
     policy = {"gang": "Coscheduling", "schedulerName": "mine"}
     coscheduling = make_job(runPolicy={"schedulingPolicy": policy})
-    assert pod_of(SERVER, coscheduling)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "flights"
+    assert pod_of(SERVER, coscheduling)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "flights-1"
     assert pod_of(SERVER, coscheduling)["spec"]["schedulerName"] == "mine"

@@ -1,0 +1,400 @@
+"""A thin client of the Kubernetes API: JSON in, JSON out.
+
+The official client brings credentials of every kind and the connections; its generated models are not used. What may
+pass is tried again for some seconds, everything else is an `ApiError` with the API server's own words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import urllib3
+
+from heterps_operator.errors import ClusterError, HeterpsError
+from heterps_operator.kubernetes.names import CONTAINER, pod_path
+from heterps_operator.values import Json
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+__all__ = ["ApiError", "KubernetesApi", "connect"]
+
+_CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 3.0
+_PATIENCE_SECONDS = 8.0  # for all pauses of one request together: the control loop's turns must stay short
+_PAGE = 500  # objects of one answer
+_LOG_BYTES = 65_536
+_CONNECTIONS = 16
+_TEMPORARY = frozenset({429, 500, 502, 503, 504})
+_FIRST_ERROR, _NOT_FOUND, _CONFLICT, _GONE = 400, 404, 409, 410
+_PIECE_BYTES = 65_536
+_TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+OnRequest = Callable[[str, str, int, float], None]
+_Failures = list["ApiError"]  # inside the client `list` is its method
+
+
+class ApiError(HeterpsError):
+    """The API server refused a request, or did not answer.
+
+    Attributes:
+        code: the HTTP status; 0 if there was no answer.
+        reason: the reason for programs, such as AlreadyExists.
+        message: the API server's own words.
+        retry_after: seconds that it asks to wait for, if it does.
+    """
+
+    def __init__(self, code: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.code == 0 or self.code in _TEMPORARY
+
+
+def connect(
+    kubeconfig: str | None = None, context: str | None = None, on_request: OnRequest | None = None
+) -> KubernetesApi:
+    """A client of the cluster that this process runs in, or that a kubeconfig names.
+
+    Args:
+        kubeconfig: path of a kubeconfig; None: the pod's service account, else $KUBECONFIG or ~/.kube/config.
+        context: of the kubeconfig; None: its current one.
+        on_request: is told of every request.
+
+    Raises:
+        ClusterError: there are no usable credentials.
+    """
+    # Here, because it imports thousands of models: whoever needs no cluster must not wait for them.
+    from kubernetes import client, config
+
+    load_service_account: Callable[..., None] = config.load_incluster_config
+    load_kubeconfig: Callable[..., None] = config.load_kube_config
+
+    configuration = client.Configuration()
+    try:
+        if kubeconfig is None and context is None and _TOKEN_FILE.exists():
+            load_service_account(client_configuration=configuration)
+        else:
+            load_kubeconfig(kubeconfig, context, client_configuration=configuration, persist_config=False)
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise ClusterError(
+            "NoKubeconfig", f"no access to a cluster: {error}; check --kubeconfig and --context, or that kubectl works"
+        ) from error
+    configuration.retries = False  # KubernetesApi tries again by itself
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    return KubernetesApi(client.ApiClient(configuration), on_request=on_request)
+
+
+class KubernetesApi:
+    """Requests to one API server; safe in any thread.
+
+    Args:
+        api_client: the official client, for its credentials and connections.
+        on_request: told of every request: verb, resource, HTTP status (0: no answer) and seconds.
+        sleep: waits before a request is tried again.
+    """
+
+    def __init__(
+        self,
+        api_client: ApiClient,
+        *,
+        on_request: OnRequest | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = api_client
+        self._on_request = on_request
+        self._sleep = sleep
+
+    @property
+    def configuration(self) -> Any:
+        """The official client's configuration: for other clients of the same API server."""
+        return self._client.configuration
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """One object; None if it is not there."""
+        try:
+            return self._json("get", "GET", path)
+        except ApiError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+
+    def list(
+        self, path: str, label_selector: str = "", field_selector: str = "", limit: int = _PAGE
+    ) -> tuple[list[dict[str, Any]], str]:
+        """All objects of a kind.
+
+        Args:
+            path: of the collection.
+            label_selector: only those with these labels, as `kubectl --selector` takes it.
+            field_selector: only those with these fields.
+            limit: objects of one request; there are as many requests as it takes.
+
+        Returns:
+            The objects, with apiVersion and kind, and the resourceVersion to watch from.
+        """
+        query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": limit}
+        items: list[dict[str, Any]] = []
+        token, restarted = "", False
+        while True:
+            try:
+                page = self._json("list", "GET", path, query={**query, "continue": token})
+            except ApiError as error:
+                if error.code != _GONE or restarted or not token:
+                    raise
+                items, token, restarted = [], "", True  # the list took too long to read page by page
+                continue
+            head = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
+            items += [{**head, **item} for item in page.get("items") or ()]
+            metadata = page.get("metadata") or {}
+            token = str(metadata.get("continue") or "")
+            if not token:
+                return items, str(metadata.get("resourceVersion") or "")
+
+    def log_tail(self, namespace: str, pod: str, lines: int, container: str = CONTAINER) -> tuple[str, ...]:
+        """The last lines of a container's log that are not blank; none if it cannot be read (any more)."""
+        query = {"container": container, "tailLines": lines, "limitBytes": _LOG_BYTES}
+        try:
+            text = self._request("get", "GET", f"{pod_path(namespace, pod)}/log", query=query, patient=False)
+        except ApiError:
+            return ()
+        words = text.decode("utf-8", "replace")
+        return tuple(line.rstrip() for line in words.splitlines() if line.strip())[-lines:]
+
+    def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
+        """The lines of an answer that goes on: a watch, or the log of a pod.
+
+        Args:
+            path: of the collection or the log.
+            query: its parameters.
+            read_seconds: without anything from the server after which the connection counts as lost.
+
+        Raises:
+            ApiError: the server refuses; with code 0, the connection is lost.
+        """
+        target = _target(path, query)
+        response = self._send("watch", "GET", target, None, "application/json", read_seconds)
+        rest = b""
+        try:
+            for piece in response.stream(_PIECE_BYTES):
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    yield line.decode("utf-8", "replace")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, "ConnectionLost", f"{path}: the connection is lost: {error}") from error
+        finally:
+            response.close()
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, body: Json) -> dict[str, Any]:
+        """Create an object in a collection; `ApiError` 409 if its name is taken."""
+        item = f"{path}/{body['metadata'].get('name', '')}"
+        return self._write("create", "POST", path, body, item)
+
+    def replace(self, path: str, body: Json) -> dict[str, Any]:
+        """Replace an object; `ApiError` 409 if it is not of the body's resourceVersion any more."""
+        return self._write("update", "PUT", path, body, path)
+
+    def apply(
+        self, path: str, body: Json, field_manager: str = "heterps", force: bool = True, *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Create an object or set the fields that the body has (server-side apply).
+
+        Args:
+            path: of the object.
+            body: it, with the fields that are to be set.
+            field_manager: who owns these fields from now on.
+            force: take fields that others own.
+            dry_run: only find out whether it would be taken.
+        """
+        query = {
+            "fieldManager": field_manager,
+            "force": "true" if force else "false",
+            "dryRun": "All" if dry_run else "",
+        }
+        return self._json("apply", "PATCH", path, body, "application/apply-patch+yaml", query)
+
+    def patch(self, path: str, body: Json) -> dict[str, Any]:
+        """Change fields of an object (JSON merge patch: null removes one)."""
+        return self._json("patch", "PATCH", path, body, "application/merge-patch+json")
+
+    def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
+        """Delete an object; one that is not there (any more) is fine.
+
+        Args:
+            path: of the object.
+            grace_seconds: for a pod's containers to end by themselves; None: what the pod says.
+            uid: only if it is this very object, not another of its name.
+        """
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._json("delete", "DELETE", path, options)
+        except ApiError as error:
+            if error.code != _NOT_FOUND and not (error.code == _CONFLICT and uid is not None):
+                raise
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _write(self, verb: str, method: str, path: str, body: Json, item: str) -> dict[str, Any]:
+        """Send an object that must not be written over another's.
+
+        A request that broke off may have been carried out: then the second attempt finds its own work in the way.
+        """
+        attempts: _Failures = []
+        try:
+            return self._json(verb, method, path, body, failures=attempts)
+        except ApiError as error:
+            if error.code != _CONFLICT or not attempts:
+                raise
+            found = self.get(item)
+            if found is None or any(found.get(key) != body[key] for key in body.keys() - {"metadata"}):
+                raise
+            return found
+
+    def _json(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        query: Mapping[str, Any] | None = None,
+        failures: _Failures | None = None,
+    ) -> dict[str, Any]:
+        data = self._request(verb, method, path, body, content_type, query, failures)
+        try:
+            document: dict[str, Any] = json.loads(data)
+        except ValueError as error:
+            raise ApiError(0, "MalformedAnswer", f"{method} {path}: the answer is no JSON: {error}") from error
+        return document
+
+    def _request(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        query: Mapping[str, Any] | None = None,
+        failures: _Failures | None = None,
+        patient: bool = True,
+    ) -> bytes:
+        """Send a request, again if that may help.
+
+        Args:
+            verb: for those who count requests.
+            method: of HTTP.
+            path: of the API.
+            body: to send.
+            content_type: of the body.
+            query: parameters; empty ones are left out.
+            failures: gets those that were followed by another attempt.
+            patient: whether to try again at all.
+        """
+        target = _target(path, query or {})
+        waited = 0.0
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._once(verb, method, target, body, content_type)
+            except ApiError as error:
+                pause = error.retry_after if error.retry_after is not None else _pause(target, attempt)
+                last = attempt == _ATTEMPTS or waited + pause > _PATIENCE_SECONDS
+                if not error.temporary or last or not patient:
+                    raise
+                if failures is not None:
+                    failures.append(error)
+                waited += pause
+                self._sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _once(self, verb: str, method: str, target: str, body: Json | None, content_type: str) -> bytes:
+        response = self._send(verb, method, target, body, content_type, _READ_SECONDS)
+        try:
+            data: bytes = response.data
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, "ConnectionLost", f"{method} {target}: the connection is lost: {error}") from error
+        return data
+
+    def _send(
+        self, verb: str, method: str, target: str, body: Json | None, content_type: str, read_seconds: float
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request once and return an answer that says yes; its body is not read yet."""
+        headers = {**self._client.default_headers, "Accept": "application/json, */*"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        path = target.partition("?")[0]
+        host = str(self._client.configuration.host)
+        began, code = time.monotonic(), 0
+        try:
+            self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+            request: Callable[..., Any] = self._client.rest_client.request
+            answer = request(
+                method, host + target, headers=headers, body=body, _request_timeout=(_CONNECT_SECONDS, read_seconds)
+            )
+            response: urllib3.BaseHTTPResponse = answer.response
+            code = int(response.status)
+            data = response.data if code >= _FIRST_ERROR else b""
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, "NoAnswer", f"the API server {host} does not answer: {error}") from error
+        finally:
+            if self._on_request is not None:
+                self._on_request(verb, _resource(path), code, time.monotonic() - began)
+        if code >= _FIRST_ERROR:
+            raise _refusal(method, path, code, response.headers.get("Retry-After"), data)
+        return response
+
+
+def _target(path: str, query: Mapping[str, Any]) -> str:
+    text = urlencode({key: value for key, value in query.items() if value != ""})
+    return f"{path}?{text}" if text else path
+
+
+def _refusal(method: str, path: str, code: int, retry_after: str | None, data: bytes) -> ApiError:
+    """An answer that is no success: a Status object, or the words of something in between."""
+    words = data.decode("utf-8", "replace").strip()
+    try:
+        status = json.loads(words)
+        reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    except (ValueError, AttributeError):
+        reason, message = "", words[:500]
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    return ApiError(code, reason or f"HTTP{code}", message or f"{method} {path}: HTTP {code}", seconds)
+
+
+def _pause(target: str, attempt: int) -> float:
+    """Seconds before the next attempt: twice as long each time, and other ones for other requests and processes."""
+    longest = min(_FIRST_PAUSE_SECONDS * 2.0**attempt, _LONGEST_PAUSE_SECONDS)
+    digest = hashlib.sha256(f"{os.getpid()} {target} {attempt}".encode()).digest()
+    return longest * (0.5 + 0.5 * digest[0] / 255)
+
+
+def _resource(path: str) -> str:
+    """The kind of object that a path is about, `pods` or `pods/log`: few values, for metrics."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/..., /apis/GROUP/VERSION/...
+    if len(parts) > 2 and parts[0] == "namespaces":
+        parts = parts[2:]
+    return "/".join([*parts[:1], *parts[2:3]])
