@@ -391,7 +391,7 @@ class JobController:
         for item in (
             objects.plan_config(job, status.plan_revision, status.plan),
             *objects.disruption_budgets(job, plan),
-            *objects.pod_groups(job, plan, status.incarnation),
+            *objects.pod_groups(job, plan, status.incarnation, self._substrate.pools),
         ):
             api.apply(object_path(item), item)
         revisions = (*revisions, status.plan_revision)

@@ -112,7 +112,9 @@ class KubernetesSubstrate:
             self._known[name] = self._noted(view)
         for name, view in self._known.items():
             if name not in seen and view.running:
-                self._known[name] = replace(view, ended=now, reason=view.reason or "Deleted", problem=None)
+                asked = pod_name(self._job_name, view.spec) in self._stopped
+                reason = view.reason or ("" if asked else "Deleted")
+                self._known[name] = replace(view, ended=now, reason=reason, problem=None)
         self._try_again(now)
         waiting = [
             ProcessView(refusal.spec, started=now, problem=refusal.problem) for refusal in self._refused.values()
