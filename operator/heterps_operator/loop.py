@@ -17,7 +17,7 @@ from heterps_operator.client import CoordinatorClient, CoordinatorError
 from heterps_operator.job import JobSpec
 from heterps_operator.measurement import Measurement, Meter, Scraping
 from heterps_operator.planning import PlannerProcess
-from heterps_operator.profiles import ProfileCache
+from heterps_operator.profiles import ProfileStore
 from heterps_operator.reconcile import reconcile
 from heterps_operator.status import Event, Status
 from heterps_operator.substrate import Substrate
@@ -89,7 +89,7 @@ class ControlLoop:
         job: JobSpec,
         substrate: Substrate,
         planner: PlannerProcess,
-        cache: ProfileCache,
+        cache: ProfileStore,
         *,
         token: str,
         save: Callable[[Status, Bill], None],

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from heterps_operator.errors import StateError
 from heterps_operator.job import JobSpec, PoolSpec
@@ -20,7 +20,15 @@ from heterps_operator.state import read_json, write_json
 from heterps_operator.values import Json
 from heterps_planner.errors import UnknownNameError
 
-__all__ = ["ProfileCache", "adapt_problem", "build_problem", "profile_warnings"]
+__all__ = [
+    "ProfileCache",
+    "ProfileStore",
+    "adapt_problem",
+    "build_problem",
+    "is_profile",
+    "profile_digest",
+    "profile_warnings",
+]
 
 _STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
@@ -135,8 +143,20 @@ def _servers(job: JobSpec) -> dict[str, Any]:
     return {"pool": pool.name, "units": max(1, job.server_replicas) * pool.units_per_pod}
 
 
+class ProfileStore(Protocol):
+    """Keeps profiles for later runs; files on this machine, ConfigMaps on a cluster."""
+
+    def load(self, pools: Sequence[str]) -> dict[str, Any]:
+        """The kept profiles of these pools, by pool; what is missing has to be measured."""
+        ...
+
+    def save(self, pool: str, profile: Json) -> None:
+        """Keep a profile."""
+        ...
+
+
 class ProfileCache:
-    """Profiles of earlier runs, by what they depend on.
+    """Profiles of earlier runs in files, by what they depend on.
 
     Args:
         folder: where they are kept.
@@ -155,7 +175,7 @@ class ProfileCache:
                 document = read_json(self._path(pool))
             except StateError:
                 continue
-            if document is not None and {"layers", "batchSize", "samples"} <= document.keys():
+            if document is not None and is_profile(document):
                 found[pool] = document
         return found
 
@@ -165,20 +185,38 @@ class ProfileCache:
         write_json(self._path(pool), profile)
 
     def _path(self, pool: str) -> Path:
-        spec = self._configuration["job"]["spec"]
-        manifest = next(p["spec"] for p in self._configuration["pools"] if p["metadata"]["name"] == pool)
-        training, data = spec["training"], spec["data"]
-        key = {
-            "format": _FORMAT,
-            "model": spec["model"],
-            "source": _source_digest(str(spec["model"]["entrypoint"]), self._configuration.get("pythonPath") or ()),
-            "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
-            "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],
-            "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
-            "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
-        }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        entrypoint = str(self._configuration["job"]["spec"]["model"]["entrypoint"])
+        source = _source_digest(entrypoint, self._configuration.get("pythonPath") or ())
+        digest = profile_digest(self._configuration, pool, source)
         return self._folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', pool)}-{digest}.json"
+
+
+def profile_digest(configuration: Json, pool: str, source: str) -> str:
+    """What a pool's profile depends on, as 16 hexadecimal digits.
+
+    Args:
+        configuration: the run configuration.
+        pool: name of one of its pools.
+        source: what tells this version of the user's code from others.
+    """
+    spec = configuration["job"]["spec"]
+    manifest = next(p["spec"] for p in configuration["pools"] if p["metadata"]["name"] == pool)
+    training, data = spec["training"], spec["data"]
+    key = {
+        "format": _FORMAT,
+        "model": spec["model"],
+        "source": source,
+        "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
+        "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],
+        "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
+        "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def is_profile(document: Json) -> bool:
+    """Whether a document that was kept is a profile, as far as `build_problem` needs it."""
+    return {"layers", "batchSize", "samples"} <= document.keys()
 
 
 def _source_digest(entrypoint: str, python_path: Sequence[str]) -> str:

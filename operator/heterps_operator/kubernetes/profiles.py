@@ -1,0 +1,90 @@
+"""Measured profiles in ConfigMaps, so that the second job with the same model, data and pools starts to train at once.
+
+They belong to no job, as they are to outlive the one that measured them; a namespace's profiles are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.names import LABEL_POOL, config_map_path, object_path, profile_config_name
+from heterps_operator.kubernetes.pods import image_of
+from heterps_operator.profiles import is_profile, profile_digest
+from heterps_operator.values import Json
+
+__all__ = ["ConfigMapProfileCache"]
+
+_LOG = logging.getLogger("heterps.operator")
+_FILE = "profile.json"
+
+
+class ConfigMapProfileCache:
+    """Profiles of earlier jobs of a namespace, by what they depend on.
+
+    Args:
+        api: of the cluster.
+        namespace: of the job.
+        configuration: the run configuration: manifests with defaults.
+    """
+
+    def __init__(self, api: KubernetesApi, namespace: str, configuration: Json) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._configuration = configuration
+
+    def load(self, pools: Sequence[str]) -> dict[str, Any]:
+        """The kept profiles of these pools; a damaged one is as good as none, it is measured again.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        found = {}
+        for pool in pools:
+            item = self._api.get(config_map_path(self._namespace, self._name(pool)))
+            try:
+                document = json.loads(((item or {}).get("data") or {}).get(_FILE, "null"))
+            except ValueError:
+                continue
+            if isinstance(document, dict) and is_profile(document):
+                found[pool] = document
+        return found
+
+    def save(self, pool: str, profile: Json) -> None:
+        """Keep a profile; where the API server refuses (a quota, say), the next job measures again.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        labels = {
+            "app.kubernetes.io/name": "heterps",
+            "app.kubernetes.io/component": "profile",
+            "app.kubernetes.io/part-of": "heterps",
+            "app.kubernetes.io/managed-by": "heterps",
+            LABEL_POOL: pool,
+        }
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self._name(pool), "namespace": self._namespace, "labels": labels},
+            "data": {_FILE: json.dumps(profile, separators=(",", ":"))},
+        }
+        try:
+            self._api.apply(object_path(body), body)
+        except ApiError as error:
+            if error.temporary:
+                raise
+            _LOG.warning("the profile of pool %s is not kept: %s", pool, error)
+
+    def _name(self, pool: str) -> str:
+        manifest = next(p for p in self._configuration["pools"] if p["metadata"]["name"] == pool)
+        spec = manifest["spec"]
+        # The code lies in the image; the nodes that a pool stands for are those of its resource and labels.
+        source = json.dumps(
+            [image_of(self._configuration["job"], manifest), spec.get("resourceName"), spec.get("nodeSelector") or {}],
+            sort_keys=True,
+        )
+        return profile_config_name(pool, profile_digest(self._configuration, pool, source))
