@@ -1,6 +1,6 @@
 """Clusters of 2 to 64 pools for the four models of the paper: the problems that all experiments share.
 
-T counts all pools, the CPU pool included (erratum 19). Two pools are the paper's cluster: 480 cores and 32 V100. Each
+T counts all pools, the CPU pool included. Two pools are the paper's cluster: 480 cores and 32 V100. Each
 further pool is another generation of accelerators; when the table of devices is used up, they come again as what a
 cloud sells them as: spot capacity and other regions, each with a price and a limit of its own. A price alone makes no
 new type (erratum 21): without limits the cheapest of equal cards would win all.

@@ -205,28 +205,35 @@ def heat_table(
 
 
 def name_ends(ax: Axes, x: float, series: Mapping[str, float]) -> None:
-    """Write each series' name behind its last point, moved apart where points are close (logarithmic y axis)."""
+    """Name each series behind its last point, with a line to it, moved apart where points are close (log y axis)."""
     bottom, top = (math.log10(limit) for limit in ax.get_ylim())
-    least = 0.058 * (top - bottom)
-    places: dict[str, float] = {}
-    below = -math.inf
-    for name, y in sorted(series.items(), key=lambda item: item[1]):
-        places[name] = below = max(math.log10(y), below + least)
-    excess = max(0.0, below - top)
-    for n, (name, place) in enumerate(places.items()):
-        style = look(name, n)
-        ax.annotate(
-            style.label, (x, 10 ** (place - excess)), xytext=(7, 0), textcoords="offset points", va="center",
-            fontsize=8, color="#000000", annotation_clip=False,
-        )  # fmt: skip
+    least = 0.056 * (top - bottom)
+    blocks: list[list[tuple[str, float]]] = []  # names that touch share one block, centred on their points
+
+    def low(block: list[tuple[str, float]]) -> float:
+        centre = sum(y for _, y in block) / len(block)
+        return centre - least * (len(block) - 1) / 2
+
+    for name, value in sorted(series.items(), key=lambda item: item[1]):
+        blocks.append([(name, math.log10(value))])
+        while len(blocks) > 1 and low(blocks[-1]) < low(blocks[-2]) + least * len(blocks[-2]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    for block in blocks:
+        for n, (name, y) in enumerate(block):
+            style = look(name, n)
+            ax.annotate(
+                style.label, (x, 10**y), xytext=(1.1, 10 ** (low(block) + n * least)),
+                textcoords=("axes fraction", "data"), va="center", fontsize=8, color="#000000", annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": style.colour, "linewidth": 1.2, "shrinkA": 1, "shrinkB": 3},
+            )  # fmt: skip
 
 
 def reference_line(ax: Axes, y: float, text: str) -> None:
     """A line that everything is measured against, named on the right."""
     ax.axhline(y, color="#000000", linewidth=1.0, linestyle=(0, (4, 2)), zorder=0.5)
     ax.annotate(
-        text, (1, y), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-        ha="right", va="bottom", fontsize=7.5, color="#000000",
+        text, (1, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+        ha="left", va="center", fontsize=8, color="#000000", annotation_clip=False,
     )  # fmt: skip
 
 
@@ -238,7 +245,7 @@ def times_axis(ax: Axes, ticks: Sequence[float]) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def legend(figure: Figure, axes: Sequence[Axes], *, columns: int = 6, note: str = "") -> None:
+def legend(figure: Figure, axes: Sequence[Axes], *, columns: int = 5, note: str = "") -> None:
     """One legend for all axes, below them."""
     handles, labels = [], []
     for ax in axes:

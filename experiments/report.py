@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from experiments import report_methods, report_own, report_paper, report_sharing
-from experiments.registry import EXPERIMENTS
+from experiments import report_figures, report_methods, report_own, report_paper, report_sharing
 from experiments.results import Results
 
 __all__ = ["write_report"]
@@ -15,11 +14,15 @@ _HEAD = """# Experiments: what each method costs, and how sure that is
 
 <!-- Written by `make experiments` from the results; do not edit. -->
 
-Every number here is made by `make experiments` and lies as CSV in [results](results). One experiment alone:
-`python -m experiments NAME`, with NAME one of {names}; `--list` explains them. A run that was stopped goes on where it
-was. What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md).
+`make experiments` makes everything here again: the paper's tables 2 and 3 and its figures 4 to 10, then what it does
+not have. Each section names the command that makes it alone, its seeds and its rows as CSV, what the paper says, and
+why ours differs. `python -m experiments --list` explains the experiments, `--quick` runs a small part of all (not into
+this folder), `--tables` prints the two tables below. A run that was stopped goes on where it was.
 
-Measured on {machine}. Seeds 0 to {last_seed}; two runs side by side, one thread each.
+What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md). The paper: Liu et al.,
+"HeterPS", FGCS 2023; it states percentages and tables, not the heights of its bars.
+
+Measured on {machine}. Times and time limits are processor time of one thread.
 
 The problems: times of the layers on CPU cores are measured, those on accelerators derived from published figures
 ([models.md](models.md)). T counts all pools. T = 2 is the paper's cluster: 480 cores at 0.04 $/h and 32 V100 at 2.42
@@ -43,14 +46,15 @@ def write_report(out: Path) -> None:
     machine = results.machine()
     words = "{processor}, {cores} cores, {memoryGiB} GiB, Python {python}, NumPy {numpy}, on {date}"
     head = _HEAD.format(
-        names=", ".join(f"`{name}`" for name in EXPERIMENTS),
         machine=words.format(**machine) if machine else "an unknown machine",
-        last_seed=machine.get("seeds", 1) - 1,
     )
     sections = (
-        *report_methods.SECTIONS[:1],
+        *report_methods.SUMMARY,
         *report_paper.SECTIONS,
-        *report_methods.SECTIONS[1:],
+        *report_methods.PAPER,
+        *report_figures.SECTIONS,
+        *report_methods.OWN,
+        *report_sharing.LEARNED,
         *report_own.SECTIONS,
         *report_sharing.SECTIONS,
     )

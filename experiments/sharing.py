@@ -22,7 +22,7 @@ _HOURS = 24
 
 def _job_cells(settings: Settings) -> list[Cell]:
     groups = [["ctrdnn", "matchnet"]] if settings.quick else [["ctrdnn", "matchnet"], ["ctrdnn", "matchnet", "2emb"]]
-    shares = (0.5,) if settings.quick else (1.0, 0.5, 0.3, 0.2)
+    shares = (0.5,) if settings.quick else (0.5, 0.375, 0.25, 0.1875)
     return [
         {"jobs": "+".join(group), "pools": 4, "share": share, "cluster": seed}
         for group in groups
@@ -36,13 +36,13 @@ def _run_jobs(cell: Cell) -> list[Row]:
     problems = []
     for model in cell["jobs"].split("+"):
         problem = cluster(model, cell["pools"], seed=cell["cluster"])
-        pools = (replace(pool, max_units=max(1, int(pool.max_units * cell["share"] / 4))) for pool in problem.pools)
+        pools = (replace(pool, max_units=max(1, int(pool.max_units * cell["share"]))) for pool in problem.pools)
         problems.append(replace(problem, pools=tuple(pools)))
     began = time.process_time()
     try:
         found = plan_together(problems, should_stop=lambda: time.process_time() - began > _JOINT_SECONDS)
     except DeadlineError:
-        return [dict(cell) | {"seconds": time.process_time() - began, "status": "none in time"}]
+        return [dict(cell) | {"seconds": time.process_time() - began, "status": "undecided"}]
     row: Row = dict(cell) | {"seconds": time.process_time() - began}
     if not isinstance(found, JointPlan):
         return [row | {"status": "infeasible"}]
