@@ -153,6 +153,8 @@ def render_facts(job: JobView) -> Table:
     table = Table.grid(padding=_PADDING)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
+    if not status.phase:
+        table.add_row("state", "no operator has taken the job up yet")
     if status.total_steps and status.step is not None:
         loss = f", loss {status.loss:.4f}" if status.loss is not None else ""
         table.add_row("progress", f"step {status.step} of {status.total_steps}{loss}")

@@ -29,7 +29,7 @@ def connect(
     Raises:
         ClusterError: there is no such file or context, or it cannot be used.
     """
-    if kubeconfig is not None and not Path(kubeconfig).is_file():
+    if kubeconfig is not None and not Path(kubeconfig).exists():
         raise ClusterError("NoKubeconfig", f"--kubeconfig {kubeconfig}: the file does not exist; check the path")
     found = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     present = any(Path(part).is_file() for part in found.split(os.pathsep))

@@ -1,0 +1,64 @@
+"""The chart agrees with the rest of the repository. What it renders is tested with Helm in tests/cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "heterps"
+
+
+def test_the_chart_installs_the_custom_resources_of_the_repository() -> None:
+    """A link, which Helm packs the content of: a copy would grow old."""
+    assert (CHART / "files" / "crds").resolve() == ROOT / "crds"
+    assert len(list((CHART / "files" / "crds").glob("*.yaml"))) == 2
+
+
+def test_an_annotation_finds_its_place_in_every_custom_resource() -> None:
+    """The template puts `helm.sh/resource-policy` below the only `metadata:` that is not indented."""
+    for path in (CHART / "files" / "crds").glob("*.yaml"):
+        assert path.read_text().count("\nmetadata:\n") == 1
+        assert "annotations" not in yaml.safe_load(path.read_text())["metadata"]
+
+
+def test_versions_agree() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def keys(values: Any, schema: Any, where: str = "") -> list[str]:
+    """Every value that has a fixed set of fields, with those that only one of the two files knows."""
+    if "properties" not in schema or not isinstance(values, dict):
+        return []
+    assert schema["additionalProperties"] is False, f"{where or 'values'} takes misspelt fields"
+    known = set(schema["properties"]) - {"global", "claims"}
+    optional = {"requests", "limits"}
+    different = [f"{where}{name}" for name in sorted((known ^ set(values)) - optional)]
+    for name in known & set(values):
+        different += keys(values[name], schema["properties"][name], f"{where}{name}.")
+    return different
+
+
+def test_every_value_has_a_default_and_a_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert keys(values, schema) == []
+
+
+def test_every_value_is_documented() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    documented = {name.split(".")[0] for name in re.findall(r"^\| `([A-Za-z.]+)`", text, re.M)}
+    values = set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert documented == values
+
+
+def test_no_rule_says_everything() -> None:
+    for path in (CHART / "templates").glob("*"):
+        assert not re.search(r"""["']\*["']|\[\*\]""", path.read_text()), path.name
