@@ -134,6 +134,8 @@ class ControlPlane:
             # Forty seconds by default: tests that stop a kubelet would wait for it.
             "--node-monitor-grace-period=12s",
             "--node-monitor-period=2s",
+            # Fifteen seconds by default.
+            "--horizontal-pod-autoscaler-sync-period=2s",
             # Certificates signed on request: nobody asks here, and it would need a key of a certificate authority.
             "--controllers=*,-certificatesigningrequest-signing-controller",
         ])  # fmt: skip
