@@ -28,6 +28,7 @@ from heterps_operator.values import (
     Decision,
     Observed,
     ProcessSpec,
+    ProcessView,
     ReportLost,
     SaveProfile,
     StartProcess,
@@ -46,6 +47,7 @@ _PROFILER_GRACE_SECONDS = 5.0
 _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
+_WAITING = "WaitingForMembers"
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
@@ -291,14 +293,18 @@ def _span(layers: list[str]) -> str:
 def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
     """Set the conditions that follow from the members' state and the throughput."""
     view, now = observed.coordinator, observed.time
-    if view is None or status.plan is None or view.phase == JobPhase.PROFILING or status.outcome is not None:
+    if status.outcome is not None:
         return status
-    if view.members:
+    troubled = [p for p in observed.processes if p.running and p.problem is not None]
+    status = _tell_problems(troubled, status, now)
+    if view is None or status.plan is None or view.phase == JobPhase.PROFILING:
+        return status
+    if view.members and not troubled:
         absent = [m for m in view.members if m.state != "ready"]
         text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
         if absent:
             details = ", ".join(f"{m.name} {m.message or m.state}" for m in absent)
-            status = status.with_condition("PodsReady", False, "WaitingForMembers", f"{text}; {details}", now)
+            status = status.with_condition("PodsReady", False, _WAITING, f"{text}; {details}", now)
         else:
             status = status.with_condition("PodsReady", True, "AllReady", text, now)
     floor = job.min_samples_per_second
@@ -308,6 +314,19 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
         text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
         status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)
     return status
+
+
+def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) -> Status:
+    """Say which pod does not start and why, whoever waits for it: the coordinator, a profiler or a member."""
+    before = status.condition("PodsReady")
+    problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
+    if not problems:
+        solved = before.status == "False" and before.reason != _WAITING
+        return status.with_condition("PodsReady", None, "Starting", "the pods start", now) if solved else status
+    # What was told stays told as long as it holds: problems that take turns would be news each time.
+    problem = next((p for p in problems if p.reason == before.reason), problems[0])
+    others = f" (and {len(problems) - 1} more pods do not start)" if len(problems) > 1 else ""
+    return status.with_condition("PodsReady", False, problem.reason, problem.message + others, now)
 
 
 def _observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
@@ -344,9 +363,12 @@ def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...
     events: list[Event] = []
     for kind in CONDITION_TYPES:
         old, new = before.condition(kind), after.condition(kind)
+        waiting = kind == "PodsReady" and new.reason == _WAITING
+        problem = kind == "PodsReady" and new.status == "False" and not waiting
         changed = new.status != old.status or (kind in _REPEATED and new.message != old.message)
+        changed = changed or (problem and new.reason != old.reason)
         # That a job has not failed, succeeded or been suspended is no news; nor that members are not ready at once.
-        denial = new.status == "False" and (kind in _ENDS or (kind == "PodsReady" and old.status == "Unknown"))
+        denial = new.status == "False" and (kind in _ENDS or (waiting and old.status == "Unknown"))
         if changed and new.status != "Unknown" and not denial:
             bad = new.status == "False" or kind == "Failed"
             event = Event("Warning" if bad else "Normal", new.reason, new.message, observed.time)
