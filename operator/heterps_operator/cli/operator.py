@@ -12,8 +12,9 @@ import tempfile
 import threading
 import uuid
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,8 @@ from heterps_operator.controller.handlers import watch
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_operator.measurement import Measurement, PrometheusServer
+from heterps_operator.metrics import MetricsServer, OperatorMetrics
 from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
 
 __all__ = ["operator"]
@@ -36,42 +39,74 @@ _DEFAULT_NAMESPACE = "heterps-system"
 def operator(options: Namespace) -> int:
     """Manage the jobs of a cluster until SIGTERM; returns the exit code."""
     _log_to_stderr(verbose=options.verbose)
-    api = connect(options.kubeconfig, options.context)
+    metrics = OperatorMetrics(metadata.version("heterps"))
+    api = connect(options.kubeconfig, options.context, metrics.on_request)
+    measurement = _measurement(options.prometheus_url)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
     lease = Lease(api, namespace, options.lease_name, identity)
-    stop, lost = threading.Event(), threading.Event()
-    with _ends_on_signals(stop):
+    stop, failed = threading.Event(), threading.Event()
+    active: list[Supervisor] = []
+
+    def trouble() -> str | None:
+        return active[0].trouble() if active else None  # who only waits for the Lease is well
+
+    with _ends_on_signals(stop), closing(MetricsServer(metrics.registry, options.metrics_port, trouble)):
         _LOG.info("waiting for the Lease %s/%s as %s", namespace, options.lease_name, identity)
         if not lease.acquire(stop):
             return EXIT_OK
+        metrics.set_leader(True)
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
 
         def give_up() -> None:
             _LOG.error("the Lease %s/%s is held by another operator now; this one ends", namespace, options.lease_name)
-            lost.set()
+            failed.set()
             stop.set()
 
         keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
         keeper.start()
         folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
-        cluster = Cluster(api, folder, namespace, most_planners=options.max_planners)
+        cluster = Cluster(
+            api, folder, namespace, most_planners=options.max_planners, metrics=metrics, measurement=measurement
+        )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
+
+        def watching() -> None:
+            try:
+                watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
+            finally:  # whatever has ended it: an operator that sees nothing is of no use
+                if not stop.is_set():
+                    failed.set()
+                stop.set()
+
+        # Not in the main thread, where kopf would take the signals for itself.
+        watcher = threading.Thread(target=watching, name="watch", daemon=True)
         try:
             supervisor.start()
-            watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
+            active.append(supervisor)
+            watcher.start()
+            stop.wait()
         finally:
             stop.set()
             supervisor.stop()
-            keeper.join(timeout=10)
+            for thread in (watcher, keeper):
+                thread.join(timeout=10)
             shutil.rmtree(folder, ignore_errors=True)
-    return EXIT_FAILED if lost.is_set() else EXIT_OK
+    return EXIT_FAILED if failed.is_set() else EXIT_OK
+
+
+def _measurement(url: str | None) -> Callable[[str, str], Measurement | None]:
+    """Where jobs are measured: by a Prometheus server, or by scraping their coordinators."""
+    if url is None:
+        return lambda namespace, name: None
+    PrometheusServer(url, "default", "none")  # a wrong address is refused here and now
+    return lambda namespace, name: PrometheusServer(url, namespace, name)
 
 
 def _connection(api: KubernetesApi) -> kopf.ConnectionInfo:
     """The API server for kopf, as the client knows it; asked again when a token has expired."""
     configuration = api.configuration
-    token = configuration.get_api_key_with_prefix("authorization") or ""
+    token = configuration.get_api_key_with_prefix("BearerToken") or ""
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,

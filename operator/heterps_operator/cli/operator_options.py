@@ -14,6 +14,8 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--lease-name", default="heterps-operator", help="of the Lease that one replica holds")
     parser.add_argument("--lease-namespace", help="where it lies (default: the operator's own)")
+    parser.add_argument("--metrics-port", type=_port, default=8080, help="of /metrics and /healthz (default: 8080)")
+    parser.add_argument("--prometheus-url", metavar="URL", help="ask this server instead of scraping coordinators")
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")
     parser.add_argument("--max-planners", type=_positive, default=2, help="planner processes at a time (default: 2)")
     parser.set_defaults(output="text")
@@ -23,4 +25,10 @@ def add_operator_options(parser: ArgumentParser) -> None:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, is {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ArgumentTypeError(f"must be a port, 0 to 65535, is {text!r}")
     return int(text)

@@ -11,6 +11,8 @@ from pathlib import Path
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_job, slim_node
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.pools import Ledger
+from heterps_operator.measurement import Measurement
+from heterps_operator.metrics import OperatorMetrics
 
 __all__ = ["Cluster"]
 
@@ -30,7 +32,9 @@ class Cluster:
     namespace: str = "heterps-system"  # of the operator itself
     most_planners: int = 2
     clock: Callable[[], float] = time.time
-    on_pod: Callable[[str, str, str], None] = lambda what, role, pool: None  # created | deleted, role, pool
+    metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
+    # Of a job's throughput and speeds, by namespace and name; None: its coordinator is scraped.
+    measurement: Callable[[str, str], Measurement | None] = lambda namespace, name: None
     jobs: ObjectStore = field(default_factory=lambda: ObjectStore(slim_job))
     pools: ObjectStore = field(default_factory=ObjectStore)
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))

@@ -44,7 +44,7 @@ from heterps_operator.kubernetes.status import job_status
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop import ControlLoop, Turn
 from heterps_operator.manifest import Manifest, read_objects
-from heterps_operator.members import units_by_pool
+from heterps_operator.members import members, units_by_pool
 from heterps_operator.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.status import Event, Status
 from heterps_operator.values import Json
@@ -106,6 +106,7 @@ class JobController:
         self._published: dict[str, Any] | None = None
         self._published_at = 0.0
         self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
+        self._kept = (0, 0)  # revision and incarnation whose objects were written
         self._quiet = 0
         self._taken_up = ()
 
@@ -144,10 +145,11 @@ class JobController:
             return _FIRST_PAUSE_SECONDS
         turn = self._turn
         assert turn is not None
-        self._publish(job, turn)
         assert self._recorder is not None
         for event in turn.events:
             self._recorder.record(event)
+        self._cluster.metrics.update(*self._key, turn)
+        self._publish(job, turn)
         if turn.status.final:
             return self._after_the_end(job, turn)
         return self._pause(turn)
@@ -155,6 +157,7 @@ class JobController:
     def close(self) -> None:
         """Let go of a job that is gone, with all that it held."""
         self.abandon()
+        self._cluster.metrics.forget(*self._key)
         self._cluster.ledger.release(self._name)  # what its pods occupy is free when they are gone
 
     def abandon(self) -> None:
@@ -255,11 +258,13 @@ class JobController:
             known=self._memory.processes,
             clock=cluster.clock,
             on_wake=self._wake,
-            on_pod=cluster.on_pod,
+            on_pod=cluster.metrics.on_pod,
         )
         substrate.plan_revision = status.plan_revision
         if status.plan is not None:
-            cluster.ledger.restore(self._name, units_by_pool(PlanDocument.from_json(dict(status.plan))))
+            plan = PlanDocument.from_json(dict(status.plan))
+            substrate.gang_size = len(members(spec, plan))
+            cluster.ledger.restore(self._name, units_by_pool(plan))
         cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
         self._planner = QueuedPlanner(
             cluster.places,
@@ -281,6 +286,7 @@ class JobController:
             status=status,
             bill=self._memory.bill,
             save_seconds=_SAVE_SECONDS,
+            measurement=cluster.measurement(*self._key),
             clock=cluster.clock,
         )
 
@@ -348,6 +354,7 @@ class JobController:
             CapacityTakenError: others hold the units.
             StateTaken: another operator has the job.
         """
+        assert self._loop is not None
         assert self._state is not None
         assert self._memory is not None
         assert self._substrate is not None
@@ -356,9 +363,11 @@ class JobController:
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
         revisions = self._memory.plans
-        if plan is not None and status.plan is not None and status.plan_revision not in revisions:
+        if plan is not None and self._kept != (status.plan_revision, status.incarnation):
             revisions = self._keep_plan(status, plan, revisions)
+            self._kept = (status.plan_revision, status.incarnation)
         self._substrate.plan_revision = status.plan_revision
+        self._substrate.gang_size = 0 if plan is None else len(members(self._loop.job, plan))
         generation = int((self._cluster.jobs.get(*self._key) or {"metadata": {}})["metadata"].get("generation") or 0)
         self._memory = replace(
             self._memory,
@@ -394,7 +403,7 @@ class JobController:
             *objects.pod_groups(job, plan, status.incarnation, self._substrate.pools),
         ):
             api.apply(object_path(item), item)
-        revisions = (*revisions, status.plan_revision)
+        revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
         old = objects.outdated_plans(revisions)
         for revision in old:
             with contextlib.suppress(ApiError):

@@ -28,6 +28,7 @@ _LOG = logging.getLogger("heterps.operator")
 _RESYNC_SECONDS = 300.0  # between two comparisons of what is remembered with what there is
 _POOLS_SECONDS = 5.0  # at most, between a change and the pools' status
 _LONGEST_RETRY_SECONDS = 60.0
+_STUCK_SECONDS = 180.0  # a turn waits some seconds for the API server, and some for a coordinator
 _TAKEN_SECONDS = 10.0  # after another operator was seen at work on a job
 _NODES = "/api/v1/nodes"
 _POOLS = f"/apis/{API_VERSION}/nodepools"
@@ -40,8 +41,7 @@ class Supervisor:
         cluster: what they share.
         namespaces: whose jobs are managed; empty: all.
         threads: turns at the same time.
-        on_turn: told of every turn: the job, seconds, and the error if it failed; for metrics.
-        random_seconds: jitter, of [0, 1).
+        jitter: random numbers of [0, 1).
     """
 
     def __init__(
@@ -50,12 +50,10 @@ class Supervisor:
         *,
         namespaces: Iterable[str] = (),
         threads: int = 8,
-        on_turn: Callable[[Key, float, Exception | None], None] = lambda key, seconds, error: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._cluster = cluster
         self._namespaces = tuple(namespaces)
-        self._on_turn = on_turn
         self._jitter = jitter
         self.schedule = Schedule()
         self._controllers: dict[Key, JobController] = {}
@@ -70,6 +68,7 @@ class Supervisor:
         self._threads.append(threading.Thread(target=self._keep_pools, name="pools", daemon=True))
         self._threads.append(threading.Thread(target=self._keep_synced, name="resync", daemon=True))
         self.last_turn = cluster.clock()
+        cluster.metrics.watch_queue(self.schedule.depth)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -94,9 +93,15 @@ class Supervisor:
         for controller in self._controllers.values():
             controller.abandon()
 
-    def alive(self) -> bool:
-        """Whether the threads are at work: what a liveness probe asks."""
-        return not self._stop.is_set() and all(thread.is_alive() for thread in self._threads)
+    def trouble(self) -> str | None:
+        """What a liveness probe must know: why jobs get no turns; None if they do."""
+        dead = [thread.name for thread in self._threads if not thread.is_alive()]
+        if dead:
+            return f"threads have ended: {', '.join(dead)}"
+        idle = self._cluster.clock() - self.last_turn
+        if self.schedule.depth() and idle > _STUCK_SECONDS:
+            return f"{self.schedule.depth()} jobs are due, and none had a turn for {idle:.0f} s"
+        return None
 
     # --- what the watches report --------------------------------------------------------------------------------------
 
@@ -125,6 +130,8 @@ class Supervisor:
         before = self._cluster.pools.get("", str(item["metadata"]["name"]))
         changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
         # Its status is written here: only what people write matters.
+        if gone:
+            self._cluster.metrics.forget_pool(str(item["metadata"]["name"]))
         if changed and (gone or before is None or before["spec"] != item["spec"]):
             self._pools_changed.set()
             self._wake_all()
@@ -171,7 +178,7 @@ class Supervisor:
                 else:
                     _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
             self.last_turn = self._cluster.clock()
-            self._on_turn(key, self.last_turn - began, error)
+            self._cluster.metrics.on_turn(key, self.last_turn - began, error)
             if self._cluster.jobs.get(*key) is None:
                 self._drop(key)
                 self._pools_changed.set()
@@ -251,6 +258,7 @@ class Supervisor:
         name = str(pool["metadata"]["name"])
         held = self._cluster.ledger.held(name)
         status = pool_status(pool, self._cluster.nodes.all(), held, now=self._cluster.clock())
+        self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return
         body = {"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}, "status": status}

@@ -13,7 +13,7 @@ from heterps_operator.bill import Bill
 from heterps_operator.failures import describe_exit
 from heterps_operator.job import JobSpec
 from heterps_operator.reconcile import describe_plan
-from heterps_operator.status import Condition, Status
+from heterps_operator.status import CONDITION_TYPES, Condition, Status
 from heterps_operator.values import Json, ProcessView
 
 __all__ = ["job_status", "timestamp"]
@@ -66,7 +66,7 @@ def job_status(
         "checkpoint": _checkpoint(result),
         "evaluation": _evaluation(result),
         "model": result.get("model"),
-        "conditions": [_condition(condition, status, generation) for condition in status.conditions],
+        "conditions": [_condition(status.condition(kind), status, generation) for kind in CONDITION_TYPES],
     }
     return {key: value for key, value in document.items() if value is not None}
 

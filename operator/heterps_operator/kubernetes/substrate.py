@@ -93,6 +93,7 @@ class KubernetesSubstrate:
         self._on_pod = on_pod
         self._woken = threading.Event()
         self.plan_revision = 0
+        self.gang_size = 0  # members of the plan, for queues that admit all of them together
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,10 @@ class KubernetesSubstrate:
         pool = self.pools[spec.pool] if spec.pool is not None else None
         address = None if spec.role == "coordinator" else self.coordinator_address()
         assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
-        body = build_pod(self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision)
+        gang = self.gang_size if spec.role in ("ps", "worker") else 0
+        body = build_pod(
+            self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision, gang_size=gang
+        )
         now = self._clock()
         try:
             pod = self._api.create(pods_path(self._namespace), body)
