@@ -21,11 +21,43 @@ _UNCLAIMED_SECONDS = 30.0  # for a scheduler to look at a pod at all
 _CREATING_SECONDS = 90.0  # for a node to prepare volumes and network
 _INITIALISING_SECONDS = 600.0  # for init containers, which may load data
 _UNREADY_SECONDS = 60.0  # for a container to answer its readiness probe
+_SILENT_SECONDS = 15.0  # for a node to answer
 _LONGEST_QUOTE = 600  # characters of a message of the cluster's
 
 _PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ImageInspectError", "ErrImageNeverPull"})
 _MOUNTING = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _NETWORKING = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
+# Words of the API server's refusals, what they mean, and the way out; the first that fits.
+_REFUSALS = (
+    (
+        "must specify",
+        "QuotaExceeded",
+        "set what the quota asks for in spec.workers.template, or add a LimitRange to the namespace",
+    ),
+    (
+        "exceeded quota",
+        "QuotaExceeded",
+        "raise the ResourceQuota of the namespace, or lower maxUnits of the job's pools",
+    ),
+    (
+        "violates PodSecurity",
+        "PodSecurity",
+        "set the fields that it names in spec.workers.template, or lower the label "
+        "pod-security.kubernetes.io/enforce of the namespace",
+    ),
+    ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
+    (
+        "cannot create resource",
+        "Forbidden",
+        "give the operator the rights that its Helm chart lists for this namespace",
+    ),
+    (
+        "no PriorityClass with name",
+        "InvalidPod",
+        "create it, or correct runPolicy.schedulingPolicy.priorityClassName",
+    ),
+    (".image: Required value", "InvalidPod", "name the image of the runtime and your code in spec.image"),
+)
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+[A-Za-z0-9])")
 _TAINT = re.compile(r"untolerated taint\(?s?\)? ?\{([^}]*)\}")
 
@@ -52,36 +84,16 @@ def pod_problem(pod: Json, now: float, events: Sequence[Json] = ()) -> PodProble
 
 def refused(spec: ProcessSpec, error: ApiError) -> PodProblem:
     """Why the API server did not take a pod."""
-    words = _quote(error.message)
-    pod = f"the pod of {spec.name} is refused"
-    if "exceeded quota" in error.message or "must specify" in error.message:
-        fix = "raise the ResourceQuota of the namespace, or lower maxUnits of the job's pools"
-        if "must specify" in error.message:
-            fix = "set what the quota asks for in spec.workers.template, or add a LimitRange to the namespace"
-        return PodProblem("QuotaExceeded", f"{pod}: {words}; {fix}")
-    if "violates PodSecurity" in error.message:
-        fix = (
-            "set the fields that it names in spec.workers.template, or lower the label "
-            "pod-security.kubernetes.io/enforce of the namespace"
-        )
-        return PodProblem("PodSecurity", f"{pod}: {words}; {fix}")
-    if "is being terminated" in error.message:
-        return PodProblem("NamespaceTerminating", f"{pod}: {words}; create the job in another namespace")
-    if "cannot create resource" in error.message:
-        fix = "give the operator the rights that its Helm chart lists for this namespace"
-        return PodProblem("Forbidden", f"{pod}: {words}; {fix}")
-    if error.code in (400, 422) and "admission webhook" not in error.message:
-        fix = "correct spec.workers.template or templates of the job"
-        if re.search(r"containers\[\d+\]\.image: Required value", error.message):
-            fix = "name the image of the runtime and your code in spec.image"
-        elif "no PriorityClass with name" in error.message:
-            fix = "create it, or correct runPolicy.schedulingPolicy.priorityClassName"
-        return PodProblem("InvalidPod", f"{pod}: {words}; {fix}")
-    if "no PriorityClass with name" in error.message:
-        fix = "create it, or correct runPolicy.schedulingPolicy.priorityClassName"
-        return PodProblem("InvalidPod", f"{pod}: {words}; {fix}")
-    fix = "change spec.workers.template so that the cluster's policy admits it, or ask who set that policy"
-    return PodProblem("AdmissionRefused", f"{pod}: {words}; {fix}")
+    reason, fix = next(
+        ((reason, fix) for words, reason, fix in _REFUSALS if words in error.message),
+        ("InvalidPod", "correct spec.workers.template or templates of the job")
+        if error.code in (400, 422) and "admission webhook" not in error.message
+        else (
+            "AdmissionRefused",
+            "change spec.workers.template so that the cluster's policy admits it, or ask who set that policy",
+        ),
+    )
+    return PodProblem(reason, f"the pod of {spec.name} is refused: {_quote(error.message)}; {fix}")
 
 
 def start_error(words: str) -> str:
@@ -154,7 +166,9 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
         reason, words = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
         name = str(container.get("name"))
         if reason in _PULLING:
-            return PodProblem(reason, _image_message(where, name, container, reason, words))
+            # The two take turns for as long as an image cannot be pulled.
+            told = "ImagePullBackOff" if reason == "ErrImagePull" else reason
+            return PodProblem(told, _image_message(where, name, container, reason, words))
         if reason == "CreateContainerConfigError":
             text = f"{where} lacks something that container {name} needs: {_quote(words)}"
             fix = "create it in the job's namespace, or correct spec.workers.template"
@@ -202,7 +216,8 @@ def _not_ready(pod: Json, now: float) -> PodProblem | None:
     since = now - _time(ready.get("lastTransitionTime"), now)
     node = (pod.get("spec") or {}).get("nodeName")
     # The node says that the container is ready; who says that the pod is not has lost sight of the node.
-    if ready.get("status") == "Unknown" or (runtime.get("ready") and all(c.get("ready") for c in _containers(status))):
+    healthy = all(c.get("ready") for c in _containers(status)) and ready.get("reason") != "ReadinessGatesNotReady"
+    if (ready.get("status") == "Unknown" or healthy) and since >= _SILENT_SECONDS:
         text = f"node {node}, where {_process(pod)} runs, has not answered for {since:.0f} s"
         return PodProblem("NodeNotReady", f"{text}; if it stays away, its pods are started elsewhere")
     if not runtime.get("ready") and since >= _UNREADY_SECONDS:
