@@ -103,14 +103,14 @@ def balancing_regret(seeds: Sequence[int], quick: bool) -> list[dict[str, str | 
 
     Args:
         seeds: of workers and noise; the same ones for every policy.
-        quick: a quarter of the steps, and at most 8 workers.
+        quick: a tenth of the steps, and 8 workers only.
 
     Returns:
         One row per scenario, number of workers, policy and seed: `scenario`, `workers`, `steps`, `policy`, `seed`,
         `time_ratio` (time / time of the clairvoyant optimum under the same noise), `regret_percent` and `changes`
         (how often batch sizes were changed). The optimum is the last policy, with a ratio of 1 by definition.
     """
-    num_steps = 150 if quick else 600
+    num_steps = 60 if quick else 600
     rows: list[dict[str, str | int | float]] = []
     for name, (make, sizes) in SCENARIOS.items():
         for n in sizes[:1] if quick else sizes:

@@ -28,8 +28,8 @@ class Budget:
 
 # The learned and the evolutionary methods end by their own counts before the limit; Bayesian optimisation does not.
 BUDGETS = {
-    "rl-lstm": Budget(expected=1.5),
-    "rl-rnn": Budget(expected=1.5),
+    "rl-lstm": Budget(expected=1.5, most_seeds=3),
+    "rl-rnn": Budget(expected=1.5, most_seeds=3),
     "genetic": Budget(expected=1.2),
     "bayesian": Budget(expected=10, pool_counts=(2, 16), limits=("loose",), most_seeds=3),
     "optimal": Budget(seconds=60, expected=0.3),

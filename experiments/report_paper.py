@@ -43,7 +43,7 @@ def brute_force_section(results: Results) -> str:
                 f"{layers}, T = {t}",
                 f"{t**layers:,}",
                 brute,
-                f"{published:,.3g}" if published else "/",
+                (f"{published:,.0f}" if published >= 100 else f"{published:g}") if published else "/",
                 seconds(times["optimal"]),
                 agrees,
                 seconds(times["rl-lstm"]),
