@@ -66,7 +66,11 @@ class ApiError(HeterpsError):
 
 
 def connect(
-    kubeconfig: str | None = None, context: str | None = None, on_request: OnRequest | None = None
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    *,
+    on_request: OnRequest | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> KubernetesApi:
     """A client of the cluster that this process runs in, or that a kubeconfig names.
 
@@ -74,6 +78,7 @@ def connect(
         kubeconfig: path of a kubeconfig; None: the pod's service account, else $KUBECONFIG or ~/.kube/config.
         context: of the kubeconfig; None: its current one.
         on_request: is told of every request.
+        sleep: waits before a request is tried again.
 
     Raises:
         ClusterError: there are no usable credentials.
@@ -96,7 +101,7 @@ def connect(
         ) from error
     configuration.retries = False  # KubernetesApi tries again by itself
     configuration.connection_pool_maxsize = _CONNECTIONS
-    return KubernetesApi(client.ApiClient(configuration), on_request=on_request)
+    return KubernetesApi(client.ApiClient(configuration), on_request=on_request, sleep=sleep)
 
 
 class KubernetesApi:
@@ -123,6 +128,10 @@ class KubernetesApi:
     def configuration(self) -> Any:
         """The official client's configuration: for other clients of the same API server."""
         return self._client.configuration
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.rest_client.pool_manager.clear()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
