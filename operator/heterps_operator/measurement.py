@@ -46,8 +46,10 @@ _NAMES = (
     contract.METRIC_BATCH_SIZE,
     contract.METRIC_STEP_SECONDS,
 )
+_CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # an answer of all series is several times as long
 _LARGEST_ANSWER = 16 * 1024 * 1024  # bytes: ten thousand workers
 _RETRY_SECONDS = 5.0  # after a source that did not answer: it must not slow every turn down
+_PAUSE_PER_SECOND = 20.0  # that a read took: a job of a thousand workers has a long answer
 _PATIENCE_SECONDS = 60.0  # before people are told: a Prometheus server scrapes every 15 to 60 s
 _OLDEST_SECONDS = 90.0  # of figures that a Prometheus server has: older ones are of a target that is gone
 
@@ -208,7 +210,7 @@ class Scraping:
     def read(self, address: str) -> Figures:
         """See `Measurement.read`."""
         url = address + contract.PATH_METRICS
-        text = _get(url, self._timeout, {"Accept": "text/plain"})
+        text = _get(url + _CHOICE, self._timeout, {"Accept": "text/plain"})
         try:
             return read_figures(text)
         except MeasurementError as error:
@@ -259,8 +261,8 @@ class PrometheusServer:
                 self._context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
             except OSError as error:
                 raise UsageError(f"{ca_file}: cannot be used as certificates: {error.strerror or error}") from error
-        names, activities = "|".join(_NAMES), "|".join(("", *_ACTIVITIES))
-        selector = f'__name__=~"{names}",namespace="{namespace}",job_name="{job}",activity=~"{activities}"'
+        names = "|".join(_NAMES)
+        selector = f'__name__=~"{names}",namespace="{namespace}",job_name="{job}"'
         self._path = "/api/v1/query?" + urlencode({"query": "{" + selector + "}", "timeout": f"{timeout_seconds:g}s"})
 
     def read(self, address: str) -> Figures:
@@ -382,6 +384,7 @@ class Meter:
             self._told = True
             text = f"{error}; training goes on, batch sizes and units stay as they are until it can be measured"
             return (Event("Warning", "NotMeasured", text, now),)
-        self._next = self._clock() + self._source.pause_seconds
+        after = self._clock()
+        self._next = after + max(self._source.pause_seconds, _PAUSE_PER_SECOND * (after - now))
         told, self._since, self._told = self._told, None, False
         return (Event("Normal", "MeasuredAgain", "the throughput is measured again", now),) if told else ()

@@ -81,7 +81,7 @@ METRIC_GENERATION = "heterps_training_generation"  # of members, as in the statu
 METRIC_THROUGHPUT = "heterps_training_samples_per_second"
 METRIC_STAGE_THROUGHPUT = "heterps_stage_samples_per_second"  # labels stage, pool
 METRIC_BATCH_SIZE = "heterps_worker_batch_size"  # labels stage, pool, worker
-METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worker, activity
+METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worker, activity (step, compute, wait)
 
 
 class JobPhase:

@@ -152,7 +152,7 @@ def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
             return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
 
         def handle_request(self) -> None:
-            if self.path == "/metrics":
+            if self.path.partition("?")[0] == "/metrics":
                 with job.lock:
                     return self.answer(200, job.metrics())
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":

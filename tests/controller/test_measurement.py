@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from heterps_operator.errors import UsageError
@@ -76,7 +75,7 @@ def text(measured_at: float = NOW, **changes: float) -> str:
         f"heterps_worker_batch_size{{{worker}}} {values['batch']}\n"
         f'heterps_worker_step_seconds{{{worker},activity="compute"}} {values["compute"]}\n'
         f'heterps_worker_step_seconds{{{worker},activity="step"}} 0.02\n'
-        f'heterps_worker_step_seconds{{{worker},activity="forward"}} 0.01\n'
+        f'heterps_worker_activity_step_seconds{{{worker},activity="forward"}} 0.01\n'
         'python_info{version="3"} 1\n'
     )
 
@@ -117,7 +116,7 @@ def test_the_coordinators_own_series_are_understood() -> None:
     world = World(STAGES).begin()
     world.now += 1
     world.step(3)
-    exported = generate_latest(JobMetrics(world.core, world.config, lambda: world.now).registry).decode()
+    exported = JobMetrics(world.core, world.config, lambda: world.now).render().decode()
     figures = read_figures(exported)
     assert figures.measured == world.now
     assert figures.generation == world.core.generation == 1
@@ -128,6 +127,12 @@ def test_the_coordinators_own_series_are_understood() -> None:
     }
     view = CoordinatorView.from_json(describe_job(world.core, world.config, world.now))
     assert measured(view, figures) == view, "the status document says the same"
+
+
+def test_whoever_scrapes_may_choose_series_by_name() -> None:
+    world = World(STAGES).begin()
+    chosen = JobMetrics(world.core, world.config, lambda: world.now).render({"heterps_worker_batch_size"}).decode()
+    assert {line.partition("{")[0] for line in chosen.splitlines() if line[0] != "#"} == {"heterps_worker_batch_size"}
 
 
 def test_only_what_can_be_is_read() -> None:
@@ -184,8 +189,16 @@ def serving(answer: Answer) -> Iterator[str]:
 
 
 def test_scraping_reads_the_coordinators_metrics() -> None:
-    with serving(lambda path, _: (200, text()) if path == "/metrics" else (404, "")) as address:
+    asked: list[str] = []
+
+    def answer(path: str, headers: Any) -> tuple[int, str]:
+        asked.append(path)
+        return 200, text()
+
+    with serving(answer) as address:
         assert Scraping().read(address) == read_figures(text())
+    assert urlsplit(asked[0]).path == "/metrics"
+    assert "heterps_worker_step_seconds" in parse_qs(urlsplit(asked[0]).query)["name[]"]
 
 
 def test_scraping_says_what_went_wrong() -> None:
@@ -261,7 +274,7 @@ def test_a_prometheus_server_gives_the_same_figures() -> None:
     assert query == (
         '{__name__=~"heterps_training_measured_timestamp_seconds|heterps_training_generation|'
         "heterps_training_samples_per_second|heterps_stage_samples_per_second|heterps_worker_batch_size|"
-        'heterps_worker_step_seconds",namespace="ml",job_name="flights",activity=~"|step|compute|wait"}'
+        'heterps_worker_step_seconds",namespace="ml",job_name="flights"}'
     )
 
 
@@ -328,9 +341,13 @@ class Source:
     def __init__(self) -> None:
         self.reads = 0
         self.error = ""
+        self.seconds = 0.0  # that a read takes
+        self.watch: Watch | None = None
 
     def read(self, address: str) -> Figures:
         self.reads += 1
+        if self.watch is not None:
+            self.watch.now += self.seconds
         if self.error:
             raise MeasurementError(self.error)
         return FIGURES
@@ -355,6 +372,18 @@ def test_figures_hold_until_the_source_may_be_read_again() -> None:
     assert watch.source.reads == 3
     watch.look(0.1, "http://another:1")
     assert watch.source.reads == 4, "figures of one coordinator are not those of the next"
+
+
+def test_a_source_that_takes_long_is_read_less_often() -> None:
+    watch = Watch()
+    watch.source.seconds, watch.source.watch = 0.5, watch
+    watch.look()
+    for _ in range(9):
+        watch.look()
+    assert watch.source.reads == 1
+    watch.look()
+    watch.look()
+    assert watch.source.reads == 2
 
 
 def test_a_source_that_fails_is_told_of_once_and_never_stops_the_job() -> None:

@@ -262,9 +262,11 @@ def test_every_series_of_the_operator_is_documented() -> None:
 def test_every_series_of_the_coordinator_is_documented() -> None:
     world = CoordinatorWorld([("cpu", 0, 2), ("card", 2, 1)]).begin()
     world.step(12)
+    assert world.core.roster is not None
+    world.core.roster.all_workers()[0].observe_step({"forward": 0.5})
     metrics = JobMetrics(world.core, world.config, lambda: world.now)
     exported = {}
-    for metric in metrics.registry.collect():
+    for metric in metrics.collect():
         labels = {tuple(sample.labels) for sample in metric.samples}
         assert len(labels) <= 1
         exported[metric.name] = next(iter(labels), ("namespace", "job_name"))

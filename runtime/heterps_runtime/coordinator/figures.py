@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from heterps_runtime import contract
@@ -17,6 +18,17 @@ __all__ = ["JobMetrics", "describe_job"]
 
 _STAGE_LABELS = ("stage", "pool")
 _WORKER_LABELS = ("stage", "pool", "worker")
+_SUMS = frozenset({"step", "compute", "wait"})  # the other activities are their parts
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Families of some names, as a collector."""
+
+    families: tuple[Metric, ...]
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self.families)
 
 
 def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
@@ -104,12 +116,14 @@ class JobMetrics:
         self._core = core
         self._config = config
         self._clock = clock
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
 
-    def describe(self) -> Iterator[Metric]:
-        """No names are reserved: there is no other collector in this registry."""
-        return iter(())
+    def render(self, names: Collection[str] = ()) -> bytes:
+        """The text that is scraped.
+
+        Args:
+            names: of the only series that are wanted, as Prometheus clients let one choose by `name[]`; empty: all.
+        """
+        return generate_latest(_Selection(tuple(f for f in self.collect() if not names or f.name in names)))
 
     def collect(self) -> Iterator[Metric]:
         """The core's present figures."""
@@ -151,8 +165,11 @@ class JobMetrics:
             contract.METRIC_BATCH_SIZE, "Samples of each step that are its share", _WORKER_LABELS, batches
         )
         times = [((*labels, activity), s) for labels, w in named for activity, s in w.figures.items()]
-        text = "Mean time per step by activity"
-        yield self._family(contract.METRIC_STEP_SECONDS, text, (*_WORKER_LABELS, "activity"), times)
+        sums, parts = ([t for t in times if (t[0][-1] in _SUMS) == whole] for whole in (True, False))
+        text = "Mean time of a step, computing and waiting"
+        yield self._family(contract.METRIC_STEP_SECONDS, text, (*_WORKER_LABELS, "activity"), sums)
+        text = "Mean time per step by what it is spent on"
+        yield self._family("heterps_worker_activity_step_seconds", text, (*_WORKER_LABELS, "activity"), parts)
         samples = [(labels, w.totals.get("samples", 0.0)) for labels, w in named]
         text = "Samples computed since the process started"
         yield self._family("heterps_worker_computed_samples", text, _WORKER_LABELS, samples)

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from heterps_runtime.checkpoint import (
     Barrier,
@@ -335,7 +335,8 @@ class CoordinatorServer:
         return web.Response(text="ok\n")
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = self._metrics.render(frozenset(request.query.getall("name[]", [])))
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _endpoint(self, request: web.Request) -> web.Response:
         return web.json_response({"port": self._control_port})
