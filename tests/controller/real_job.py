@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ROWS = 4096
 BATCH = 256
 _PATIENCE_SECONDS = 120
-_MANIFEST = """
+MANIFEST = """
 apiVersion: heterps.io/v1alpha1
 kind: NodePool
 metadata: {name: cpu}
@@ -54,7 +54,7 @@ spec:
   checkpoint: {everySteps: 20, keep: 3}
 """
 _LAYER = {"kind": "Linear", "computeSeconds": 0.001, "parallelFraction": 0.9, "spread": 0.01}
-_PROFILE: dict[str, Any] = {
+PROFILE: dict[str, Any] = {
     "batchSize": BATCH,
     "samples": ROWS,
     "layers": [{"name": name, **_LAYER} for name in ("tables", "linear", "output")],
@@ -111,12 +111,12 @@ class RealJob:
         (folder / "data").mkdir(parents=True)
         pq.write_table(pa.table(dict(data or columns())), folder / "data" / "part-0.parquet")
         (folder / "small_model.py").write_text((HERE / "small_model.py").read_text())
-        self._documents = list(yaml.safe_load_all(_MANIFEST))
+        self._documents = list(yaml.safe_load_all(MANIFEST))
         self.work = folder / ".heterps" / "small"
         self.change(**spec)
         if profiled:
             session = open_session(str(folder / "job.yaml"), str(self.work), Programs())
-            session.cache.save("cpu", _PROFILE)
+            session.cache.save("cpu", PROFILE)
 
     def change(self, **spec: Any) -> None:
         """Write the manifest with changes: `data__train="elsewhere"`."""

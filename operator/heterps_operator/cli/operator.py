@@ -40,7 +40,7 @@ def operator(options: Namespace) -> int:
     """Manage the jobs of a cluster until SIGTERM; returns the exit code."""
     _log_to_stderr(verbose=options.verbose)
     metrics = OperatorMetrics(metadata.version("heterps"))
-    api = connect(options.kubeconfig, options.context, metrics.on_request)
+    api = connect(options.kubeconfig, options.context, on_request=metrics.on_request)
     measurement = _measurement(options.prometheus_url)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"

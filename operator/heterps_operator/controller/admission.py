@@ -1,4 +1,4 @@
-"""What a job must fulfil on a cluster that a single machine does not ask for: its pods share no folder. Pure."""
+"""What a job must fulfil on a cluster, where its pods share no folder, and what its pods are told. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from typing import Any
 
 from heterps_operator.errors import MISSING, Problem
+from heterps_operator.manifest import Manifest
 
-__all__ = ["cluster_problems"]
+__all__ = ["cluster_problems", "pod_configuration"]
+
+WORK_DIRECTORY = "/var/heterps"  # a pod's own, empty at its start
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
@@ -37,3 +40,15 @@ def cluster_problems(job: dict[str, Any]) -> list[Problem]:
             fix = f"use {_SHARED}"
             found.append(Problem(field, value, "must be an absolute path or an address on a cluster", fix, title))
     return found
+
+
+def pod_configuration(manifest: Manifest) -> dict[str, Any]:
+    """The run configuration of a job's pods; the model goes where the checkpoints are, the one place they share."""
+    return {
+        "version": 1,
+        "job": manifest.job,
+        "pools": manifest.pools,
+        "workDirectory": WORK_DIRECTORY,
+        "modelPath": f"{manifest.job['spec']['checkpoint']['path'].rstrip('/')}/model",
+        "pythonPath": [],
+    }

@@ -17,7 +17,7 @@ from typing import Any
 
 from heterps_operator.bill import Bill
 from heterps_operator.changes import Effect, spec_change
-from heterps_operator.controller.admission import cluster_problems
+from heterps_operator.controller.admission import cluster_problems, pod_configuration
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.store import Key
@@ -44,7 +44,7 @@ from heterps_operator.kubernetes.status import job_status
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop import ControlLoop, Turn
 from heterps_operator.manifest import Manifest, read_objects
-from heterps_operator.members import members, units_by_pool
+from heterps_operator.members import units_by_pool
 from heterps_operator.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.status import Event, Status
 from heterps_operator.values import Json
@@ -52,7 +52,6 @@ from heterps_runtime.contract import API_VERSION, PlanDocument
 
 __all__ = ["CapacityTakenError", "JobController"]
 
-WORK_DIRECTORY = "/var/heterps"  # a pod's own, empty at its start
 MANAGED_BY = "heterps.io/operator"
 PAUSED_ANNOTATION = "heterps.io/paused"
 _SAVE_SECONDS = 15.0  # of the bill, while nothing happens
@@ -231,14 +230,7 @@ class JobController:
         """Make what the job's pods need, and the loop that starts them."""
         assert self._memory is not None
         cluster = self._cluster
-        configuration = {
-            "version": 1,
-            "job": manifest.job,
-            "pools": manifest.pools,
-            "workDirectory": WORK_DIRECTORY,
-            "modelPath": f"{manifest.job['spec']['checkpoint']['path'].rstrip('/')}/model",
-            "pythonPath": [],
-        }
+        configuration = pod_configuration(manifest)
         token = self._token(job)
         for item in (
             objects.service(job),
@@ -260,10 +252,9 @@ class JobController:
             on_wake=self._wake,
             on_pod=cluster.metrics.on_pod,
         )
-        substrate.plan_revision = status.plan_revision
+        substrate.plan_revision, substrate.gang = status.plan_revision, frozenset(status.gang)
         if status.plan is not None:
             plan = PlanDocument.from_json(dict(status.plan))
-            substrate.gang_size = len(members(spec, plan))
             cluster.ledger.restore(self._name, units_by_pool(plan))
         cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
         self._planner = QueuedPlanner(
@@ -366,8 +357,7 @@ class JobController:
         if plan is not None and self._kept != (status.plan_revision, status.incarnation):
             revisions = self._keep_plan(status, plan, revisions)
             self._kept = (status.plan_revision, status.incarnation)
-        self._substrate.plan_revision = status.plan_revision
-        self._substrate.gang_size = 0 if plan is None else len(members(self._loop.job, plan))
+        self._substrate.plan_revision, self._substrate.gang = status.plan_revision, frozenset(status.gang)
         generation = int((self._cluster.jobs.get(*self._key) or {"metadata": {}})["metadata"].get("generation") or 0)
         self._memory = replace(
             self._memory,

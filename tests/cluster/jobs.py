@@ -1,0 +1,185 @@
+"""A small job as a HeterPSJob: real training in real pods, in as little time as that takes.
+
+The profile of its pool is put where an earlier job would have kept it, unless a test is about profiling.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from safetensors.numpy import load_file
+
+from heterps_operator.controller.admission import pod_configuration
+from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.manifest import read_objects
+from tests.cluster.building import ROOT
+from tests.cluster.cluster import POOL_LABEL
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.pods import project_template
+from tests.controller import real_job
+
+Json = dict[str, Any]
+
+SHARED = "/shared"  # where the job's folder is mounted in its pods
+PATIENCE_SECONDS = 240
+FINAL = ("Succeeded", "Failed", "Suspended")
+
+
+class ClusterJob:
+    """One job, from its manifest to what it leaves behind.
+
+    Args:
+        kubectl: in the job's namespace.
+        api: of the cluster, for the profile that is known already.
+        folder: for data, checkpoints and model; all pods mount it.
+        name: of the job and its pools.
+        spec: overrides fields of `spec`, by dotted path.
+        pool: overrides fields of the pool's `spec`.
+    """
+
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        api: KubernetesApi,
+        folder: Path,
+        name: str = "small",
+        spec: Mapping[str, Any] | None = None,
+        pool: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.kubectl, self.name, self.folder = kubectl, name, folder
+        self._api = api
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "data").exists():
+            (folder / "data").mkdir()
+            pq.write_table(pa.table(real_job.columns()), folder / "data" / "part-0.parquet", row_group_size=512)
+            shutil.copy(ROOT / "tests" / "controller" / "small_model.py", folder / "small_model.py")
+        documents = list(yaml.safe_load_all(real_job.MANIFEST))
+        [self.pool] = [d for d in documents if d["kind"] == "NodePool"]
+        [self.job] = [d for d in documents if d["kind"] == "HeterPSJob"]
+        # Pools belong to the whole cluster: each namespace's tests have their own.
+        self.pool_name = f"cpu-{kubectl.namespace}"[:40].rstrip("-")
+        self.pool["metadata"]["name"] = self.pool_name
+        self.pool["spec"] |= {"nodeSelector": {POOL_LABEL: "cpu"}, **(pool or {})}
+        self.job["metadata"] |= {"name": name, "namespace": kubectl.namespace}
+        self.job["spec"] |= {"pools": [{"name": self.pool_name}], "workers": {"template": self._template()}}
+        self.job["spec"]["image"] = self.job["spec"]["workers"]["template"]["spec"]["containers"][0].pop("image")
+        self.job["spec"]["data"]["train"] = f"{SHARED}/data"
+        self.job["spec"]["checkpoint"] |= {"path": f"{SHARED}/{name}"}
+        for stage in self.job["spec"]["scheduling"]["stages"]:
+            stage["pool"] = self.pool_name
+        for path, value in (spec or {}).items():
+            place = self.job["spec"]
+            *parents, last = path.split(".")
+            for key in parents:
+                place = place.setdefault(key, {})
+            place[last] = value
+
+    def _template(self) -> Json:
+        template = project_template()
+        [container] = template["spec"]["containers"]
+        container["env"].append({"name": "PYTHONPATH", "value": SHARED})
+        container["volumeMounts"].append({"name": "shared", "mountPath": SHARED})
+        # Twenty processes share two cores here: nobody may wait for a whole one.
+        container["resources"] = {"requests": {"cpu": "10m"}, "limits": {"cpu": "2"}}
+        template["spec"]["volumes"].append({"name": "shared", "hostPath": {"path": str(self.folder)}})
+        template["spec"]["terminationGracePeriodSeconds"] = 2
+        return template
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def submit(self, *, profiled: bool = True) -> ClusterJob:
+        """Create pool and job."""
+        self.kubectl.apply(self.pool)
+        if profiled:
+            self.keep_profile()
+        self.kubectl.apply(self.job)
+        return self
+
+    def keep_profile(self) -> None:
+        """Put the pool's profile where an earlier job would have kept it."""
+        with_defaults = json.loads(
+            self.kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", "--output=json",
+                         text=json.dumps(self.job))
+        )  # fmt: skip
+        pool = self.kubectl.get("nodepool", self.pool_name)
+        configuration = pod_configuration(read_objects(with_defaults, [pool]))
+        assert self.kubectl.namespace is not None
+        cache = ConfigMapProfileCache(self._api, self.kubectl.namespace, configuration)
+        cache.save(self.pool_name, copy.deepcopy(real_job.PROFILE))
+
+    def patch(self, spec: Mapping[str, Any]) -> None:
+        """Change fields of the spec."""
+        self.kubectl("patch", "heterpsjob", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+    def delete(self) -> None:
+        """Delete the job, and return at once."""
+        self.kubectl("delete", "heterpsjob", self.name, "--wait=false")
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def status(self) -> Json:
+        """The job's status."""
+        value: Json = self.kubectl.get("heterpsjob", self.name).get("status") or {}
+        return value
+
+    def condition(self, kind: str) -> Json:
+        """One condition of it."""
+        found = [c for c in self.status().get("conditions") or () if c["type"] == kind]
+        return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
+
+    def pods(self, role: str | None = None) -> list[Json]:
+        """Its pods."""
+        selector = f"heterps.io/job={self.name}" + (f",heterps.io/role={role}" if role else "")
+        return self.kubectl.items("pods", f"--selector={selector}")
+
+    def wait_for_phase(self, *phases: str, seconds: float = PATIENCE_SECONDS) -> Json:
+        """Wait until the job is in one of these phases; returns the status."""
+
+        def reached() -> Json | None:
+            status = self.status()
+            phase = status.get("phase")
+            if phase in FINAL and phase not in phases:
+                raise AssertionError(f"the job is {phase}: {status.get('message')}\n{self.story()}")
+            return status if phase in phases else None
+
+        return wait_until(f"{self.name} is {' or '.join(phases)}", reached, seconds, more=self.story)
+
+    def wait_for_condition(self, kind: str, status: str, reason: str | None = None, seconds: float = 60) -> Json:
+        """Wait until a condition says something; returns it."""
+
+        def said() -> Json | None:
+            found = self.condition(kind)
+            return found if found["status"] == status and reason in (None, found["reason"]) else None
+
+        return wait_until(f"{kind} is {status} {reason or ''}", said, seconds, more=self.story)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until so many steps are committed."""
+        wait_until(
+            f"step {step}",
+            lambda: int((self.status().get("progress") or {}).get("step") or 0) >= step,
+            PATIENCE_SECONDS,
+            more=self.story,
+        )
+
+    def model(self) -> dict[str, Any]:
+        """The trained model, by parameter."""
+        return load_file(self.folder / self.name / "model" / "model.safetensors")
+
+    def story(self) -> str:
+        """What the cluster knows of the job."""
+        parts = [self.kubectl.try_to("get", "heterpsjob", self.name, "--output=yaml", "--show-managed-fields=false")]
+        parts.append(self.kubectl.try_to("get", "pods", "--output=wide"))
+        parts.append(self.kubectl.try_to("get", "events", "--sort-by=.lastTimestamp"))
+        for pod in self.pods():
+            parts.append(self.kubectl.try_to("logs", pod["metadata"]["name"], "--tail=15"))
+        return "\n".join(part.output + part.errors for part in parts)

@@ -1,0 +1,128 @@
+"""Jobs on a real cluster: applied, planned, trained, stopped, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heterps_operator.kubernetes.api import KubernetesApi, connect
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.operators import NAMESPACE, Operator
+
+Make = Callable[..., ClusterJob]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def api(admin: Kubectl) -> KubernetesApi:
+    return connect(str(admin.kubeconfig))
+
+
+@pytest.fixture(scope="module")
+def operator(admin: Kubectl, custom_resources: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    if admin.try_to("get", "namespace", NAMESPACE).code:
+        admin("create", "namespace", NAMESPACE)
+    with Operator(admin.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shared")
+    made.chmod(0o777)
+    return made
+
+
+@pytest.fixture
+def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator) -> Iterator[Make]:
+    """Jobs of the test's namespace; their pools go when the test ends."""
+    made: list[ClusterJob] = []
+
+    def job(name: str, **changes: Any) -> ClusterJob:
+        made.append(ClusterJob(kubectl, api, folder, name, **changes))
+        return made[-1]
+
+    yield job
+    for item in made:
+        kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
+        kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")
+
+
+def test_a_job_is_trained_in_pods_on_the_right_nodes(make: Make) -> None:
+    job = make("trained").submit()
+    job.wait_for_phase("Running")
+    for pod in job.pods():
+        if pod["metadata"]["labels"]["heterps.io/role"] in ("ps", "worker"):
+            assert pod["spec"]["nodeName"].startswith("cpu-")
+            [container] = pod["spec"]["containers"]
+            assert container["resources"]["limits"]["cpu"] == "1"
+            assert pod["spec"]["automountServiceAccountToken"] is False
+    status = job.wait_for_phase("Succeeded")
+    assert status["progress"]["step"] == status["progress"]["totalSteps"] == 400
+    assert float(status["cost"]["total"]) > 0
+    assert status["plan"]["summary"] == f"{job.pool_name} x1 [tables..output]"
+    assert job.condition("Succeeded")["status"] == "True"
+    assert set(job.model()) == {
+        "tables.carrier.weight",
+        "tables.origin.weight",
+        *(f"{layer}.{part}" for layer in ("linear", "output") for part in ("weight", "bias")),
+    }
+    reasons = {
+        event["reason"] for event in job.kubectl.items("events") if event["involvedObject"]["kind"] == "HeterPSJob"
+    }
+    assert reasons >= {"PlanComputed", "AllReady"}
+    left = [pod["metadata"]["name"] for pod in job.pods() if pod["status"]["phase"] == "Running"]
+    assert left == []
+
+
+def test_a_suspended_job_goes_on_from_its_checkpoint_to_the_same_model(make: Make) -> None:
+    whole = make("whole").submit()
+    broken = make("broken").submit()
+    broken.wait_for_step(60)
+    broken.patch({"runPolicy": {"suspend": True}})
+    status = broken.wait_for_phase("Suspended")
+    assert 60 <= status["checkpoint"]["step"] < 400
+    wait_until("its pods are gone", lambda: not [p for p in broken.pods() if p["status"]["phase"] == "Running"])
+    broken.patch({"runPolicy": {"suspend": False}})
+    broken.wait_for_phase("Succeeded")
+    whole.wait_for_phase("Succeeded")
+    expected = whole.model()
+    for name, values in broken.model().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_deleted_job_takes_everything_with_it(make: Make) -> None:
+    job = make("deleted").submit()
+    job.wait_for_step(20)
+    job.delete()
+    kinds = "pods,services,configmaps,secrets,poddisruptionbudgets,networkpolicies"
+    wait_until(
+        "nothing is left",
+        lambda: not job.kubectl.items(kinds, "--selector=heterps.io/job=deleted"),
+        more=job.story,
+    )
+
+
+def test_a_job_whose_pool_is_missing_says_so_and_begins_when_it_is_there(make: Make) -> None:
+    job = make("early")
+    job.kubectl.apply(job.job)
+    condition = job.wait_for_condition("Planned", "False", "PoolNotFound", 20)
+    assert f"there is no NodePool {job.pool_name}" in condition["message"]
+    job.kubectl.apply(job.pool)
+    job.keep_profile()
+    job.wait_for_phase("Profiling", "Planning", "Starting", "Running", "Succeeded")
+
+
+def test_a_pod_that_fits_no_node_is_told_on_the_job(make: Make) -> None:
+    job = make("homeless", pool={"nodeSelector": {"kubernetes.io/hostname": "cpu-0"}, "unitsPerPod": 2, "maxUnits": 64})
+    job.job["spec"]["scheduling"]["stages"] = [{"pool": job.pool_name, "lastLayer": "output", "units": 64}]
+    job.job["spec"]["pools"] = [{"name": job.pool_name}]
+    job.submit()
+    condition = job.wait_for_condition("Planned", "False", "WaitingForCapacity", 60)
+    assert "2 of 64" in condition["message"]
