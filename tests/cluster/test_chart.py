@@ -1,0 +1,306 @@
+"""The chart, rendered and installed by Helm itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.building import OPTIONAL, ROOT, path_of
+from tests.cluster.conftest import unavailable
+from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
+
+CHART = ROOT / "helm" / "heterps"
+NAMESPACE = "heterps-system"
+USER = f"system:serviceaccount:{NAMESPACE}:heterps"
+VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
+
+Object = dict[str, Any]
+Helm = Callable[..., Answer]
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Runs Helm, with folders of its own."""
+    [program] = [path_of(program) for program in OPTIONAL if program.name == "helm"]
+    if not program.exists():
+        unavailable("Helm is not built: python -m tests.cluster build --optional")
+    home = tmp_path_factory.mktemp("helm")
+    folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+
+    def run(*arguments: str, kubeconfig: Path | None = None) -> Answer:
+        environment = {**os.environ, **folders, "KUBECONFIG": str(kubeconfig or home / "none")}
+        ran = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
+        return Answer(ran.returncode, ran.stdout, ran.stderr)
+
+    return run
+
+
+def rendered(helm: Helm, *settings: str) -> list[Object]:
+    options = [f"--set={setting}" for setting in settings]
+    answer = helm("template", "heterps", str(CHART), f"--namespace={NAMESPACE}", *options)
+    assert answer.code == 0, answer.errors
+    return [document for document in yaml.safe_load_all(answer.output) if document]
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [item for item in objects if item["kind"] in kinds]
+
+
+def rules_of(objects: list[Object]) -> list[Object]:
+    return [rule for role in of_kind(objects, "ClusterRole", "Role") for rule in role["rules"]]
+
+
+def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
+    answer = helm("lint", "--strict", str(CHART))
+    assert answer.code == 0, answer.output
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("replicas=2", "operator.prometheusUrl=http://prometheus:9090", "operator.maxConcurrentTurns=4"),
+        ("watchNamespaces={a,b}", "image.digest=sha256:" + "0" * 64, "metrics.serviceMonitor.enabled=true"),
+        ("crds.enabled=false", "rbac.create=false", "serviceAccount.create=false", "serviceAccount.name=mine"),
+        ("fullnameOverride=x", "metrics.service=false", "podLabels.team=a", "priorityClassName=high"),
+    ],
+)
+def test_what_it_renders_is_complete(helm: Helm, settings: tuple[str, ...]) -> None:
+    objects = rendered(helm, *settings)
+    names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
+    assert len(set(names)) == len(names)
+    for item in objects:
+        if item["kind"] != "CustomResourceDefinition":
+            assert item["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    [deployment] = of_kind(objects, "Deployment")
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
+        role = {**binding["roleRef"], "namespace": binding["metadata"].get("namespace")}
+        assert (role["kind"], role["namespace"], role["name"]) in names
+
+
+def test_no_rule_is_wider_than_it_says(helm: Helm) -> None:
+    for settings in ((), ("watchNamespaces={a}",)):
+        for rule in rules_of(rendered(helm, *settings)):
+            assert set(rule) == {"apiGroups", "resources", "verbs"}
+            assert set(rule["verbs"]) <= VERBS
+            assert "*" not in [*rule["apiGroups"], *rule["resources"]]
+            if "secrets" in rule["resources"]:
+                assert sorted(rule["verbs"]) == ["create", "delete", "get"]
+
+
+def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> None:
+    objects = rendered(helm, "watchNamespaces={a,b}")
+    [wide] = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == "heterps"]
+    assert {name for rule in wide["rules"] for name in rule["resources"]} == {"nodepools", "nodepools/status", "nodes"}
+    roles = {role["metadata"]["namespace"]: role["rules"] for role in of_kind(objects, "Role")}
+    assert set(roles) == {"a", "b", NAMESPACE}
+    [everywhere] = [role for role in of_kind(rendered(helm), "ClusterRole") if role["metadata"]["name"] == "heterps"]
+    assert everywhere["rules"] == wide["rules"] + roles["a"]
+    [deployment] = of_kind(objects, "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [argument for argument in arguments if argument.startswith("--namespace")] == [
+        "--namespace=a",
+        "--namespace=b",
+    ]
+
+
+def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
+    [deployment] = of_kind(rendered(helm), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert [probe for probe in ("startupProbe", "livenessProbe", "readinessProbe") if probe not in container] == []
+    assert container["args"] == [
+        "--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}",
+    ]  # fmt: skip
+
+
+def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
+    settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4")
+    [deployment] = of_kind(rendered(helm, *settings), "Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    program = ROOT / ".venv" / "bin" / container["command"][0]
+    help_text = subprocess.run(
+        [str(program), *container["command"][1:], "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for argument in container["args"]:
+        assert argument.partition("=")[0] in help_text
+
+
+def test_a_second_replica_brings_a_disruption_budget_and_no_surge(helm: Helm) -> None:
+    assert of_kind(rendered(helm), "PodDisruptionBudget") == []
+    objects = rendered(helm, "replicas=2")
+    [budget], [deployment] = of_kind(objects, "PodDisruptionBudget"), of_kind(objects, "Deployment")
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert of_kind(rendered(helm, "replicas=2", "podDisruptionBudget=false"), "PodDisruptionBudget") == []
+
+
+def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -> None:
+    found = {item["metadata"]["name"]: item for item in of_kind(rendered(helm), "CustomResourceDefinition")}
+    for path in (ROOT / "crds").glob("*.yaml"):
+        item = yaml.safe_load(path.read_text())
+        name = item["metadata"]["name"]
+        assert found[name].pop("metadata") == {
+            "annotations": {"helm.sh/resource-policy": "keep"},
+            **item.pop("metadata"),
+        }
+        assert found[name] == item
+    for item in of_kind(rendered(helm, "crds.keep=false"), "CustomResourceDefinition"):
+        assert "annotations" not in item["metadata"]
+    assert of_kind(rendered(helm, "crds.enabled=false"), "CustomResourceDefinition") == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("replicaz=2", "additional properties 'replicaz' not allowed"),
+        ("image.tagg=x", "additional properties 'tagg' not allowed"),
+        ("replicas=3", "maximum: got 3, want 2"),
+        ("replicas=two", "got string, want integer"),
+        ("image.digest=latest", "does not match pattern"),
+        ("watchNamespaces={Team}", "does not match pattern"),
+        ("operator.prometheusUrl=prometheus:9090", "does not match pattern"),
+        ("metrics.port=80", "minimum: got 80"),
+        ("serviceAccount.create=false", "serviceAccount.name: must be given"),
+    ],
+)
+def test_a_wrong_value_is_refused(helm: Helm, setting: str, words: str) -> None:
+    answer = helm("template", "heterps", str(CHART), f"--set={setting}")
+    assert answer.code
+    assert words in answer.errors
+
+
+# --- on a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(helm: Helm, admin: Kubectl) -> Iterator[Helm]:
+    """The chart is installed; its pod cannot start, for want of the image."""
+
+    def on_cluster(*arguments: str) -> Answer:
+        answer = helm(*arguments, f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
+        assert answer.code == 0, answer.errors
+        return answer
+
+    admin("delete", "customresourcedefinitions", "--ignore-not-found", "heterpsjobs.heterps.io", "nodepools.heterps.io")
+    on_cluster("install", "heterps", str(CHART), "--create-namespace")
+    yield on_cluster
+    helm("uninstall", "heterps", f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
+    admin("delete", "namespace", NAMESPACE, "--wait=false")
+    # Later tests install them by themselves: without the marks of a release that is gone.
+    admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "nodepools.heterps.io")
+    admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
+    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+
+
+def refused(admin: Kubectl, asked: list[tuple[str, str]], namespace: str = "default", user: str = USER) -> set[str]:
+    """Those of these verbs and resources (`pods/log`, `leases.coordination.k8s.io`) that a user has no right to."""
+    reviews = []
+    for verb, text in asked:
+        name, _, subresource = text.partition("/")
+        resource, _, group = name.partition(".")
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
+        spec = {"user": user, "resourceAttributes": {**attributes, "subresource": subresource}}
+        reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
+    # kubectl prints a document per object: only the answers, one a line, in the order of the questions.
+    said = admin("create", "--filename=-", '--output=jsonpath={.status.allowed}{"\\n"}', text=list_of(reviews)).split()
+    return {f"{verb} {name}" for (verb, name), allowed in zip(asked, said, strict=True) if allowed != "true"}
+
+
+def may(admin: Kubectl, verb: str, resource: str, namespace: str = "default", user: str = USER) -> bool:
+    return not refused(admin, [(verb, resource)], namespace, user)
+
+
+ALLOWED = [
+    ("watch", "heterpsjobs.heterps.io"),
+    ("patch", "heterpsjobs.heterps.io/status"),
+    ("delete", "heterpsjobs.heterps.io"),
+    ("list", "nodepools.heterps.io"),
+    ("patch", "nodepools.heterps.io/status"),
+    ("watch", "nodes"),
+    ("create", "pods"),
+    ("delete", "pods"),
+    ("get", "pods/log"),
+    ("update", "configmaps"),
+    ("patch", "services"),
+    ("create", "secrets"),
+    ("get", "secrets"),
+    ("create", "events"),
+    ("patch", "networkpolicies.networking.k8s.io"),
+    ("patch", "poddisruptionbudgets.policy"),
+    ("patch", "podgroups.scheduling.volcano.sh"),
+]
+DENIED = [
+    ("patch", "heterpsjobs.heterps.io"),
+    ("update", "nodepools.heterps.io"),
+    ("list", "secrets"),
+    ("watch", "secrets"),
+    ("patch", "pods"),
+    ("create", "pods/exec"),
+    ("get", "customresourcedefinitions.apiextensions.k8s.io"),
+    ("create", "clusterroles.rbac.authorization.k8s.io"),
+    ("patch", "nodes"),
+    ("create", "leases.coordination.k8s.io"),
+]
+
+
+def test_the_operator_may_do_what_it_has_to_and_nothing_else(installed: Helm, admin: Kubectl) -> None:
+    wait_until("the roles hold", lambda: not refused(admin, ALLOWED), 20)
+    assert refused(admin, DENIED) == {f"{verb} {resource}" for verb, resource in DENIED}
+    assert may(admin, "update", "leases.coordination.k8s.io", NAMESPACE)
+
+
+def test_rights_of_people_follow_the_cluster_s_own_roles(installed: Helm, kubectl: Kubectl, admin: Kubectl) -> None:
+    assert kubectl.namespace is not None
+    for role in ("view", "edit"):
+        kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
+    wait_until(
+        "the roles hold", lambda: may(admin, "patch", "heterpsjobs.heterps.io", kubectl.namespace or "", "editer"), 20
+    )
+    asked = [
+        (user, verb, may(admin, verb, "heterpsjobs.heterps.io", kubectl.namespace, user))
+        for user in ("viewer", "editer")
+        for verb in ("list", "patch")
+    ]
+    assert asked == [
+        ("viewer", "list", True), ("viewer", "patch", False), ("editer", "list", True), ("editer", "patch", True),
+    ]  # fmt: skip
+    assert not may(admin, "patch", "nodepools.heterps.io", kubectl.namespace, "editer")
+
+
+def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(installed: Helm, admin: Kubectl) -> None:
+    installed("upgrade", "heterps", str(CHART), "--set=replicas=2", "--set=watchNamespaces={default}")
+    deployment = json.loads(admin("get", "deployment", "heterps", f"--namespace={NAMESPACE}", "--output=json"))
+    assert deployment["spec"]["replicas"] == 2
+    assert admin.items("poddisruptionbudgets", f"--namespace={NAMESPACE}")[0]["metadata"]["name"] == "heterps"
+    wait_until("the Role holds", lambda: may(admin, "create", "pods", "default"), 20)
+    wait_until("the ClusterRole is gone", lambda: not may(admin, "create", "pods", "kube-public"), 20)
+    assert may(admin, "watch", "nodes")
+    installed("upgrade", "heterps", str(CHART), "--reset-values")
+    wait_until("the ClusterRole is back", lambda: may(admin, "create", "pods", "kube-public"), 20)
+
+
+def test_uninstalling_leaves_the_jobs(installed: Helm, kubectl: Kubectl, admin: Kubectl) -> None:
+    kubectl("apply", f"--filename={ROOT / 'examples/flights/job.yaml'}")
+    installed("uninstall", "heterps")
+    assert kubectl.get("heterpsjob", "flights")["metadata"]["name"] == "flights"
+    wait_until("the roles are gone", lambda: not may(admin, "create", "pods"), 20)
+    installed("install", "heterps", str(CHART))
+    kubectl("delete", "heterpsjob", "flights")
+    kubectl("delete", "nodepools", "--all")
