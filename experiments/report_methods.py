@@ -198,7 +198,7 @@ def time_section(results: Results) -> str:
     exact = max(number(row, "seconds") for row in rows if row["method"] == "optimal")
     figure.suptitle(
         f"The exact method needs {seconds(exact)} at most, for up to {counts[-1]} pools; learning and genetic search "
-        "need seconds",
+        "need about a second",
         x=0.01, ha="left", fontsize=12,
     )  # fmt: skip
     figure.supxlabel("Band: spread over the seeds. A method without a plan is timed until it says so.", fontsize=8.5)

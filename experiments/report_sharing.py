@@ -131,7 +131,7 @@ def balancing_section(results: Results) -> str:
     axes[0].set_ylabel("training time / optimum")
     worst = max(bar.value for bar in series["controller"])
     figure.suptitle(
-        f"Eight unequal workers: the controller loses {percent(100 * (worst - 1))} % at most "
+        f"Eight workers of one stage: the controller loses {percent(100 * (worst - 1))} % at most "
         "against an optimum that knows all speeds",
         x=0.01, ha="left", fontsize=12,
     )  # fmt: skip
@@ -201,7 +201,8 @@ def jobs_section(results: Results) -> str:
             made_by("joint-jobs", rows),
             "Four pools, of which the jobs get a part of the loose limits; one cluster per seed. Planned together they "
             "never cost more than in the best order of planning one after the other; `above all alone` is what it "
-            "costs that they have to share ([planning-beyond.md](planning-beyond.md)).\n",
+            "costs that they have to share ([planning-beyond.md](planning-beyond.md)); `largest proven gap` is how "
+            "far a joint plan may at most be from the best joint plan.\n",
             table(head, body),
         ]
     )
@@ -232,7 +233,9 @@ def market_section(results: Results) -> str:
             f"{hours} hours; every hour the cards' prices move (a random walk around the list price), and now and then "
             "one pool's cards are taken away for an hour. A change stops training for 60 s, and a new pod is paid 120 "
             "s before it trains. *Following* plans again every hour and changes where it pays within four hours; "
-            "*staying* changes only when the plan is no longer possible. Mean and spread over the seeds.\n",
+            "*staying* changes only when the plan is no longer possible, and does not come back to a pool that it had "
+            "to leave, which is why so much is saved with few pools. Mean and spread over the seeds; below zero: "
+            "prices went back too soon for a change to pay.\n",
             table(head, body),
         ]
     )

@@ -59,6 +59,18 @@ def test_no_method_is_below_the_certified_optimum(out: Path) -> None:
     assert max(exact) <= 1e-6
 
 
+def test_the_tables_have_a_row_per_method_and_a_column_per_model(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--tables", "--out", str(out)]) == 0
+    gaps, times = (table.splitlines() for table in capsys.readouterr().out.split("\n\n"))
+    assert len(gaps) == len(times) == 2 + len({row["method"] for row in rows_of(out, "methods")})
+    assert gaps[1].split() == times[1].split() == ["NCE", "all"]
+    assert gaps[2].split()[-2:] == ["0", "0"]  # the certified optimum itself
+    assert main(["--tables", "--out", str(tmp_path)]) == 1
+    assert "experiments methods` makes it" in capsys.readouterr().err
+
+
 def test_every_plan_keeps_the_floor(out: Path) -> None:
     for row in rows_of(out, "methods"):
         if row["status"] == "ok":
