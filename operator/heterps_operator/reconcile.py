@@ -217,6 +217,8 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
         return status, actions
     parsed = PlanDocument.from_json(dict(plan))
     wanted = members(job, parsed)
+    if not status.gang:
+        status = replace(status, gang=tuple(spec.name for spec in wanted))
     for spec in wanted:
         actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)

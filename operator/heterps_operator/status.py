@@ -101,6 +101,7 @@ class Status:
         default_factory=dict
     )  # units that others left free when a plan was asked for
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
+    gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
@@ -171,6 +172,7 @@ class Status:
         try:
             fields = dict(value)
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
+            fields["gang"] = tuple(fields.get("gang") or ())
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
             if fields.get("failure") is not None:
                 failure = dict(fields["failure"])

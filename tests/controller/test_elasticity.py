@@ -16,7 +16,7 @@ from heterps_planner.plan import Plan
 from heterps_planner.problem import Problem
 from heterps_runtime.contract import PlanDocument
 
-from .world import PLAN, PROFILE, World, make_job
+from .world import MEMBERS, PLAN, PROFILE, World, make_job
 
 
 def trained(world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50) -> World:
@@ -53,6 +53,7 @@ def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
     assert [a.spec.name for a in actions if isinstance(a, StartProcess)] == ["worker-0-2", "worker-0-3"]
     assert not any(isinstance(a, StopProcess) for a in actions)
     assert "Rescaled" in [c.type for c in world.status.conditions if c.status == "True"]
+    assert world.status.gang == MEMBERS, "those that were added are none of those that started together"
     [event] = [e for e in world.events if e.reason == "UnitsChanged"]
     assert event.message == "12,000 samples/s are measured, the floor is 20,000: stage-0 on cpu: 2 -> 4 workers"
     assert world.status.restarts == {}

@@ -8,6 +8,7 @@ import pytest
 
 from heterps_operator.failures import describe_end
 from heterps_operator.job import FailureRule, JobSpec, RunPolicy
+from heterps_operator.status import Status
 from heterps_operator.values import ProcessSpec, ProcessView, ReportLost
 from tests.controller.world import MEMBERS, World, make_job
 from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
@@ -185,3 +186,15 @@ def test_the_policy_is_read_from_the_manifest() -> None:
         changed(parsed(JOB), "spec.training.microBatches", 4), [parsed(CPU), parsed(GPU)]
     ).run_policy
     assert (bare.ttl_seconds_after_finished, bare.clean_pod_policy, bare.failure_rules) == (None, "Running", ())
+
+
+def test_the_gang_of_an_incarnation_never_changes() -> None:
+    world = world_with()
+    assert world.status.gang == MEMBERS
+    world.end("worker-0-0", 1)
+    world.settle()
+    assert world.status.gang == MEMBERS, "a replacement takes the place of a member"
+    world.end("ps-0", 1)
+    world.settle()
+    assert not world.status.gang, "the next incarnation starts together again"
+    assert Status.from_json(world.status.to_json()) == world.status

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from heterps_operator.kubernetes import observe
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.names import coordinator_address, is_owned, pod_name, pod_path, pods_path
+from heterps_operator.kubernetes.names import coordinator_address, events_path, is_owned, pod_name, pod_path, pods_path
 from heterps_operator.kubernetes.pods import build_pod
 from heterps_operator.kubernetes.problems import refused
 from heterps_operator.members import COORDINATOR
@@ -24,6 +24,7 @@ from heterps_operator.values import Json, PodProblem, ProcessSpec, ProcessView
 __all__ = ["KubernetesSubstrate", "Pods"]
 
 _RETRY_SECONDS = 5.0  # after a pod that the API server refused: a quota may have been freed
+_EVENTS_SECONDS = 30.0  # between two looks at the events of a pod that is being prepared
 _CONFLICT, _NOT_FOUND = 409, 404
 _REFUSALS = frozenset({400, 403, 422})
 
@@ -93,7 +94,7 @@ class KubernetesSubstrate:
         self._on_pod = on_pod
         self._woken = threading.Event()
         self.plan_revision = 0
-        self.gang_size = 0  # members of the plan, for queues that admit all of them together
+        self.gang: frozenset[str] = frozenset()  # members that a queue is to admit together
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -161,10 +162,9 @@ class KubernetesSubstrate:
         pool = self.pools[spec.pool] if spec.pool is not None else None
         address = None if spec.role == "coordinator" else self.coordinator_address()
         assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
-        gang = self.gang_size if spec.role in ("ps", "worker") else 0
-        body = build_pod(
-            self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision, gang_size=gang
-        )
+        # A queue's group never changes: workers that a later plan adds are admitted by themselves.
+        gang = len(self.gang) if spec.name in self.gang else 0
+        body = build_pod(self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision, gang_size=gang)
         now = self._clock()
         try:
             pod = self._api.create(pods_path(self._namespace), body)
@@ -215,7 +215,23 @@ class KubernetesSubstrate:
         return [pod for pod in self._pods.of_job(self._namespace, self._job_name) if is_owned(pod, self.job)]
 
     def _view(self, pod: Json, now: float) -> ProcessView:
-        return observe.view(pod, now, asked=str(pod["metadata"]["name"]) in self._stopped)
+        name = str(pod["metadata"]["name"])
+        view = observe.view(pod, now, asked=name in self._stopped)
+        if view.problem is None or view.problem.reason != "ContainerCreating":
+            return view
+        read_at, events = self._events.get(name, (-_EVENTS_SECONDS, ()))
+        if now >= read_at + _EVENTS_SECONDS:
+            events = self._events_of(name)
+            self._events[name] = (now, events)
+        return observe.view(pod, now, events=events)
+
+    def _events_of(self, pod: str) -> tuple[Json, ...]:
+        """Events of a pod, the newest last: what hinders its volumes and its network stands nowhere else."""
+        try:
+            found, _ = self._api.list(events_path(self._namespace), field_selector=f"involvedObject.name={pod}")
+        except ApiError:
+            return ()
+        return tuple(sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
 
     def _noted(self, view: ProcessView) -> ProcessView:
         """A view with what is remembered of the process: how it ended, its last words, that it was told to end."""
