@@ -21,13 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps_planner.cost_model import FloatArray
 from heterps_planner.path import Stage, cheapest_paths
 
 __all__ = ["SearchResult", "search"]
 
-_CHECK_EVERY = 512  # labels between two looks at the clock
+# Price of the rest of the way with it, last layer, pool, index of the pool among the tracked ones, pods, price.
+Step = tuple[float, int, int, int, float, float]
+
+_CHECK_EVERY = 512  # labels, made or taken up, between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -101,30 +105,37 @@ class _Search:
         self.room = [float(room_T[t]) for t in tracked]
         self.multiplier = [float(multiplier_T[t]) for t in tracked]
         self.cutoff = cutoff
-        self.steps: dict[int, list[tuple[float, int, int, int, float, float]]] = {}
+        self.order: dict[int, tuple[FloatArray, NDArray[np.intp]]] = {}
+        self.steps: dict[int, list[Step]] = {}
 
-    def steps_from(self, first: int) -> list[tuple[float, int, int, int, float, float]]:
-        """Return the segments that start at a layer, the most promising (at priced weights) first."""
-        if first not in self.steps:
+    def steps_from(self, first: int, below: float) -> list[Step]:
+        """Return the segments that start at a layer, the most promising (at priced weights) first.
+
+        Those whose rest of the way costs less than `below` are among them. The others of a large problem would take
+        gigabytes, and are hardly ever asked for.
+        """
+        if first not in self.order:
             onward = self.priced[first, first:, :] + self.priced_rest[first + 1 :, :]  # (L - first, T)
             flat = onward.ravel()
             order = np.argsort(flat, kind="stable")
-            # What the cheapest start already costs too much in can never be part of a plan below the cutoff.
-            order = order[flat[order] < self.cutoff + self.credit]
-            lasts, pools = np.divmod(order, self.num_pools)
+            self.order[first] = flat[order], order
+            self.steps[first] = []
+        onward, order = self.order[first]
+        steps = self.steps[first]
+        begin, end = len(steps), int(np.searchsorted(onward, below))
+        if end > begin:
+            lasts, pools = np.divmod(order[begin:end], self.num_pools)
             lasts += first
-            self.steps[first] = list(
-                zip(
-                    flat[order].tolist(),
-                    lasts.tolist(),
-                    pools.tolist(),
-                    [self.slot.get(pool, -1) for pool in pools.tolist()],
-                    self.pods[first, lasts, pools].tolist(),
-                    self.weight[first, lasts, pools].tolist(),
-                    strict=True,
-                )
+            steps += zip(
+                onward[begin:end].tolist(),
+                lasts.tolist(),
+                pools.tolist(),
+                [self.slot.get(pool, -1) for pool in pools.tolist()],
+                self.pods[first, lasts, pools].tolist(),
+                self.weight[first, lasts, pools].tolist(),
+                strict=True,
             )
-        return self.steps[first]
+        return steps
 
     def run(self, should_stop: Callable[[], bool]) -> SearchResult:
         num_layers, rest = self.num_layers, self.rest
@@ -135,21 +146,25 @@ class _Search:
             (self.priced_start - credit, 0, 0, -1, 0.0, 0.0, nothing, None)
         ]
         settled: dict[tuple[int, int], list[tuple[float, tuple[float, ...]]]] = {}
-        count = 0
+        count = num_taken = 0
+        next_look = _CHECK_EVERY
         while heap:
             bound, _, layer, before, price, priced, usage, history = heapq.heappop(heap)
+            num_taken += 1
             if layer == num_layers:
                 return SearchResult(_unwind(history), bound, True, count)
             if bound >= cutoff:
                 break
-            if count % _CHECK_EVERY == _CHECK_EVERY - 1 and should_stop():
-                return SearchResult(None, bound, False, count)
+            if count + num_taken >= next_look:
+                next_look = count + num_taken + _CHECK_EVERY
+                if should_stop():
+                    return SearchResult(None, bound, False, count)
             others = settled.setdefault((layer, before), [])
             if any(p <= price and all(map(_at_most, u, usage)) for p, u in others):
                 continue
             others.append((price, usage))
             base = priced - credit
-            for onward, last, pool, slot, pods, weight in self.steps_from(layer):
+            for onward, last, pool, slot, pods, weight in self.steps_from(layer, cutoff - base):
                 if base + onward >= cutoff:
                     break
                 if pool == before:

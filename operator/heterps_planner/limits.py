@@ -66,12 +66,20 @@ def _with_all_units(segments: Segments, choice: Choice) -> Choice:
     return Choice(choice.stages, tuple(map(int, pods[:-1])), int(pods[-1]), throughput, price)
 
 
-def limiting_pools(segments: Segments, best: float) -> list[int]:
-    """Return the pools each of which alone, with three times its limit, would allow more than `best`."""
-    result = []
+def limiting_pools(segments: Segments, best: float, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
+    """Return the pools each of which alone, with three times its limit, would allow more than `best`.
+
+    Args:
+        segments: the problem.
+        best: its highest throughput.
+        should_stop: when it returns True the pools not yet examined are left out.
+    """
+    result: list[int] = []
     for pool in range(segments.num_pools):
+        if should_stop():
+            break
         wider = segments.with_limit(pool, 3 * float(segments.limit_T[pool]) + 1)
-        if cheapest_at(wider, max(best, 0.0) * _NOTICEABLE).choice is not None:
+        if cheapest_at(wider, max(best, 0.0) * _NOTICEABLE, should_stop).choice is not None:
             result.append(pool)
     return result
 

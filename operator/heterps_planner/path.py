@@ -96,6 +96,7 @@ def relax(
     cutoff_S: FloatArray,  # noqa: N803
     num_steps: int,
     report: Callable[[int, list[Stage]], float],
+    should_stop: Callable[[], bool],
 ) -> Relaxation:
     """Maximise the Lagrangian bound by subgradient steps of Polyak's length.
 
@@ -107,6 +108,7 @@ def relax(
         cutoff_S: a row ends as soon as its bound reaches this.
         num_steps: dynamic programmes per row.
         report: called with (row, path) for every path that keeps the limits; returns its price.
+        should_stop: asked before each step; the bounds so far are valid.
     """
     size = len(pods_SLLT)
     bound = np.zeros(size)  # prices are positive
@@ -121,6 +123,8 @@ def relax(
     scale_T = price_T / np.maximum(room_ST.max(axis=0), 1.0)  # noqa: N806
     pods = pods_SLLT
     for _ in range(num_steps):
+        if should_stop():
+            break
         paths = cheapest_paths(pods * (price_T + multiplier[active])[:, None, None, :])
         going = np.zeros(len(active), dtype=bool)
         for row, s in enumerate(active):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
-from heterps_planner.path import Stage
-from heterps_planner.pieces import fastest, time_on
+from heterps_planner.path import Stage, cheapest_paths
+from heterps_planner.pieces import fastest, least_product, time_on
 
-__all__ = ["Choice", "Points", "fastest_bound", "lowest_throughput", "search_prices"]
+__all__ = ["Choice", "Points", "fastest_bound", "least_rate", "lowest_throughput", "search_prices"]
 
 # Units without a price still get a tiny one, so that the search has no ties between using and wasting them.
 _TINY_PRICE = 1e-13
@@ -56,6 +56,30 @@ def fastest_bound(segments: Segments) -> float:
     if room < segments.server_pods:
         return 0.0
     return float(min(1 / rest[0], segments.server_throughput(room)))
+
+
+def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
+    """Return a cost per throughput that no plan is below, in dollars per hour and (sample per second).
+
+    A stage on k pods takes at least `seq + par / k` seconds, so `k / theta >= seq k + par`, which grows with k: each
+    segment costs at least what its least pods cost, fully busy, and pods are not split. The cheapest path with these
+    weights bounds all plans at all throughputs. Limits of pools count for single stages only.
+
+    Args:
+        segments: the problem.
+        price_T: search prices per pod and hour.
+    """
+    highest = fastest_bound(segments)
+    if highest == 0:
+        return np.inf
+    least = np.ones(1) if segments.least_LLT is None else segments.least_LLT
+    with np.errstate(invalid="ignore"):
+        busy = least_product(least, segments.pieces) if segments.pieces else segments.seq_LLT * least + segments.par_LLT
+        busy = np.maximum(busy, segments.send_seq_LT * least + segments.send_par_LT)
+    # The throughput is at most `highest`, so a pod that idles is paid for too.
+    weight = price_T * np.where(least <= segments.limit_T, np.maximum(busy, least / highest), np.inf)
+    servers = max(segments.server_par, segments.server_pods / highest) * price_T[segments.server_pool]
+    return float(cheapest_paths(weight[None]).value_S[0] + servers) * (1 - FLOOR_TOLERANCE)
 
 
 class Points:

@@ -80,15 +80,16 @@ def explain_infeasible(
                 f"{at_floor.price:.2f} or lower minSamplesPerSecond",
             )
     best, _ = fastest(free, should_stop)
-    pools = tuple(problem.pools[t].name for t in limiting_pools(free, best))
-    if best == 0:
+    at_least = "at least " if should_stop() else ""
+    pools = tuple(problem.pools[t].name for t in limiting_pools(free, best, should_stop))
+    if best == 0 and not at_least:
         message = f"{subject} keeps the limits of the pools, even at the lowest throughput"
     else:
-        message = f"{subject} reaches {describe_rate(floor)}: the pools allow {describe_rate(best)}"
+        message = f"{subject} reaches {describe_rate(floor)}: the pools allow {at_least}{describe_rate(best)}"
     if pools:
         limits = ", ".join(f"{name} ({problem.pools[problem.pool_index(name)].max_units} units)" for name in pools)
         message += f"; limited by {limits}: raise maxUnits of one of them or lower minSamplesPerSecond"
-    elif best > 0:
+    elif best > 0 and not at_least:
         message += (
             "; no single limit is in the way, the sequential parts of the layers are, or several limits together: "
             "lower minSamplesPerSecond or add faster pools"

@@ -28,7 +28,7 @@ import numpy as np
 from heterps_planner.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
 from heterps_planner.labels import search
 from heterps_planner.path import Stage, cheapest_paths, relax
-from heterps_planner.points import Choice, Points, fastest_bound, lowest_throughput, search_prices
+from heterps_planner.points import Choice, Points, fastest_bound, least_rate, lowest_throughput, search_prices
 
 __all__ = ["CLOSE", "SweepResult", "cheapest_at", "minimise"]
 
@@ -76,6 +76,7 @@ class _Sweep:
         # No plan within the limits costs more than all units together.
         self.ceiling = min(segments.ceiling, float(self.price @ segments.limit_T)) * (1 + FLOOR_TOLERANCE)
         self.cut = math.inf  # at and beyond this throughput there is no plan
+        self.seen: list[tuple[float, float]] = []  # (throughput, bound on the price per hour from there on)
 
     def offer(self, points: Points, row: int, stages: list[Stage]) -> tuple[float, float]:
         """Consider a path within the limits as a plan; return its price per hour and its throughput."""
@@ -148,6 +149,7 @@ class _Sweep:
             elif not self.closes(points.bound[row] / hi[row]):
                 start = max(float(lo[row]), float(points.bound[row] / self.result.rate))
                 still.append((start, float(hi[row]), float(points.bound[row])))
+        self.seen += zip(lo.tolist(), points.bound.tolist(), strict=True)
         return left, still
 
     def cutoff(self, hi: float) -> float:
@@ -165,6 +167,7 @@ class _Sweep:
             np.array([self.cutoff(float(hi[row])) for row in rows]) - extra,
             num_steps,
             lambda i, stages: self.offer(points, rows[i], stages)[0] - float(extra[i]),
+            self.should_stop,
         )
         for i, row in enumerate(rows):
             points.bound[row] = max(points.bound[row], relaxation.bound_S[i] + extra[i])
@@ -213,6 +216,15 @@ class _Sweep:
                 refined = True
         return math.inf
 
+    def bounds_of(self, intervals: list[Interval]) -> list[float]:
+        """Return lower bounds on the cost of intervals that nobody had the time to examine."""
+        anywhere = least_rate(self.segments, self.price)
+        bounds = []
+        for lo, hi, bound in intervals:
+            below = [price for theta, price in self.seen if theta <= lo]
+            bounds.append(max(anywhere, max([bound, *below]) / hi))
+        return bounds
+
     def run(self, lo: float, hi: float) -> SweepResult:
         """Search all throughputs in [lo, hi)."""
         size = self.segments.num_layers**2 * self.segments.num_pools
@@ -231,7 +243,7 @@ class _Sweep:
             parts = max(1, min(_MAX_SPLIT, batch // max(1, len(left) + len(waiting))))
             for start, end, bound in left:
                 waiting += _split(start, end, bound, parts)
-        unsearched = [p / b for a, b, p in waiting]
+        unsearched = self.bounds_of(waiting) if waiting else []
         # The cheapest-looking range first, because a better plan closes others.
         ranges = sorted(_join(hard), key=lambda interval: interval[2] / interval[0])
         for start, end, bound in ranges:

@@ -12,14 +12,22 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from heterps_planner.cost_model import Segments, build_segments
+from heterps_planner.labels import search
 from heterps_planner.limits import fastest, shadow_prices
 from heterps_planner.methods.brute_force import enumerate_schedules
 from heterps_planner.path import Stage
 from heterps_planner.plan import choice_of
-from heterps_planner.points import Choice
+from heterps_planner.points import Choice, Points, search_prices
 from heterps_planner.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.sweep import cheapest_at, minimise
-from tests.planner.problems import random_problem, small_problem, with_floor, with_rough_floor
+from tests.planner.problems import (
+    random_problem,
+    small_problem,
+    with_floor,
+    with_memory,
+    with_rough_floor,
+    with_tables,
+)
 
 NUM_PROBLEMS = 2000
 
@@ -240,9 +248,43 @@ def test_a_search_that_is_stopped_still_gives_a_valid_bound() -> None:
             return num_calls > patience
 
         stopped = minimise(segments, should_stop=should_stop)
-        assert stopped.bound <= optimum.rate * (1 + 1e-9)
+        assert 0.5 * optimum.rate <= stopped.bound <= optimum.rate * (1 + 1e-9)
         assert stopped.rate >= optimum.rate * (1 - 1e-9)
         assert not stopped.finished or stopped.rate == pytest.approx(optimum.rate, rel=1e-9)
+
+
+def test_a_search_that_was_never_begun_gives_a_valid_bound_that_says_something() -> None:
+    shares = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        problem = small_problem(7000 + seed, with_rough_floor)
+        problem = [problem, with_memory(rng, problem), with_tables(rng, problem)][seed % 3]
+        segments = build_segments(problem)
+        optimum, bound = minimise(segments).rate, minimise(segments, should_stop=lambda: True).bound
+        assert bound <= optimum * (1 + 1e-9), seed
+        assert bound > 0, seed
+        if math.isfinite(optimum):
+            shares.append(bound / optimum)
+    assert np.median(shares) > 0.6
+
+
+def test_a_label_search_asks_for_the_time_again_and_again() -> None:
+    """A thousand labels at a time, however many come from one."""
+    segments = build_segments(with_floor(random_problem(np.random.default_rng(5), 40, 6, most_pods=9), 0.93))
+    points = Points(segments, search_prices(segments), np.array([segments.floor]))
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 5
+
+    found = search(
+        points.pods[0], search_prices(segments), points.room[0], np.zeros(6), set(range(6)), math.inf, should_stop
+    )
+    assert not found.finished
+    assert asked == 5
+    assert found.num_labels <= 5 * (512 + 40 * 6)
 
 
 @pytest.mark.parametrize("eps", [0.01, 0.1])
