@@ -60,6 +60,7 @@ CLUSTER = (
 OPTIONAL = (
     Program("helm", "helm", "helm.sh/helm/v4/cmd/helm", 150),
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 120),
+    Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen", 60),
 )
 
 

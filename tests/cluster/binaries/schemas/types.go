@@ -1,0 +1,7 @@
+// Package schemas names the types of other projects' resources, whose schemas the tests make with controller-gen.
+package schemas
+
+import (
+	_ "sigs.k8s.io/scheduler-plugins/apis/scheduling/v1alpha1"
+	_ "volcano.sh/apis/pkg/apis/scheduling/v1beta1"
+)
