@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError
@@ -81,7 +82,7 @@ class FakeServer:
         dry_run: bool = False,
     ) -> Json:
         self._request("apply", path)
-        assert (field_manager, force) == ("heterps-client", True)
+        assert field_manager == "heterps-client" or body["kind"] == "ConfigMap"
         before = self.objects.get(path)
         after = _merge(before or {}, body)
         if before is None:
@@ -127,6 +128,13 @@ class FakeServer:
         self.requests.append((verb, path))
         if self.refusals.get(verb):
             raise self.refusals[verb].pop(0)
+
+
+def for_cluster(job_file: Path) -> Path:
+    """A job file that pods can use: no path in it is relative to the file."""
+    text = job_file.read_text().replace("train: data,", "train: /data/train,")
+    job_file.write_text(text + "  checkpoint: {path: /data/checkpoints}\n")
+    return job_file
 
 
 def forbidden(verb: str, resource: str, namespace: str = "") -> ApiError:

@@ -22,11 +22,16 @@ from heterps_operator.status import Status
 from heterps_operator.values import ProcessSpec, ProcessView
 from heterps_planner.planning import plan as solve
 from heterps_planner.problem import Problem
-from tests.controller.fake_server import FakeServer
-from tests.controller.test_cluster_client import FULL, JOB, JOBS, Script, put_job, put_plan, stream
+from tests.controller.fake_server import FakeServer, for_cluster
+from tests.controller.test_cluster_client import FULL, JOB, JOBS, Script, put_job, put_plan, put_profiles, stream
 from tests.controller.world import PROFILE, make_job
 
 RUNNING = {**FULL, "phase": "Running", "progress": {"step": 120, "totalSteps": 528}}
+
+
+@pytest.fixture
+def job_file(job_file: Path) -> Path:
+    return for_cluster(job_file)
 
 
 @pytest.fixture
@@ -73,13 +78,9 @@ def put_state(server: FakeServer) -> None:
     )
 
 
-def problem_document() -> Any:
-    # Above what is cheapest per sample, so that the floor costs something.
-    return {**build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE}), "minSamplesPerSecond": 60_000}
-
-
-def plan_document() -> Any:
-    found = solve(Problem.from_json(problem_document()))
+def plan_document(floor: float = 20_000) -> Any:
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    found = solve(Problem.from_json({**problem, "minSamplesPerSecond": floor}))
     assert found.feasible
     return found.to_json()
 
@@ -347,21 +348,26 @@ def test_a_job_without_pods_says_where_its_logs_are_gone(server: FakeServer, cap
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-def test_explain_compares_with_alternatives_and_says_what_is_cheaper(server: FakeServer, capsys: Any) -> None:
-    server.put(JOB, spec={}, status=RUNNING)
-    plan = plan_document()
+def test_explain_compares_with_alternatives_and_says_what_is_cheaper(
+    server: FakeServer, job_file: Path, capsys: Any
+) -> None:
+    # Above what is cheapest per sample, so that the floor costs something.
+    job_file.write_text(job_file.read_text().replace("minSamplesPerSecond: 20000", "minSamplesPerSecond: 60000"))
+    assert main(["submit", str(job_file)]) == 0
+    put_profiles(server)
+    plan = plan_document(60_000)
     before = json.loads(json.dumps(plan))
-    before["stages"][0]["units"] += 3
-    put_plan(server, 1, **{"plan.json": before, "problem.json": problem_document()})
-    put_plan(server, 2, **{"plan.json": plan, "problem.json": problem_document()})
-    involved = {"kind": "HeterPSJob", "name": "tiny"}
+    before["stages"][0]["units"] += 1
+    put_plan(server, 1, before)
+    put_plan(server, 2, plan)
     server.put(
         "/api/v1/namespaces/team/events/a",
-        involvedObject=involved,
+        involvedObject={"kind": "HeterPSJob", "name": "tiny"},
         reason="Rescaled",
         message="9,000 samples/s are measured",
         lastTimestamp="2026-03-01T10:00:00Z",
     )
+    capsys.readouterr()
     out = printed(capsys, "explain", "tiny")
     units = plan["stages"][0]["units"]
     for words in (
@@ -369,24 +375,28 @@ def test_explain_compares_with_alternatives_and_says_what_is_cheaper(server: Fak
         "the cheapest plan of each other kind",
         "cheaper would be",
         "a floor of 54,000 samples/s",
-        f"stage-0: {units + 3} -> {units}",
+        f"stage-0: {units + 1} -> {units} cpu",
         "9,000 samples/s are measured",
     ):
         assert words in out
     document = json.loads(printed(capsys, "explain", "tiny", "--output", "json"))
     assert document["explanation"]["gap"] == 0
     assert document["explanation"]["alternatives"]
-    assert document["revisions"][1]["change"] == f"stage-0: {units + 3} -> {units} {plan['stages'][0]['pool']}"
+    assert document["explanation"]["lowerFloors"][0]["saving"] > 0
+    assert document["revisions"][1]["change"] == f"stage-0: {units + 1} -> {units} cpu"
     assert document["events"][0]["reason"] == "Rescaled"
 
 
-def test_explain_says_what_it_cannot_know(server: FakeServer, capsys: Any) -> None:
-    server.put(JOB, spec={}, status=RUNNING)
+def test_explain_says_what_it_cannot_know(server: FakeServer, job_file: Path, capsys: Any) -> None:
+    assert main(["submit", str(job_file)]) == 0
     assert "there is no plan yet" in printed(capsys, "explain", "tiny")
-    put_plan(server, 1, **{"plan.json": plan_document()})
-    assert "the problem that the plan solves was not kept" in printed(capsys, "explain", "tiny")
-    put_plan(server, 2, **{"plan.json": plan_document(), "problem.json": {"version": 99}})
-    assert "cannot be read by this version" in printed(capsys, "explain", "tiny")
+    put_plan(server, 1, plan_document())
+    assert "cannot be compared: job tiny: there is no profile of pool cpu" in printed(capsys, "explain", "tiny")
+    put_profiles(server)
+    plan = plan_document()
+    plan["stages"][0]["units"] = 99
+    put_plan(server, 2, plan)
+    assert "the plan does not fit the job as it is now" in printed(capsys, "explain", "tiny")
 
 
 def test_explain_says_why_there_is_no_plan(server: FakeServer, capsys: Any) -> None:

@@ -14,9 +14,13 @@ import yaml
 
 from heterps_operator.cluster.client import HeterPSClient
 from heterps_operator.cluster.views import EventView, JobView
+from heterps_operator.controller.admission import pod_configuration
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.kubernetes.api import ApiError
-from tests.controller.fake_server import FakeServer, forbidden
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.manifest import read_objects
+from tests.controller.fake_server import FakeServer, for_cluster, forbidden
+from tests.controller.world import PROFILE
 
 JOB = "/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobs/tiny"
 JOBS = JOB.rpartition("/")[0]
@@ -28,6 +32,11 @@ GONE = ApiError(0, "Unreachable", "connection reset")
 @pytest.fixture
 def server() -> FakeServer:
     return FakeServer()
+
+
+@pytest.fixture
+def job_file(job_file: Path) -> Path:
+    return for_cluster(job_file)
 
 
 @pytest.fixture
@@ -90,16 +99,23 @@ def test_objects_as_dictionaries_are_checked_like_files(client: HeterPSClient, j
         client.submit([{"kind": "Pod"}])
 
 
-def test_a_job_without_an_image_is_refused_before_anything_is_sent(
-    client: HeterPSClient, server: FakeServer, job_file: Path
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  image: example.com/tiny:1\n", "", "spec.image: must be set on a cluster"),
+        ("train: /data/train,", "train: data,", 'spec.data.train: must be an absolute path or an address .* is "data"'),
+        ("  checkpoint: {path: /data/checkpoints}\n", "", "spec.checkpoint.path: must be set on a cluster"),
+    ],
+)
+def test_what_pods_cannot_use_is_refused_before_anything_is_sent(
+    client: HeterPSClient, server: FakeServer, job_file: Path, old: str, new: str, words: str
 ) -> None:
-    job_file.write_text(job_file.read_text().replace("  image: example.com/tiny:1\n", ""))
-    with pytest.raises(ManifestError, match=r"spec.image: must be given on a cluster; name the image"):
+    text = job_file.read_text()
+    assert old in text
+    job_file.write_text(text.replace(old, new))
+    with pytest.raises(ManifestError, match=words):
         client.submit(job_file)
     assert server.requests == []
-    template = "  workers: {template: {spec: {containers: [{name: heterps, image: x}]}}}\n"
-    job_file.write_text(job_file.read_text() + template)
-    assert client.submit(job_file).job.name == "tiny"
 
 
 def test_pools_that_may_not_be_written_are_taken_as_they_are(
@@ -359,23 +375,32 @@ def test_a_status_of_an_earlier_spec_is_no_end(client: HeterPSClient, server: Fa
 # --- plans and events -------------------------------------------------------------------------------------------------
 
 
-def put_plan(server: FakeServer, revision: int, **data: Any) -> None:
+def put_plan(server: FakeServer, revision: int, plan: Any, name: str = "plan.json") -> None:
     server.put(
         f"/api/v1/namespaces/team/configmaps/tiny-plan-{revision}",
         metadata={"labels": {"heterps.io/job": "tiny"}},
-        data={key: json.dumps(value) for key, value in data.items()},
+        data={name: json.dumps(plan)},
     )
+
+
+def put_profiles(server: FakeServer) -> None:
+    """What the operator keeps once it has measured the pools of the job that is there."""
+    pools = [server.objects[POOL.replace("cpu", name)] for name in ("cpu", "accelerator")]
+    manifest = read_objects(server.objects[JOB], pools)
+    cache = ConfigMapProfileCache(server, "team", pod_configuration(manifest))  # type: ignore[arg-type]
+    for name in ("cpu", "accelerator"):
+        cache.save(name, PROFILE)
 
 
 def test_plans_come_by_their_number(client: HeterPSClient, server: FakeServer) -> None:
     assert client.plan("tiny") is None
     for revision in (10, 9, 2):
-        put_plan(server, revision, **{"plan.json": {"stages": revision}})
-    put_plan(server, 11, **{"status.json": {}})
+        put_plan(server, revision, {"stages": revision})
+    put_plan(server, 11, {}, "status.json")
     assert [plan.revision for plan in client.plans("tiny")] == [2, 9, 10]
     plan = client.plan("tiny")
     assert plan is not None
-    assert (plan.document, plan.problem) == ({"stages": 10}, None)
+    assert plan.document == {"stages": 10}
 
 
 def test_events_of_the_job_and_warnings_of_its_pods_in_the_order_of_time(
@@ -407,3 +432,17 @@ def test_events_of_the_new_api_are_read_too() -> None:
     )
     assert event.time is not None
     assert (event.message, event.count, event.about, event.time.minute) == ("plan 2", 4, "HeterPSJob tiny", 5)
+
+
+def test_the_problem_of_a_job_is_made_from_its_profiles(
+    client: HeterPSClient, server: FakeServer, job_file: Path
+) -> None:
+    client.submit(job_file)
+    with pytest.raises(ClusterError, match="there is no profile of pool cpu, accelerator") as caught:
+        client.problem("tiny")
+    assert caught.value.reason == "NotProfiled"
+    put_profiles(server)
+    problem = client.problem("tiny")
+    assert problem["minSamplesPerSecond"] == 20_000
+    assert [pool["name"] for pool in problem["pools"]] == ["cpu", "accelerator"]
+    assert [layer["name"] for layer in problem["layers"]] == ["embedding", "mlp", "head"]

@@ -14,8 +14,10 @@ from rich.text import Text
 
 from heterps_operator.cli.cluster import open_client
 from heterps_operator.cli.plan_files import write_document
+from heterps_operator.cluster.client import HeterPSClient
 from heterps_operator.cluster.views import EventView, JobView, PlanView
 from heterps_operator.console import make_console
+from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.explanation import render_plan
 from heterps_operator.job_tables import age, render_events, render_facts
 from heterps_operator.words import format_money, format_rate
@@ -54,7 +56,7 @@ def explain(arguments: Namespace) -> int:
     """
     client, name = open_client(arguments), arguments.job
     job, plans, events = client.get(name), client.plans(name), client.events(name)
-    found = _reasons(plans[-1]) if plans else "there is no plan yet"
+    found = _reasons(client, name, plans[-1]) if plans else "there is no plan yet"
     if arguments.output == "table":
         make_console().print(_render(job, plans, events, found))
     else:
@@ -62,10 +64,12 @@ def explain(arguments: Namespace) -> int:
     return EXIT_OK
 
 
-def _reasons(plan: PlanView) -> _Reasons | str:
+def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str:
     """Work out the reasons of the plan in force; or say why that cannot be done."""
-    if plan.problem is None:
-        return "the problem that the plan solves was not kept, so alternatives cannot be compared"
+    try:
+        document = client.problem(name)
+    except (ClusterError, ManifestError, ValueError) as error:
+        return f"alternatives cannot be compared: {error}"
     deadline = time.monotonic() + _SECONDS
 
     def late() -> bool:
@@ -74,7 +78,7 @@ def _reasons(plan: PlanView) -> _Reasons | str:
     keys = ("pool", "lastLayer", "units")
     servers = plan.document["parameterServer"]
     try:
-        problem = Problem.from_json(plan.problem)
+        problem = Problem.from_json(document)
         found = evaluate(
             problem,
             [{key: stage[key] for key in keys} for stage in plan.document["stages"]],
@@ -84,9 +88,9 @@ def _reasons(plan: PlanView) -> _Reasons | str:
             ps_replicas=int(servers["replicas"]),
         )
     except (PlannerError, KeyError) as error:
-        return f"the plan's problem cannot be read by this version ({error})"
+        return f"alternatives cannot be compared: the plan does not fit the job as it is now ({error})"
     if isinstance(found, Infeasible):
-        return f"the plan does not solve its problem any more: {found.message}"
+        return f"the plan does not fit the job as it is now: {found.message}"
     found = replace(
         found, method=str(plan.document.get("method") or "hand"), seconds=float(plan.document.get("seconds") or 0.0)
     )

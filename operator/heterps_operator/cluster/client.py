@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from heterps_operator.cluster.documents import Submission, read_submission
 from heterps_operator.cluster.logs import LogLine, read_logs
@@ -22,9 +22,11 @@ from heterps_operator.cluster.refusals import no_such_job, refusal
 from heterps_operator.cluster.server import FIELD_MANAGER, Server
 from heterps_operator.cluster.views import EventView, JobView, PlanView, read_time
 from heterps_operator.cluster.watching import watch_object
+from heterps_operator.controller.admission import pod_configuration
 from heterps_operator.errors import ClusterError
+from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes import observe
-from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
     LABEL_JOB,
     config_map_path,
@@ -36,8 +38,13 @@ from heterps_operator.kubernetes.names import (
     pods_path,
     state_name,
 )
+from heterps_operator.kubernetes.objects import PLAN_FILE
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.state import Memory
+from heterps_operator.manifest import read_objects
+from heterps_operator.profiles import build_problem
 from heterps_operator.values import Json, ProcessView
+from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Change", "HeterPSClient", "Submitted"]
 
@@ -213,6 +220,26 @@ class HeterPSClient:
         plans = [plan for item in found if (plan := _plan(item)) is not None]
         return tuple(sorted(plans, key=lambda plan: plan.revision))
 
+    def problem(self, name: str) -> dict[str, Any]:
+        """The planning problem of a job as it is now: its spec, its pools, and the profiles that were measured.
+
+        Raises:
+            ClusterError: there is no such job, the cluster refuses, or (reason NotProfiled) a profile is not kept.
+        """
+        job = dict(self.get(name).document)
+        with self._doing(f"reading the pools of job {name}"):
+            found = [self._server.get(_pool_path(str(pool["name"]))) for pool in job["spec"]["pools"]]
+        manifest = read_objects(job, [pool for pool in found if pool is not None])
+        # Of the API only `get` is used here, which both have.
+        server = cast(KubernetesApi, self._server)
+        cache = ConfigMapProfileCache(server, self.namespace, pod_configuration(manifest))
+        pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
+        with self._doing(f"reading the profiles of job {name} in namespace {self.namespace}"):
+            profiles = cache.load(pools)
+        if missing := [pool for pool in pools if pool not in profiles]:
+            raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
+        return build_problem(JobSpec.from_manifests(manifest.job, manifest.pools), profiles)
+
     def events(self, name: str) -> tuple[EventView, ...]:
         """Events about a job and its pods, the oldest first; a cluster keeps them for an hour or so."""
         with self._doing(f"reading events in namespace {self.namespace}"):
@@ -311,6 +338,10 @@ class HeterPSClient:
             raise refusal(error, what) from error
 
 
+def _pool_path(name: str) -> str:
+    return object_path({"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}})
+
+
 def _age(view: ProcessView) -> tuple[int, int]:
     return view.spec.incarnation, view.spec.attempt
 
@@ -319,11 +350,10 @@ def _plan(config_map: Json) -> PlanView | None:
     """The plan that a ConfigMap holds, or None if it holds something else."""
     metadata, data = config_map["metadata"], config_map.get("data") or {}
     name, _, revision = str(metadata["name"]).rpartition("-plan-")
-    if not name or not revision.isdecimal() or "plan.json" not in data:
+    if not name or not revision.isdecimal() or PLAN_FILE not in data:
         return None
     try:
-        document = json.loads(data["plan.json"])
-        problem = json.loads(data["problem.json"]) if "problem.json" in data else None
+        document = json.loads(data[PLAN_FILE])
     except ValueError:
         return None
-    return PlanView(int(revision), read_time(metadata.get("creationTimestamp")), document, problem)
+    return PlanView(int(revision), read_time(metadata.get("creationTimestamp")), document)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heterps_operator.controller.admission import cluster_problems
 from heterps_operator.errors import MISSING, ManifestError, Problem
 from heterps_operator.manifest import load_manifest
 from heterps_operator.schema import load_schemas
@@ -59,7 +60,7 @@ def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
         _check(values)
     values = [{key: copy.deepcopy(item) for key, item in value.items() if key != "status"} for value in values]
     [job] = [value for value in values if value["kind"] == "HeterPSJob"]
-    _check_image(job)
+    _check_for_cluster(job)
     # Submitting means running: without this, a job that was cancelled would stay suspended by whoever set the field.
     job["spec"]["runPolicy"] = {"suspend": False} | (job["spec"].get("runPolicy") or {})
     return Submission(job, tuple(value for value in values if value["kind"] == "NodePool"))
@@ -87,19 +88,7 @@ def _check(values: Sequence[Any]) -> None:
         raise ManifestError(problems)
 
 
-def _check_image(job: Json) -> None:
-    """A job needs an image on a cluster, its own or one in the templates of its pods."""
-    spec = job["spec"]
-    workers = spec.get("workers") or {}
-    templates = [workers.get("template"), *(workers.get("templates") or {}).values()]
-    containers = [
-        container
-        for template in templates
-        if isinstance(template, Mapping)
-        for container in (template.get("spec") or {}).get("containers") or ()
-    ]
-    if spec.get("image") or any(container.get("image") for container in containers):
-        return
-    fix = "name the image with the HeterPS runtime and your code"
-    problem = Problem("spec.image", MISSING, "must be given on a cluster", fix, f"HeterPSJob {job['metadata']['name']}")
-    raise ManifestError([problem])
+def _check_for_cluster(job: Json) -> None:
+    """What a job needs in pods only, found out before anything is sent."""
+    if problems := cluster_problems(load_schemas()["HeterPSJob"].with_defaults(job)):
+        raise ManifestError(problems)

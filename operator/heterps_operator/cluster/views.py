@@ -208,12 +208,11 @@ class JobView:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan that a job had or has, and the problem that it solves if that was kept."""
+    """A plan that a job had or has."""
 
     revision: int
     created: datetime | None
     document: Json  # the plan file
-    problem: Json | None
 
 
 @dataclass(frozen=True)
