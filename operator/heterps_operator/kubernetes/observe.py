@@ -6,7 +6,7 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/ 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -50,7 +50,9 @@ _DISRUPTIONS = {
 }
 
 
-def view(pod: Json, now: float, tail: tuple[str, ...] = (), *, asked: bool = False) -> ProcessView:
+def view(
+    pod: Json, now: float, tail: tuple[str, ...] = (), *, asked: bool = False, events: Sequence[Json] = ()
+) -> ProcessView:
     """The process of a pod, as the control loop sees processes.
 
     Args:
@@ -58,6 +60,7 @@ def view(pod: Json, now: float, tail: tuple[str, ...] = (), *, asked: bool = Fal
         now: Unix seconds.
         tail: the last lines of its log, if they were read; else those that its status holds are taken.
         asked: whether the control loop itself has deleted it: such an end has no reason of its own.
+        events: of the pod, if they were read; what hinders its volumes stands nowhere else.
 
     Raises:
         ValueError: the pod is none of ours.
@@ -76,7 +79,7 @@ def view(pod: Json, now: float, tail: tuple[str, ...] = (), *, asked: bool = Fal
         last_lines=_last_lines(status, terminated, tail) if over else (),
         log=f"kubectl logs --namespace {metadata.get('namespace')} {metadata.get('name')}",
         reason=_reason(pod, terminated, asked) if over else "",
-        problem=None if over or stopping else pod_problem(pod, now),
+        problem=None if over or stopping else pod_problem(pod, now, events),
     )
 
 

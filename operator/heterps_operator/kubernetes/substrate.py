@@ -88,6 +88,7 @@ class KubernetesSubstrate:
         # Names of pods that were told to end: their end needs no reason.
         self._stopped = {pod_name(self._job_name, view.spec) for view in self._known.values() if view.stopping}
         self._refused: dict[str, _Refused] = {}
+        self._events: dict[str, tuple[float, tuple[Json, ...]]] = {}  # by pod: when its events were read, and they
         self._clock = clock
         self._tail_lines = tail_lines
         self._on_wake = on_wake
@@ -111,9 +112,12 @@ class KubernetesSubstrate:
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
         for name, view in seen.items():
-            self._known[name] = self._noted(view)
+            known = self._known.get(name)
+            if known is None or _age(view) >= _age(known):
+                self._known[name] = self._noted(view)
         for name, view in self._known.items():
-            if name not in seen and view.running:
+            # An earlier attempt's pod may be there still.
+            if view.running and (name not in seen or _age(seen[name]) < _age(view)):
                 asked = pod_name(self._job_name, view.spec) in self._stopped
                 reason = view.reason or ("" if asked else "Deleted")
                 self._known[name] = replace(view, ended=now, reason=reason, problem=None)
