@@ -169,12 +169,14 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
             return _fail(status, Failure("ProfileMismatch", str(error)), now), ()
         return replace(status, planned_with=dict(observed.free_units)), (ComputePlan(problem, revision),)
     document = outcome.document
+    # A plan by hand that does not fit is refused, where a search finds that there is none.
+    if room != job and not outcome.feasible and (document is not None or job.stages_by_hand):
+        taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
+        why = outcome.error or (document or {}).get("message") or "there is no plan"
+        text = f"{why}; {_in_use(job, observed, taken)}"
+        return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
     if document is None:
         return _fail(status, Failure("PlannerFailed", outcome.error), now), ()
-    if not outcome.feasible and room != job:
-        taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
-        text = f"{document.get('message', 'there is no plan')} in what is free: {_in_use(job, observed, taken)}"
-        return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
     if not outcome.feasible:
         reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
         status = status.with_condition("Planned", False, reason, message, now)

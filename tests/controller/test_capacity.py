@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_operator.values import Action, ComputePlan, StartProcess
-from tests.controller.world import PLAN, PROFILE, World
+from tests.controller.world import PLAN, PROFILE, World, make_job
 
 INFEASIBLE = {"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "the best is 31,000"}
 
@@ -40,6 +40,17 @@ def test_no_plan_in_what_is_free_is_no_failure_but_a_reason_to_wait() -> None:
     assert (world.status.phase, condition.reason) == ("Planning", "WaitingForCapacity")
     assert "3 of 8 of cpu, 0 of 2 of gpu are free" in condition.message
     assert "the best is 31,000" in condition.message
+
+
+def test_a_plan_by_hand_that_does_not_fit_waits_too() -> None:
+    world = profiled(cpu=1, gpu=2)
+    world.job = make_job(stages_by_hand=({"pool": "cpu", "lastLayer": "head", "units": 4},))
+    world.settle()
+    world.answer(error="scheduling.stages[0].units: takes 4 units of pool 'cpu', which has 1")
+    assert world.settle() == []
+    condition = world.status.condition("Planned")
+    assert condition.reason == "WaitingForCapacity"
+    assert condition.message.startswith("scheduling.stages[0].units: takes 4")
 
 
 def test_a_waiting_job_plans_again_as_soon_as_more_is_free() -> None:
