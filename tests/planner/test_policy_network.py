@@ -41,8 +41,8 @@ def torch_loss(
         context = first.mean(dim=1, keepdim=True) @ w["embed.mean"] + w["embed.second.bias"]
         embedding = torch.tanh(first @ w["embed.second"] + context)
         output, memory = torch.zeros(hidden, dtype=torch.float64), torch.zeros(hidden, dtype=torch.float64)
-        used = np.zeros(pair.shape[1])
-        run, before = 0.0, -1
+        closed = np.zeros(pair.shape[1])
+        begin, before = 0, -1
         for i, chosen in enumerate(action[sample].tolist()):
             total = layer[i] @ w["cell.layer"] + embedding[i].mean(dim=0) @ w["cell.mean"] + w["cell.bias"]
             if i:
@@ -55,19 +55,21 @@ def torch_loss(
             else:
                 output = torch.tanh(total)
             query = output @ w["query"] + w["query.bias"]
-            dynamic = np.zeros((pair.shape[1], 4))
-            filled = used + inputs.share[problem, i]
-            dynamic[:, 2], dynamic[:, 3] = np.minimum(filled, 1), np.clip(filled - 1, 0, 2)
+            dynamic = np.zeros((pair.shape[1], 5))
+            filled = closed + inputs.share[problem, i, i]
             if i:
-                dynamic[before, :2] = 1, min(run + inputs.sequential[problem, i, before], 2)
+                stage = (problem, begin, i, before)
+                filled[before] = closed[before] + inputs.share[stage]
+                dynamic[before, :3] = 1, inputs.sequential[stage], inputs.extension[stage]
+            dynamic[:, 3], dynamic[:, 4] = np.minimum(filled, 1), np.clip(filled - 1, 0, 2)
             score = torch.cat([embedding[i], torch.tensor(dynamic)], dim=1) @ query
             log_probability = torch.log_softmax(score + torch.tensor(inputs.mask[problem, i]), dim=0)
             loss = loss - float(weight[sample]) * log_probability[chosen]
             entropy = -(log_probability.exp() * log_probability.clamp(min=-50)).sum()
             loss = loss - entropy_weight * entropy / len(owner)
-            own = float(inputs.sequential[problem, i, chosen])
-            run = run + own if chosen == before else own
-            used[chosen] += inputs.share[problem, i, chosen]
+            if i and chosen != before:
+                closed[before] += inputs.share[problem, begin, i - 1, before]
+                begin = i
             before = chosen
     return loss
 

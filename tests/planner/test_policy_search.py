@@ -28,7 +28,9 @@ def test_the_price_of_every_neighbour_is_that_of_its_stages() -> None:
         pods = np.where(possible, points.pods, 0.0)
         price = np.where(possible, pods * moves.price, 1e9)
         weight = np.array([4.0, 0.7])
-        cost = moves.neighbours(assignment, pods, price, points.room, np.zeros(2, dtype=np.intp), weight)
+        cost = moves.neighbours(
+            assignment, pods, price, points.room, np.zeros(2, dtype=np.intp), np.outer(weight, moves.price)
+        )
         for row in range(2):
             for m, (i, j) in enumerate(zip(moves.first, moves.last, strict=True)):
                 for pool in range(3):

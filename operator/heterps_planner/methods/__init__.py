@@ -12,6 +12,7 @@ from heterps_planner.methods import (
     heuristic,
     heuristic_gpu_first,
     optimal,
+    pretrained,
     rl_lstm,
     rl_rnn,
 )
@@ -23,6 +24,7 @@ METHODS: dict[str, Method] = {
     "optimal": optimal.find,
     "rl-lstm": rl_lstm.find,
     "rl-rnn": rl_rnn.find,
+    "pretrained": pretrained.find,
     "bayesian": bayesian.find,
     "genetic": genetic.find,
     "greedy": greedy.find,

@@ -9,7 +9,7 @@ paper (docs/learned-methods.md says what each change is worth):
   good average;
 - the best schedules ever seen are replayed;
 - uncertainty is worth something as long as there is much of it (entropy bonus);
-- segment moves from the best draws; their results join the replayed ones;
+- segment moves from the best draws, and a beam search where they end; their results join the replayed ones;
 - the answer is the best schedule evaluated, not the most probable one (erratum 16).
 
 The work is bounded by counts, never by the clock, so that a seed gives the same plan on any machine; a deadline only
@@ -50,6 +50,7 @@ class Settings:
     entropy: float = 0.02  # worth of a nat per layer, at the beginning; falls linearly to 0
     moves_every: int = 3  # rounds
     starts: int = 3  # descents at a time
+    beam: int = 32  # width of the search from plans that no segment move improves
     patience: int = 45  # rounds without a better plan after which the learning has converged
 
 
@@ -135,7 +136,7 @@ def learn(
             starts = [row for row in candidates if row.tobytes() not in descended][: s.starts]
             descended.update(row.tobytes() for row in starts)
             if starts:
-                ends = moves.improve(np.array(starts))
+                ends = moves.improve(np.array(starts), width=s.beam)
                 replay.add(ends, evaluator.scores(ends))
         top = order[: max(1, round(s.best_share * s.samples))]
         spread = max(float(scores.std()), 1e-6)

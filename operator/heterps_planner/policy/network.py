@@ -7,7 +7,8 @@
 3. The score of pool t is <q(h), [e_lt, d_lt]>: the inner product of a query made from the cell's output with the
    embedding and with what earlier choices did to the pool. So one network serves any number of pools, in any order.
 
-d = (is the pool of layer l - 1; if so, the sequential part of its stage; used share of its limit up to 1; and beyond).
+d = (is the pool of layer l - 1; if so, the sequential part of its stage with layer l, and what layer l adds to the
+money of that stage; used share of its limit with layer l, up to 1; and beyond).
 
 Problems and samples: P problems of equal L and T, n samples; `owner[n]` says whose sample it is. Learning on one
 problem has P = 1, imitation P = n.
@@ -15,13 +16,13 @@ problem has P = 1, imitation P = n.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heterps_planner.cost_model import FloatArray
 from heterps_planner.policy.cells import Array, Cell, cell_of
 from heterps_planner.policy.features import LAYER_NAMES, NAMES, Features
 
@@ -29,7 +30,7 @@ __all__ = ["Inputs", "Network", "Parameters", "initial_parameters", "stack"]
 
 IntArray = NDArray[np.intp]
 Parameters = dict[str, Array]
-_DYNAMIC = 4
+_DYNAMIC = 5
 _FORBIDDEN = -1e9  # score of a pool that cannot run the layer
 
 
@@ -40,8 +41,9 @@ class Inputs:
     pair: Array  # (P, L, T, F)
     layer: Array  # (P, L, G)
     mask: Array  # (P, L, T): 0, or a large negative score for impossible pools
-    share: Array  # (P, L, T)
-    sequential: Array  # (P, L, T)
+    share: Array  # (P, L, L, T), as the next two: of the stage of layers i..j
+    sequential: Array
+    extension: Array
 
 
 def stack(features: list[Features], dtype: type[np.floating] = np.float32) -> Inputs:
@@ -52,6 +54,7 @@ def stack(features: list[Features], dtype: type[np.floating] = np.float32) -> In
         mask=np.array([np.where(item.possible, 0.0, _FORBIDDEN) for item in features], dtype),
         share=np.array([item.share for item in features], dtype),
         sequential=np.array([item.sequential for item in features], dtype),
+        extension=np.array([item.extension for item in features], dtype),
     )
 
 
@@ -121,10 +124,10 @@ class Encoded:
     mean_embedding: Array  # (P, L, E)
     drive: Array  # (P, L, gates * H)
 
-    @functools.cached_property
-    def previous_drive(self) -> Array:
-        """What each possible previous choice adds to the drive, (P, L, T, gates * H)."""
-        return self.embedding @ self.network.parameters["cell.previous"]
+    def _previous_drive(self, owner: IntArray, layer: int, pool: IntArray) -> Array:
+        """What the choice for a layer adds to the drive of the next one, (n, gates * H)."""
+        result: Array = self.embedding[owner, layer, pool] @ self.network.parameters["cell.previous"]
+        return result
 
     def choose(self, owner: IntArray, rng: np.random.Generator | None, temperature: float = 1.0) -> IntArray:
         """Choose pools layer by layer.
@@ -142,8 +145,8 @@ class Encoded:
         dtype = self.drive.dtype
         state = cell.start(n, len(w["cell.recurrent"]), dtype)
         hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
-        used = np.zeros((n, num_pools), dtype)
-        run = np.zeros(n, dtype)  # sequential part of the stage so far
+        closed = np.zeros((n, num_pools), dtype)  # share of each pool's limit that finished stages take
+        begin = np.zeros(n, dtype=np.intp)  # first layer of the last stage
         result = np.zeros((n, num_layers), dtype=np.intp)
         rows = np.arange(n)
         single = len(self.drive) == 1
@@ -151,28 +154,75 @@ class Encoded:
         for layer in range(num_layers):
             drive = self.drive[owner, layer]
             if layer:
-                drive = drive + self.previous_drive[owner, layer - 1, result[:, layer - 1]]
+                before = result[:, layer - 1]
+                drive = drive + self._previous_drive(owner, layer - 1, before)
             state, _ = cell.step(drive, w["cell.recurrent"], state)
             query = state[:, :hidden] @ w["query"] + w["query.bias"]
             if single:
                 score = query[:, :width] @ self.embedding[0, layer].T + inputs.mask[0, layer]
-                share, sequential = inputs.share[0, layer], inputs.sequential[0, layer]
+                filled = closed + inputs.share[0, layer, layer]
             else:
                 score = np.matmul(self.embedding[owner, layer], query[:, :width, None])[:, :, 0]
                 score += inputs.mask[owner, layer]
-                share, sequential = inputs.share[owner, layer], inputs.sequential[owner, layer]
-            filled = used + share
-            score += query[:, width + 2, None] * np.minimum(filled, 1)
-            score += query[:, width + 3, None] * np.clip(filled - 1, 0, 2)
+                filled = closed + inputs.share[owner, layer, layer]
             if layer:
-                before = result[:, layer - 1]
-                longer = np.minimum(run + (sequential[before] if single else sequential[rows, before]), 2)
-                score[rows, before] += query[:, width] + query[:, width + 1] * longer
+                stage = (owner, begin, layer, before)
+                filled[rows, before] = closed[rows, before] + inputs.share[stage]
+                score[rows, before] += (
+                    query[:, width]
+                    + query[:, width + 1] * inputs.sequential[stage]
+                    + query[:, width + 2] * inputs.extension[stage]
+                )
+            score += query[:, width + 3, None] * np.minimum(filled, 1)
+            score += query[:, width + 4, None] * np.clip(filled - 1, 0, 2)
             chosen = (score if noise is None else score + noise[layer]).argmax(axis=1)
             result[:, layer] = chosen
-            own = sequential[chosen] if single else sequential[rows, chosen]
-            run = np.where(chosen == result[:, layer - 1], run + own, own) if layer else own
-            used[rows, chosen] += share[chosen] if single else share[rows, chosen]
+            if layer:
+                changed = chosen != before
+                closed[rows, before] += np.where(changed, inputs.share[owner, begin, layer - 1, before], 0)
+                begin = np.where(changed, layer, begin)
+        return result
+
+    def most_probable(self, pods_LLT: FloatArray, room_T: FloatArray) -> IntArray:  # noqa: N803
+        """Choose the most probable pools for a single problem, within the limits as long as that is possible.
+
+        Args:
+            pods_LLT: pods of the stage of layers i..j, infinite if it is too slow, shape (L, L, T).
+            room_T: pods that the stages may take, shape (T,).
+
+        Returns:
+            Pools, (L,).
+        """
+        w, inputs, cell = self.network.parameters, self.inputs, self.network.cell
+        num_layers, num_pools = inputs.mask.shape[1:]
+        hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
+        state = cell.start(1, hidden, self.drive.dtype)
+        closed, left = np.zeros(num_pools, self.drive.dtype), room_T.copy()
+        result = np.zeros(num_layers, dtype=np.intp)
+        begin = before = 0
+        for layer in range(num_layers):
+            drive = self.drive[0, layer]
+            filled = closed + inputs.share[0, layer, layer]
+            fits = pods_LLT[layer, layer] <= left
+            if layer:
+                drive = drive + self.embedding[0, layer - 1, before] @ w["cell.previous"]
+            state, _ = cell.step(drive, w["cell.recurrent"], state)
+            query = state[0, :hidden] @ w["query"] + w["query.bias"]
+            score = self.embedding[0, layer] @ query[:width] + inputs.mask[0, layer]
+            if layer:
+                stage = (0, begin, layer, before)
+                filled[before] = closed[before] + inputs.share[stage]
+                fits[before] = pods_LLT[stage[1:]] <= left[before]
+                score[before] += query[width : width + 3] @ (1, inputs.sequential[stage], inputs.extension[stage])
+            score += query[width + 3] * np.minimum(filled, 1)
+            score += query[width + 4] * np.minimum(np.maximum(filled - 1, 0), 2)
+            chosen = int(np.where(fits, score, score + _FORBIDDEN).argmax())
+            result[layer] = chosen
+            if layer and chosen != before:
+                closed[before] += inputs.share[0, begin, layer - 1, before]
+                left[before] -= pods_LLT[begin, layer - 1, before]
+                begin = layer
+            before = chosen
         return result
 
     def forced(self, owner: IntArray, action: IntArray) -> Forced:
@@ -305,25 +355,27 @@ def _outer(left: Array, right: Array) -> Array:
 
 
 def _dynamic(inputs: Inputs, owner: IntArray, action: IntArray, dtype: np.dtype[np.floating]) -> Array:
-    """What earlier choices did to each pool: d of the module's docstring, (n, L, T, 4)."""
+    """What earlier choices did to each pool: d of the module's docstring, (n, L, T, 5)."""
     n, num_layers = action.shape
     num_pools = inputs.mask.shape[2]
-    layers, rows = np.arange(num_layers), np.arange(n)[:, None]
+    layers, rows, problem = np.arange(num_layers), np.arange(n)[:, None], owner[:, None]
     result = np.zeros((n, num_layers, num_pools, _DYNAMIC), dtype)
-    share, sequential = inputs.share[owner], inputs.sequential[owner]
-    filled = np.zeros((n, num_layers, num_pools), dtype)
-    filled[rows, layers, action] = share[rows, layers, action]
-    filled = np.concatenate([np.zeros((n, 1, num_pools), dtype), filled.cumsum(axis=1)[:, :-1]], axis=1) + share
-    result[..., 2] = np.minimum(filled, 1)
-    result[..., 3] = np.clip(filled - 1, 0, 2)
-    own = sequential[rows, layers, action]
-    sums = np.concatenate([np.zeros((n, 1), dtype), own.cumsum(axis=1)], axis=1)
     begins = np.ones((n, num_layers), dtype=bool)
     begins[:, 1:] = action[:, 1:] != action[:, :-1]
     begin = np.maximum.accumulate(np.where(begins, layers, 0), axis=1)
-    run = sums[:, 1:] - sums[rows, begin]  # sequential part of the stage up to each layer
+    # Share of the limits that the stages take that ended before each layer, but not the one of the layer before it.
+    ended = np.zeros((n, num_layers + 1, num_pools), dtype)
+    row, layer = (action[:, 1:] != action[:, :-1]).nonzero()
+    ended[row, layer + 1, action[row, layer]] = inputs.share[owner[row], begin[row, layer], layer, action[row, layer]]
+    ended = ended.cumsum(axis=1)  # entry l: ended before layer l
+    filled = inputs.share[problem, layers, layers]
+    filled[:, 1:] += ended[rows, begin[:, :-1]]
     before = action[:, :-1]
-    longer = np.minimum(run[:, :-1] + sequential[rows, layers[1:], before], 2)
+    stage = (problem, begin[:, :-1], layers[1:], before)
+    filled[rows, layers[1:], before] = ended[rows, begin[:, :-1], before] + inputs.share[stage]
     result[rows, layers[1:], before, 0] = 1
-    result[rows, layers[1:], before, 1] = longer
+    result[rows, layers[1:], before, 1] = inputs.sequential[stage]
+    result[rows, layers[1:], before, 2] = inputs.extension[stage]
+    result[..., 3] = np.minimum(filled, 1)
+    result[..., 4] = np.clip(filled - 1, 0, 2)
     return result

@@ -1,20 +1,22 @@
 """The shipped policy: its file, and for which problems it may be asked.
 
 The file is a safetensors file: the parameters, and as metadata what was in the training set (the least and greatest
-value of every feature, numbers of layers and pools), the command that made it, its seed, date and score.
+value of every feature, numbers of layers and pools), the command that made it, its seed, date and score. The format is
+a length (8 bytes, little endian), that much JSON, and the numbers (https://github.com/huggingface/safetensors); for a
+dozen float32 arrays the planner reads it without the library.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from heterps_planner.errors import ProblemError
 from heterps_planner.policy.features import FIELDS, NAMES, Features
@@ -25,6 +27,7 @@ __all__ = ["PATH", "Policy", "check_range", "load", "save", "shipped"]
 
 PATH = Path(__file__).with_name("pretrained.safetensors")
 _FORMAT = "heterps-policy-1"
+_DTYPE = np.dtype("<f4")
 _MARGIN = 0.15  # of a feature's range, that a problem may lie outside of it
 _POOL_FIELDS = ("maxUnits", "pricePerUnitHour")
 _ADVICE = "use the method 'rl-lstm' or 'optimal'"
@@ -53,7 +56,16 @@ def save(policy: Policy, path: Path) -> None:
         "pools": policy.pools,
     }
     metadata = {"format": _FORMAT, "domain": json.dumps(domain), **policy.provenance}
-    save_file(policy.parameters, path, metadata)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data = b""
+    for name, values in policy.parameters.items():
+        numbers = np.ascontiguousarray(values, dtype=_DTYPE).tobytes()
+        offsets = [len(data), len(data) + len(numbers)]
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": offsets}
+        data += numbers
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def load(path: Path) -> Policy:
@@ -62,14 +74,25 @@ def load(path: Path) -> Policy:
     Raises:
         ValueError: the file is not one that `save` wrote for these features.
     """
-    with safe_open(path, "numpy") as file:
-        metadata = dict(file.metadata() or {})
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    if begin > len(content):
+        raise ValueError(f"{path.name} is no safetensors file, or only a part of one")
+    header = json.loads(content[8:begin])
+    metadata = dict(header.pop("__metadata__", {}))
     if metadata.pop("format", "") != _FORMAT:
         raise ValueError(f"{path.name} is no policy of this version; make it again with experiments.train_policy")
     domain = json.loads(metadata.pop("domain"))
     if tuple(domain["features"]) != NAMES:
         raise ValueError(f"{path.name} was trained on other features; make it again with experiments.train_policy")
+    parameters: Parameters = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "F32":
+            raise ValueError(f"{path.name}: {name} is of type {entry['dtype']}, must be F32")
+        count, offset = math.prod(entry["shape"]), begin + entry["data_offsets"][0]
+        if offset + 4 * count > len(content):
+            raise ValueError(f"{path.name} ends within {name}; make it again with experiments.train_policy")
+        parameters[name] = np.frombuffer(content, _DTYPE, count, offset).astype(np.float32).reshape(entry["shape"])
     return Policy(
         parameters=parameters,
         lowest=[low for low, _ in domain["features"].values()],

@@ -6,7 +6,9 @@ follows from table look-ups. Many schedules, each at its own throughput, descend
 then provisioned exactly by the `Evaluator`, because the throughput that pays best is not known beforehand (erratum 8).
 
 Pool limits: pods beyond a limit are charged a multiple of their price, so that a search can start outside the feasible
-region and cross it. Whether a schedule is feasible is decided by the `Evaluator` alone.
+region and cross it. Where a descent ends beyond a limit, that pool's multiple grows and the descent goes on: what a pod
+is worth where it is scarce has little to do with its price. The best plan is also descended from with a multiple so
+high that no limit is broken. Whether a schedule is feasible is decided by the `Evaluator` alone.
 
 Shapes: n schedules that descend at once, S throughputs, L layers, T pools, M segments (i, j).
 """
@@ -28,7 +30,11 @@ __all__ = ["SegmentMoves", "distinct"]
 IntArray = NDArray[np.intp]
 
 _IMPOSSIBLE = 1e6  # price of a layer in a segment that cannot be a stage, in prices of one pod of each pool
-_EXCESS = (4.0, 0.7)  # price of a pod beyond the limit, in prices of a pod; neighbours in a batch alternate
+_EXCESS = (4.0, 0.7)  # charge for a pod beyond the limit, in prices of a pod, at first; rows of a batch alternate
+_STRICT = 1e5  # the same where limits must not be broken
+_SAME = 4  # moves looked at for each schedule wanted: many lead to the same one
+_DEPTH = 4  # moves of a beam search
+_GROWTH = 4.0  # of the charge where a descent ends beyond the limit
 _GAIN = 1e-9  # relative improvement below which a descent ends
 _MOST_MOVES = 60  # of one descent; far more than any needs
 _NUMBERS = 1_500_000  # of one array; larger batches are split
@@ -56,6 +62,7 @@ class SegmentMoves:
         self.highest = max(fastest_bound(segments), self.lowest)
         self.first, self.last = np.triu_indices(segments.num_layers)
         self._polished: set[bytes] = set()
+        self._left: set[bytes] = set()  # with a beam search
 
     def throughputs(self, *around: float) -> FloatArray:
         """Return throughputs worth descending at, given those of good plans; fewer if the tables would be large."""
@@ -63,12 +70,14 @@ class SegmentMoves:
         size = self.segments.num_layers**2 * self.segments.num_pools
         return values[: max(1, _TABLE_NUMBERS // size)]
 
-    def improve(self, start_NL: IntArray, most_rounds: int = 8) -> IntArray:  # noqa: N803
+    def improve(self, start_NL: IntArray, most_rounds: int = 8, width: int = 0) -> IntArray:  # noqa: N803
         """Descend from schedules, then from the best plan known as long as that improves it.
 
         Args:
             start_NL: the schedules, feasible or not, shape (n, L); may be empty.
             most_rounds: how often the best plan is descended from again.
+            width: of a beam search from the best plan once it improves no more, for what only several moves together
+                make cheaper; 0: none.
 
         Returns:
             The schedules at the ends of the descents, all of them evaluated, (m, L).
@@ -83,11 +92,16 @@ class SegmentMoves:
                 break
             around = self._around()
             key = best.tobytes() + np.float64(around).tobytes()
-            if key in self._polished:
-                break
-            self._polished.add(key)
             theta = self.throughputs(self.lowest, *(around * factor for factor in _SPREAD))
+            if key in self._polished:
+                if not width or key in self._left:
+                    break
+                self._left.add(key)
+                ends.append(self._beam(best, theta[:2], width))
+                continue
+            self._polished.add(key)
             ends.append(self._descend_and_evaluate(best[None], theta))
+            ends.append(self._descend_and_evaluate(best[None], theta, (_STRICT,)))
         return np.concatenate(ends)
 
     def _around(self) -> float:
@@ -96,18 +110,53 @@ class SegmentMoves:
             return max(best.throughput, self.lowest)
         return self.lowest if self.segments.floor else self.highest / 4
 
-    def _descend_and_evaluate(self, start: IntArray, theta: FloatArray) -> IntArray:
+    def _descend_and_evaluate(
+        self, start: IntArray, theta: FloatArray, excess: tuple[float, ...] = _EXCESS
+    ) -> IntArray:
         """Descend from every schedule at every throughput and evaluate the ends."""
-        points = self.points(theta)
-        assignment = np.repeat(start, len(theta), axis=0)
         at = np.tile(np.arange(len(theta)), len(start))
+        return self._descend_in_parts(np.repeat(start, len(theta), axis=0), self.points(theta), at, excess)
+
+    def _beam(self, best: IntArray, theta: FloatArray, width: int) -> IntArray:
+        """Go several moves away from a schedule, always on to the cheapest schedules not seen yet; evaluate them."""
+        every = [best[None]]
+        for throughput in theta:
+            points = self.points(np.array([throughput]))
+            pods, price = self._priced(points)
+            beam, seen = best[None], {best.tobytes()}
+            for _ in range(_DEPTH):
+                if self.should_stop():
+                    break
+                charge = np.repeat(self.price[None] * _STRICT, len(beam), axis=0)
+                cost = self.neighbours(beam, pods, price, points.room, np.zeros(len(beam), dtype=np.intp), charge)
+                stage = (beam[:, 1:] != beam[:, :-1]).cumsum(axis=1)
+                stage = np.concatenate([np.zeros((len(beam), 1), dtype=np.intp), stage], axis=1)
+                row, segment = (stage[:, self.first] == stage[:, self.last]).nonzero()
+                cost[row, segment, beam[row, self.first[segment]]] = np.inf  # changes nothing
+                cost = cost.reshape(len(beam), -1)
+                cheapest = np.argsort(cost, axis=None, kind="stable")[: _SAME * width]
+                origin, move = np.divmod(cheapest, cost.shape[1])
+                moved = distinct(self._moved(beam[origin], move))
+                fresh = [i for i, schedule in enumerate(moved) if schedule.tobytes() not in seen][:width]
+                if not fresh:
+                    break
+                beam = moved[fresh]
+                seen.update(schedule.tobytes() for schedule in beam)
+                every.append(beam)
+        found = distinct(np.concatenate(every))
+        self.evaluator.rates(found)
+        return found
+
+    def _descend_in_parts(
+        self, assignment: IntArray, points: Points, at: IntArray, excess: tuple[float, ...] = _EXCESS
+    ) -> IntArray:
         step = max(1, _NUMBERS // (len(self.first) * self.segments.num_pools))
-        ends = [start[:0]]
+        ends = [assignment[:0]]
         for begin in range(0, len(assignment), step):
             if self.should_stop():
                 break
             rows = slice(begin, begin + step)
-            ends.append(distinct(self.descend(assignment[rows], points, at[rows])))
+            ends.append(distinct(self.descend(assignment[rows], points, at[rows], excess)))
             self.evaluator.rates(ends[-1])
         return np.concatenate(ends)
 
@@ -118,41 +167,76 @@ class SegmentMoves:
         points.room[:, self.segments.server_pool] -= points.server
         return points
 
-    def descend(self, assignment_NL: IntArray, points: Points, at_N: IntArray) -> IntArray:  # noqa: N803
+    def descend(
+        self,
+        assignment_NL: IntArray,  # noqa: N803
+        points: Points,
+        at_N: IntArray,  # noqa: N803
+        excess: tuple[float, ...] = _EXCESS,
+    ) -> IntArray:
         """Make the best segment move until none helps.
 
         Args:
             assignment_NL: schedules, shape (n, L).
             points: the throughputs.
             at_N: index of the throughput of each schedule.
+            excess: charges for a pod beyond the limit to begin with, in prices of a pod; schedules take turns.
 
         Returns:
-            Schedules that no segment move makes cheaper at their throughput, shape (n, L).
+            Schedules that no segment move makes cheaper at their throughput and with the charges at the end, (n, L).
         """
+        pods, price = self._priced(points)
+        result = assignment_NL.copy()
+        charge = np.outer(np.resize(excess, len(result)), self.price)
+        going = np.arange(len(result))
+        value = np.full(len(result), np.inf)
+        for _ in range(_MOST_MOVES):
+            cost = self.neighbours(result[going], pods, price, points.room, at_N[going], charge[going])
+            best = cost.reshape(len(going), -1).argmin(axis=1)
+            lowest = cost.reshape(len(going), -1)[np.arange(len(going)), best]
+            better = lowest < value[going] * (1 - _GAIN)
+            ended = going[~better]
+            moved, best, value[going[better]] = going[better], best[better], lowest[better]
+            result[moved] = self._moved(result[moved], best)
+            beyond = self._used(result[ended], pods, at_N[ended]) > points.room[at_N[ended]]
+            beyond &= charge[ended] < _STRICT * self.price
+            charge[ended] *= np.where(beyond, _GROWTH, 1.0)
+            again = ended[beyond.any(axis=1)]
+            value[again] = np.inf
+            going = np.concatenate([moved, again])
+            if not len(going):
+                break
+        return result
+
+    def _priced(self, points: Points) -> tuple[FloatArray, FloatArray]:
+        """Return pods and dollars per hour of all segments, 0 and large for those that cannot be stages."""
         possible = np.isfinite(points.pods)
         pods = np.where(possible, points.pods, 0.0)
         # The longer an impossible segment the worse, so that it pays to cut it although its pieces are impossible too.
         length = np.subtract.outer(np.arange(pods.shape[1]), np.arange(pods.shape[1])).T + 1.0
         worst = _IMPOSSIBLE * float(self.price.sum()) * length**2
-        price = np.where(possible, pods * self.price, worst[:, :, None])
-        result = assignment_NL.copy()
-        weight = np.where(np.arange(len(result)) % 2 == 0, *_EXCESS)
-        going = np.arange(len(result))
-        value = np.full(len(result), np.inf)
-        for _ in range(_MOST_MOVES):
-            cost = self.neighbours(result[going], pods, price, points.room, at_N[going], weight[going])
-            best = cost.reshape(len(going), -1).argmin(axis=1)
-            lowest = cost.reshape(len(going), -1)[np.arange(len(going)), best]
-            better = lowest < value[going] * (1 - _GAIN)
-            going, best, lowest = going[better], best[better], lowest[better]
-            if not len(going):
-                break
-            value[going] = lowest
-            segment, pool = np.divmod(best, self.segments.num_pools)
-            layers = np.arange(result.shape[1])
-            inside = (layers >= self.first[segment][:, None]) & (layers <= self.last[segment][:, None])
-            result[going] = np.where(inside, pool[:, None], result[going])
-        return result
+        return pods, np.where(possible, pods * self.price, worst[:, :, None])
+
+    def _moved(self, assignment: IntArray, move: IntArray) -> IntArray:
+        """Return schedules after one segment move each, numbers into the flat (M, T)."""
+        segment, pool = np.divmod(move, self.segments.num_pools)
+        layers = np.arange(assignment.shape[1])
+        inside = (layers >= self.first[segment][:, None]) & (layers <= self.last[segment][:, None])
+        return np.where(inside, pool[:, None], assignment)
+
+    def _used(self, assignment: IntArray, pods: FloatArray, at: IntArray) -> FloatArray:
+        """Return the pods of each pool that schedules take, (n, T)."""
+        n, num_layers = assignment.shape
+        layer = np.arange(num_layers)
+        changes = assignment[:, 1:] != assignment[:, :-1]
+        begins = np.concatenate([np.ones((n, 1), bool), changes], axis=1)
+        ends = np.concatenate([changes, np.ones((n, 1), bool)], axis=1)
+        begin = np.maximum.accumulate(np.where(begins, layer, 0), axis=1)
+        row, last = ends.nonzero()
+        pool = assignment[row, last]
+        used = np.zeros((n, self.segments.num_pools))
+        np.add.at(used, (row, pool), pods[at[row], begin[row, last], last, pool])
+        return used
 
     def neighbours(
         self,
@@ -161,7 +245,7 @@ class SegmentMoves:
         price: FloatArray,
         room: FloatArray,
         at: IntArray,
-        weight: FloatArray,
+        charge: FloatArray,
     ) -> FloatArray:
         """Price every segment move of every schedule.
 
@@ -171,7 +255,7 @@ class SegmentMoves:
             price: (S, L, L, T), dollars per hour, large for segments that cannot be stages.
             room: (S, T), pods of each pool that the stages may use.
             at: (n,), index into the throughputs.
-            weight: (n,), price of a pod beyond its pool's limit, in prices of a pod.
+            charge: (n, T), dollars per hour for a pod beyond its pool's limit.
 
         Returns:
             (n, M, T) dollars per hour with the charge for broken limits; a move may be one that changes nothing.
@@ -229,7 +313,7 @@ class SegmentMoves:
         others = cut_left[:, i] + cut_right[:, j] - free
         if (others > 0).any():
             np.maximum(others, 0.0, out=others)
-            others *= self.price
+            others *= charge[:, None]
             others = others.sum(axis=2, keepdims=True) - others
         else:
             others = np.zeros((1, 1, 1))
@@ -238,6 +322,7 @@ class SegmentMoves:
         own += right_pods[:, j]
         own -= free
         np.maximum(own, 0.0, out=own)
-        own *= self.price
-        cost += weight[:, None, None] * (own + others)
+        own *= charge[:, None]
+        own += others
+        cost += own
         return cost

@@ -1,0 +1,69 @@
+"""Method `pretrained`: a policy that was trained once on random jobs and clusters plans new ones without learning.
+
+Its first answer takes about a millisecond (`first_answer`). A few draws follow, then a short repair by segment moves: a
+policy that knows plans only from examples cannot promise the best one. The amount of work is fixed. See
+docs/learned-methods.md for what both reach.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_planner.assignments import Evaluator
+from heterps_planner.cost_model import Segments
+from heterps_planner.methods.base import Found, Task, answer
+from heterps_planner.points import lowest_throughput
+from heterps_planner.policy.features import Features, features_of
+from heterps_planner.policy.network import Encoded, Network, stack
+from heterps_planner.policy.pretrained import Policy, check_range, shipped
+from heterps_planner.policy.segment_moves import SegmentMoves, distinct
+
+__all__ = ["find", "first_answer"]
+
+_DRAWS = 16
+_STARTS = 3  # of the repair
+_BEAM = 6
+
+
+def first_answer(policy: Policy, segments: Segments, features: Features) -> tuple[NDArray[np.intp], Encoded]:
+    """Return the most probable schedule, shape (L,), and the encoded problem for draws.
+
+    Args:
+        policy: a trained policy.
+        segments: the problem.
+        features: the same as the policy sees it.
+    """
+    encoded = Network(policy.parameters).encode(stack([features]))
+    theta = np.array([lowest_throughput(segments, segments.floor)])
+    room = segments.limit_T.copy()
+    room[segments.server_pool] -= float(segments.server_need(theta)[0])
+    return encoded.most_probable(segments.pods(theta)[0], room), encoded
+
+
+def find(task: Task) -> Found:
+    """Find a plan with the shipped policy.
+
+    Raises:
+        ProblemError: the problem is unlike those that the policy was trained on.
+        DeadlineError: the deadline passed before any plan was found.
+    """
+    policy, segments = shipped(), task.segments
+    features = features_of(segments)
+    check_range(policy, task.problem, features)
+    evaluator = Evaluator(segments)
+    first, encoded = first_answer(policy, segments, features)
+    evaluator.rates(first[None])
+    stopped = task.should_stop()
+    if not stopped:
+        drawn = encoded.choose(np.zeros(_DRAWS, dtype=np.intp), np.random.default_rng(task.seed))
+        homogeneous = np.repeat(np.arange(segments.num_pools)[:, None], segments.num_layers, axis=1)
+        candidates = distinct(np.concatenate([first[None], drawn, homogeneous]))
+        order = np.argsort(evaluator.scores(candidates), kind="stable")
+        task.progress(0.5)
+        starts = distinct(np.concatenate([first[None], candidates[order[:_STARTS]]]))
+        SegmentMoves(evaluator, task.should_stop).improve(starts, width=_BEAM)
+        stopped = task.should_stop()
+    if not stopped:
+        task.progress(1.0)
+    return answer(evaluator, stopped=stopped)
