@@ -21,11 +21,19 @@ class Operator:
         kubeconfig: who it is to the API server.
         folder: for its log.
         options: further ones.
+        program: what is started; the options follow.
     """
 
-    def __init__(self, kubeconfig: Path, folder: Path, *options: str) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        *options: str,
+        program: Sequence[str] = (sys.executable, "-m", "heterps_operator"),
+    ) -> None:
         self._kubeconfig = kubeconfig
         self._options: Sequence[str] = options
+        self._program = program
         self.log = folder / "operator.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -41,7 +49,7 @@ class Operator:
         """Start it, and return when it is at work."""
         assert self._process is None
         self.starts += 1
-        command = [sys.executable, "-m", "heterps_operator", "operator", "--kubeconfig", str(self._kubeconfig)]
+        command = [*self._program, "operator", "--kubeconfig", str(self._kubeconfig)]
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             # The test's thread is in the cluster's network, and what it starts is, too.
@@ -69,6 +77,16 @@ class Operator:
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=30)
+        self._process = None
+
+    def wait_until_dead(self, seconds: float) -> None:
+        """Wait for it to end by itself.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        assert self._process is not None
+        self._process.wait(timeout=seconds)
         self._process = None
 
     def story(self) -> str:

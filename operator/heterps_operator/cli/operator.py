@@ -44,7 +44,7 @@ def operator(options: Namespace) -> int:
     measurement = _measurement(options.prometheus_url)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
-    lease = Lease(api, namespace, options.lease_name, identity)
+    lease = Lease(api, namespace, options.lease_name, identity, seconds=options.lease_seconds)
     stop, failed = threading.Event(), threading.Event()
     active: list[Supervisor] = []
 

@@ -14,6 +14,9 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--lease-name", default="heterps-operator", help="of the Lease that one replica holds")
     parser.add_argument("--lease-namespace", help="where it lies (default: the operator's own)")
+    parser.add_argument(
+        "--lease-seconds", type=_positive, default=15, help="after which another replica takes over (default: 15)"
+    )
     parser.add_argument("--metrics-port", type=_port, default=8080, help="of /metrics and /healthz (default: 8080)")
     parser.add_argument("--prometheus-url", metavar="URL", help="ask this server instead of scraping coordinators")
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")

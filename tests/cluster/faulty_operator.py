@@ -1,0 +1,37 @@
+"""The operator, but it dies like a crash at a chosen moment: `python -m tests.cluster.faulty_operator MOMENT ...`.
+
+    before    when a decision is kept, and nothing of it is done yet
+    after     when one action is done, and nothing else
+
+Production code knows nothing of this: the moments lie between the loop's own steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from heterps_operator import __main__, loop
+
+CODE = 86
+
+
+def die_before_an_action(self: Any, action: Any, now: float) -> None:
+    """Instead of `ControlLoop._act`."""
+    sys.stderr.write(f"dies before {type(action).__name__}\n")
+    os._exit(CODE)
+
+
+def die_after_an_action(self: Any, action: Any, now: float, act: Any = loop.ControlLoop._act) -> None:
+    """Instead of `ControlLoop._act`."""
+    act(self, action, now)
+    sys.stderr.write(f"dies after {type(action).__name__}\n")
+    os._exit(CODE)
+
+
+MOMENTS = {"before": die_before_an_action, "after": die_after_an_action}
+
+if __name__ == "__main__":
+    loop.ControlLoop._act = MOMENTS[sys.argv[1]]  # type: ignore[method-assign]
+    sys.exit(__main__.main(sys.argv[2:]))
