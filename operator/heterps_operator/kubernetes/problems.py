@@ -18,7 +18,8 @@ from heterps_operator.values import Json, PodProblem, ProcessSpec
 __all__ = ["pod_problem", "refused", "start_error"]
 
 _UNCLAIMED_SECONDS = 30.0  # for a scheduler to look at a pod at all
-_CREATING_SECONDS = 90.0  # for a node to prepare volumes and network
+_CREATING_SECONDS = 30.0  # for a node to prepare volumes and network
+_PULLING_SECONDS = 600.0  # for an image
 _INITIALISING_SECONDS = 600.0  # for init containers, which may load data
 _UNREADY_SECONDS = 60.0  # for a container to answer its readiness probe
 _SILENT_SECONDS = 15.0  # for a node to answer
@@ -59,6 +60,7 @@ _REFUSALS = (
     (".image: Required value", "InvalidPod", "name the image of the runtime and your code in spec.image"),
 )
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+[A-Za-z0-9])")
+_PREEMPTION = re.compile(r" (?:no new claims to deallocate|preemption:)")
 _TAINT = re.compile(r"untolerated taint\(?s?\)? ?\{([^}]*)\}")
 
 
@@ -119,8 +121,8 @@ def _not_scheduled(pod: Json, condition: Json) -> PodProblem:
             text = f"{name} waits in queue {queue} until there is quota for the whole group"
             return PodProblem(reason, f"{text}; see kubectl get workloads, or raise the quota of its ClusterQueue")
         return PodProblem(reason, f"{name} waits behind the scheduling gate {gates}; its owner has to remove it")
-    # What follows is about pods that could be evicted in favour of this one.
-    words = words.split(" preemption:")[0].strip()
+    # What follows is about what could be taken from others in favour of this one.
+    words = _PREEMPTION.split(words)[0].strip()
     told = f"{name} fits no node ({_quote(words.rstrip('.'))})"
     return PodProblem(reason, f"{told}; {_way_onto_a_node(pod, words)}")
 
@@ -142,7 +144,7 @@ def _way_onto_a_node(pod: Json, words: str) -> str:
     if "node affinity" in words or "node selector" in words or "affinity/selector" in words:
         selector = (pod.get("spec") or {}).get("nodeSelector") or {}
         labels = ", ".join(f"{key}={value}" for key, value in selector.items()) or "that spec.workers.template asks for"
-        owner = f"NodePool {pool}" if pool else "the template"
+        owner = f"NodePool {pool} or of spec.workers.template" if pool else "spec.workers.template"
         return f"label nodes with {labels}, or correct the nodeSelector of {owner}"
     return f"add nodes to pool {pool}, or choose other pools in spec.pools" if pool else "add a node that can take it"
 
@@ -199,9 +201,16 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
         if reason in _NETWORKING and since >= _UNCLAIMED_SECONDS:
             fix = "the network of that node needs repair; cordon it meanwhile"
             return PodProblem(reason, f"{where}: its network cannot be set up: {_quote(words)}; {fix}")
+    said = {str(event.get("reason")) for event in events}
+    if "Pulling" in said and "Pulled" not in said:
+        if since < _PULLING_SECONDS:
+            return None
+        fix = "wait, or make the image smaller or nearer"
+        return PodProblem("ContainerCreating", f"{where} has been pulling its image for {since:.0f} s; {fix}")
     if since >= _CREATING_SECONDS:
-        fix = f"a volume or the network is not ready, see kubectl describe pod {pod['metadata'].get('name')}"
-        return PodProblem("ContainerCreating", f"{where} has been prepared for {since:.0f} s; {fix}")
+        text = f"{where} has been prepared for {since:.0f} s"
+        fix = f"an image, a volume or the network is not ready, see kubectl describe pod {pod['metadata'].get('name')}"
+        return PodProblem("ContainerCreating", f"{text}; {fix}")
     return None
 
 

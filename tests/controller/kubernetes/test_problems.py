@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "no room": (
         unschedulable(
             "0/5 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 3 Insufficient cpu. "
-            "preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
+            "no new claims to deallocate, preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
         ), 0, "Unschedulable",
         ("worker-0-1 fits no node (0/5 nodes", "pool cpu has no node with enough cpu left",
          "lower maxUnits of pool cpu in spec.pools"),
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     ),
     "labels": (
         unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", GPU_WORKER), 0,
-        "Unschedulable", ("label nodes with node.example.com/gpu=v100", "nodeSelector of NodePool v100"),
+        "Unschedulable", ("label nodes with node.example.com/gpu=v100", "nodeSelector of NodePool v100 or of"),
     ),
     "volume claim": (
         unschedulable('0/2 nodes are available: persistentvolumeclaim "cache" not found.'), 0,
@@ -148,7 +148,7 @@ def test_a_problem_says_what_where_and_the_way_out(case: str) -> None:
     ("pod", "seconds"),
     [
         (observed(phase="Pending"), 5),
-        (stuck("ContainerCreating"), 30),
+        (stuck("ContainerCreating"), 25),
         (stuck("PodInitializing"), 300),
         (observed(phase="Running", conditions=[condition("Ready", "True")], containerStatuses=running()), 999),
         (observed(phase="Running", conditions=[SCHEDULED, condition("Ready", "False")],
@@ -187,12 +187,23 @@ def test_a_queue_is_named() -> None:
         ("FailedMount", 'MountVolume.SetUp failed for volume "disk": configmap "c" not found', "FailedMount"),
         ("FailedAttachVolume", "Multi-Attach error for volume", "FailedAttachVolume"),
         ("Pulled", "Container image is present", None),
+        ("Pulling", "Pulling image", None),
     ],
 )
 def test_volumes_that_cannot_be_mounted_stand_in_events_only(reason: str, message: str, expected: str | None) -> None:
     problem = pod_problem(stuck("ContainerCreating"), NOW + 10, [{"reason": reason, "message": message}])
     assert (problem.reason if problem else None) == expected
     assert problem is None or message in problem.message
+
+
+def test_a_large_image_takes_its_time() -> None:
+    pulling = [{"reason": "Scheduled", "message": "to node-7"}, {"reason": "Pulling", "message": "image"}]
+    assert pod_problem(stuck("ContainerCreating"), NOW + 500, pulling) is None
+    late = pod_problem(stuck("ContainerCreating"), NOW + 700, pulling)
+    assert late is not None
+    assert "has been pulling its image for 700 s" in late.message
+    done = [*pulling, {"reason": "Pulled", "message": "image"}]
+    assert pod_problem(stuck("ContainerCreating"), NOW + 95, done) is not None
 
 
 QUOTA = (
