@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from heterps_operator.changes import Effect
 from heterps_operator.errors import MISSING
 from heterps_operator.schema import load_schemas
+from tests.cluster.api_server import DRY_RUN, ApiServer, Reply, collection
 from tests.cluster.building import ROOT
-from tests.cluster.kubectl import Answer, Kubectl, list_of
+from tests.cluster.kubectl import Kubectl
+from tests.controller.test_changes import CHANGES, OLD
 from tests.manifests.samples import JOB, changed, parsed
 from tests.manifests.test_rules import CREATE, UPDATE
 
@@ -28,33 +30,35 @@ def resources(kubectl: Kubectl) -> Iterator[Kubectl]:
     kubectl("delete", "nodepools", "--all")
 
 
-def numbered(manifest: Manifest, field: str, value: Any, number: int) -> Manifest:
-    """A copy with one field changed and a name of its own, by which a refusal tells whom it is about."""
-    copy = changed(manifest, field, value)
-    return copy if field == "metadata.name" else changed(copy, "metadata.name", f"n{number}")
+@pytest.fixture
+def server(admin: Kubectl) -> ApiServer:
+    return ApiServer(admin.kubeconfig)
 
 
-def sent(kubectl: Kubectl, verb: str, manifests: Sequence[Manifest]) -> Answer:
-    """All objects in one request to kubectl, which goes on after refusals. Nothing is kept."""
-    return kubectl.try_to(verb, "--dry-run=server", "--filename=-", text=list_of(manifests))
-
-
-def refusals(answer: Answer) -> dict[str, str]:
-    """What was said, by the object's name."""
-    _, *parts = re.split(r"^(?:Error from server|The \w+ \")", answer.errors, flags=re.M)
-    found = {}
-    for part in parts:
-        match = re.search(r"\"?([\w.-]+)\" is invalid: (.*)", part, re.S)
-        assert match, part
-        found[match[1]] = match[2]
-    return found
-
-
-def messages(manifest: Manifest, old: Manifest | None = None) -> list[str]:
-    """What the command line finds wrong."""
+def words_of(manifest: Manifest, old: Manifest | None = None) -> list[str]:
+    """The rules that the command line finds broken: what must hold, and what to do."""
     kind = load_schemas()[manifest["kind"]]
     before = MISSING if old is None else kind.with_defaults(old)
-    return [fault.message for fault in kind.faults(kind.with_defaults(manifest), before)]
+    return [f"{fault.message}; {fault.fix}" for fault in kind.faults(kind.with_defaults(manifest), before)]
+
+
+class Store:
+    """Objects in a test's namespace, to which changes are proposed."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self.server, self.namespace = server, namespace
+        self._versions: dict[str, str] = {}
+
+    def keep(self, manifest: Manifest) -> None:
+        reply = self.server.ask("POST", collection(manifest, self.namespace), manifest)
+        assert reply.code == 201, reply.message
+        self._versions[manifest["metadata"]["name"]] = reply.body["metadata"]["resourceVersion"]
+
+    def propose(self, manifest: Manifest) -> Reply:
+        """What the server would say to this in the place of what is kept under its name."""
+        name = manifest["metadata"]["name"]
+        body = changed(manifest, "metadata.resourceVersion", self._versions[name])
+        return self.server.ask("PUT", f"{collection(manifest, self.namespace)}/{name}?{DRY_RUN}", body)
 
 
 def test_the_example_is_taken(resources: Kubectl) -> None:
@@ -70,35 +74,42 @@ def test_defaults_are_those_of_the_command_line(resources: Kubectl) -> None:
     assert resources.get("heterpsjob", "flights")["spec"] == kind.with_defaults(parsed(JOB))["spec"]
 
 
-def test_every_rule_for_new_objects_holds_in_a_cluster(resources: Kubectl) -> None:
-    allowed = [
-        numbered(manifest, field, good, number) if good is not ... else changed(manifest, "metadata.name", f"n{number}")
-        for number, (manifest, field, good, _, _) in enumerate(CREATE)
-    ]
-    answer = sent(resources, "create", allowed)
-    assert answer.errors == ""
-    assert len(answer.output.splitlines()) == len(allowed)
-
-    refused = [numbered(manifest, field, bad, number) for number, (manifest, field, _, bad, _) in enumerate(CREATE)]
-    said = refusals(sent(resources, "create", refused))
-    assert said.keys() == {manifest["metadata"]["name"] for manifest in refused}
-    for manifest in refused:
-        expected = messages(manifest)
+def test_every_rule_for_new_objects_holds_in_a_cluster(server: ApiServer) -> None:
+    for manifest, field, good, bad, _ in CREATE:
+        allowed = manifest if good is ... else changed(manifest, field, good)
+        reply = server.would_create(collection(manifest, "default"), allowed)
+        assert reply.code == 201, reply.message
+        refused = changed(manifest, field, bad)
+        reply, expected = server.would_create(collection(manifest, "default"), refused), words_of(refused)
+        assert reply.refused, refused
         assert expected
-        assert [words for words in expected if words not in said[manifest["metadata"]["name"]]] == []
+        assert [words for words in expected if words not in reply.message] == [], reply.message
 
 
-def test_every_rule_for_changes_holds_in_a_cluster(resources: Kubectl) -> None:
-    before = [changed(manifest, "metadata.name", f"n{number}") for number, (manifest, *_) in enumerate(UPDATE)]
-    resources.apply(*before)
-    allowed = [numbered(manifest, field, good, n) for n, (manifest, field, good, _, _) in enumerate(UPDATE)]
-    assert sent(resources, "replace", allowed).errors == ""
-    refused = [numbered(manifest, field, bad, n) for n, (manifest, field, _, bad, _) in enumerate(UPDATE)]
-    said = refusals(sent(resources, "replace", refused))
-    assert said.keys() == {manifest["metadata"]["name"] for manifest in refused}
-    for old, new in zip(before, refused, strict=True):
-        [words] = messages(new, old)
-        assert words in said[new["metadata"]["name"]]
+def test_every_rule_for_changes_holds_in_a_cluster(resources: Kubectl, server: ApiServer) -> None:
+    store = Store(server, str(resources.namespace))
+    for number, (manifest, field, good, bad, _) in enumerate(UPDATE):
+        before = changed(manifest, "metadata.name", f"n{number}")
+        store.keep(before)
+        reply = store.propose(changed(before, field, good))
+        assert reply.code == 200, reply.message
+        after = changed(before, field, bad)
+        reply, [words] = store.propose(after), words_of(after, before)
+        assert reply.refused, after
+        assert words in reply.message
+
+
+def test_changes_are_refused_that_the_controller_does_not_take(resources: Kubectl, server: ApiServer) -> None:
+    store = Store(server, str(resources.namespace))
+    suspended = changed(OLD, "spec.runPolicy.suspend", True)
+    store.keep(suspended)
+    for field, value, _, effect in CHANGES:
+        reply = store.propose(changed(suspended, f"spec.{field}", value))
+        if effect == Effect.REFUSED:
+            assert reply.refused, field
+            assert "cannot be changed" in reply.message
+        else:
+            assert reply.code == 200, reply.message
 
 
 def test_an_unknown_field_is_refused(resources: Kubectl) -> None:
