@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo test cluster-build cluster-up cluster-down test-cluster check benchmark experiments lock clean
+.PHONY: help venv data demo demo-cluster test cluster-build cluster-up cluster-down test-cluster check benchmark experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ cluster-build: venv ## build the programs of the test cluster (once; docs/testin
 
 cluster-up: venv ## start a real Kubernetes with three nodes on this machine, and say how to use it
 	@$(BIN)/python -m tests.cluster up
+
+demo-cluster: data ## train the flights example on a real Kubernetes on this machine, and show each step
+	@$(BIN)/python -m tests.cluster demo
 
 cluster-down: venv ## end it
 	@$(BIN)/python -m tests.cluster down

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from pathlib import Path
 
 from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
+from tests.cluster.demo import show
 from tests.cluster.errors import ClusterError
 
 NAME = "default"
@@ -28,6 +31,7 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build", help="build the programs of a cluster, if they are not built")
     build.add_argument("--optional", action="store_true", help="and those that only some tests need (Helm, kwok)")
+    verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
     verbs.add_parser("update", help="write the go.sum files anew after a version in a go.mod was changed")
     for verb, explanation in {
         "up": "start a cluster",
@@ -48,6 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "build":
         built = building.build(building.CLUSTER + (building.OPTIONAL if arguments.optional else ()), say)
         say(f"Built: {', '.join(sorted(built))}")
+    elif arguments.verb == "demo":
+        building.build(building.CLUSTER, say)
+        with tempfile.TemporaryDirectory(prefix="heterps-demo-") as folder:
+            return show(Path(folder))
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":

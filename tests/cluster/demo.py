@@ -1,0 +1,125 @@
+"""`make demo-cluster`: the flights job on a real Kubernetes of three nodes, from an empty machine to a trained model.
+
+Everything is what a user has: `kubectl apply`, the operator, the job of the README. Only the image is none: pods mount
+the checkout and its virtual environment instead.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.building import ROOT
+from tests.cluster.cluster import ACCELERATOR, POOL_LABEL, Cluster
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.operators import NAMESPACE, Operator
+from tests.cluster.pods import project_template
+
+__all__ = ["flights", "show"]
+
+FLIGHTS = ROOT / "examples" / "flights"
+_FINAL = ("Succeeded", "Failed", "Suspended")
+_PATIENCE_SECONDS = 900
+
+
+def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
+    """The pools and the job of examples/flights, as this cluster can run them.
+
+    Args:
+        shared: folder of this machine for checkpoints and the model; all pods mount it.
+        name: of the job.
+    """
+    documents = list(yaml.safe_load_all((FLIGHTS / "job.yaml").read_text()))
+    template = project_template()
+    [container] = template["spec"]["containers"]
+    container["env"].append({"name": "PYTHONPATH", "value": str(FLIGHTS)})
+    container["volumeMounts"].append({"name": "shared", "mountPath": "/shared"})
+    template["spec"]["volumes"].append({"name": "shared", "hostPath": {"path": str(shared)}})
+    for document in documents:
+        spec = document["spec"]
+        if document["kind"] == "NodePool":
+            spec["nodeSelector"] = {POOL_LABEL: document["metadata"]["name"]}
+            if spec["deviceType"] != "CPU":
+                spec["resourceName"] = ACCELERATOR
+            continue
+        document["metadata"]["name"] = name
+        spec["image"] = container.pop("image")
+        spec["workers"] = {"template": template}
+        spec["data"] |= {"train": str(FLIGHTS / "data" / "train"), "evaluation": str(FLIGHTS / "data" / "test")}
+        spec["checkpoint"]["path"] = f"/shared/{name}"
+        # Pods share this machine's two cores with a whole Kubernetes.
+        spec["objective"] = {"minSamplesPerSecond": 5000}
+    return documents
+
+
+def show(folder: Path) -> int:
+    """Run the demonstration; returns the exit code."""
+    shared = folder / "shared"
+    shared.mkdir(parents=True, exist_ok=True)
+    with Cluster(name="demo", say=_say) as cluster, cluster.entered():
+        kubectl = cluster.kubectl
+        _say("kubectl get nodes")
+        _print(kubectl("get", "nodes", f"--label-columns={POOL_LABEL}"))
+        _say("kubectl apply -f crds/")
+        _print(kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}"))
+        kubectl("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+        kubectl("create", "namespace", NAMESPACE)
+        _say("heterps operator &")
+        with Operator(cluster.place.kubeconfig, folder) as operator:
+            _say("kubectl apply -f flights.yaml")
+            manifest = folder / "flights.yaml"
+            manifest.write_text(yaml.safe_dump_all(flights(shared), sort_keys=False))
+            _print(kubectl("apply", "--server-side", f"--filename={manifest}"))
+            _say("kubectl get hpsj flights --watch")
+            phase = _watch(kubectl)
+            _say("kubectl get pods,nodepools")
+            _print(kubectl("get", "pods", "--output=wide"))
+            _print(kubectl("get", "nodepools"))
+            _result(kubectl, shared)
+            if phase != "Succeeded":
+                _print(operator.story())
+                return 1
+    return 0
+
+
+def _watch(kubectl: Kubectl) -> str:
+    """Print the job's line whenever it changes, until it has ended; returns the last phase."""
+    began, shown = time.monotonic(), ""
+
+    def ended() -> str | None:
+        nonlocal shown
+        head, _, row = kubectl("get", "heterpsjob", "flights").strip().partition("\n")
+        line = row.rsplit(maxsplit=1)[0]  # without the age, which changes all the time
+        if not shown:
+            _print(f"  time  {head}")
+        if line != shown:
+            shown = line
+            _print(f"{time.monotonic() - began:5.0f}s  {row}")
+        phase = kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status.phase}")
+        return phase if phase in _FINAL else None
+
+    return wait_until("the job has ended", ended, _PATIENCE_SECONDS)
+
+
+def _result(kubectl: Kubectl, shared: Path) -> None:
+    status = json.loads(kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status}"))
+    evaluation, cost = status.get("evaluation") or {}, status.get("cost") or {}
+    _say(f"{status['phase']}: {status.get('message') or 'the job is done'}")
+    _print(f"held-out AUC {evaluation.get('auc')}, log loss {evaluation.get('logLoss')}")
+    _print(f"throughput {status['throughput'].get('samplesPerSecond')} samples/s, plan {status['plan']['summary']}")
+    _print(f"bill ${cost.get('total')}")
+    _print(f"model {shared / 'flights' / 'model'} (in pods: {status.get('model')})")
+
+
+def _say(line: str) -> None:
+    _print(f"\n$ {line}" if line.startswith(("kubectl", "heterps")) else line)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()
