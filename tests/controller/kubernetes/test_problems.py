@@ -38,9 +38,9 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "no room": (
         unschedulable(
             "0/5 nodes are available: 2 node(s) didn't match Pod's node affinity/selector, 3 Insufficient cpu. "
-            "no new claims to deallocate, preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
+            "no new claims to deallocate, preemption: 0/5 nodes are available: 5 Preemption is not helpful."
         ), 0, "Unschedulable",
-        ("worker-0-1 fits no node (0/5 nodes", "pool cpu has no node with enough cpu left",
+        ("affinity/selector, 3 Insufficient cpu); pool cpu", "pool cpu has no node with enough cpu left",
          "lower maxUnits of pool cpu in spec.pools"),
     ),
     "no cards": (
