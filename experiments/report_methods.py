@@ -214,11 +214,11 @@ def time_section(results: Results) -> str:
             "What differs, and why. The paper's times depend on its implementation and machine, and disagree with each "
             "other: its learned scheduler takes 17 s for CTRDNN in table 2 and 58 s in table 3. Ours is a small "
             "network in NumPy whose plans are costed in batches, and ends when its plan no longer changes, hence "
-            "seconds instead of minutes. As in the paper its time does not grow with the number of types as that of "
-            "greedy does. The heuristics are slower than the paper's because they try all pairs of pools. What "
-            "carries over: Bayesian optimisation is the slowest, then learning and genetic search, then the rest. The "
-            "exact method, which the paper does not have, is faster than all that search, so that learning has to be "
-            "justified by something else than cost or time.\n",
+            "seconds instead of minutes. It grows little with the number of types, the paper's not at all. The "
+            "heuristics are slower than the paper's because they try all pairs of pools. What carries over: Bayesian "
+            "optimisation is the slowest, then learning and genetic search, then the rest. The exact method, which the "
+            "paper does not have, is faster than all that search, so that learning has to be justified by something "
+            "else than cost or time.\n",
         ]
     )
 
