@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-import tempfile
-from pathlib import Path
 
 from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
@@ -54,8 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"Built: {', '.join(sorted(built))}")
     elif arguments.verb == "demo":
         building.build(building.CLUSTER, say)
-        with tempfile.TemporaryDirectory(prefix="heterps-demo-") as folder:
-            return show(Path(folder))
+        folder = building.ROOT / ".cache" / "demo-cluster"
+        shutil.rmtree(folder, ignore_errors=True)
+        return show(folder)
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":
