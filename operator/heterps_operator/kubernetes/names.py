@@ -39,6 +39,7 @@ __all__ = [
     "job_selector",
     "job_status_path",
     "jobs_path",
+    "label_selector",
     "object_path",
     "owner_reference",
     "plan_config_name",
@@ -177,6 +178,11 @@ def job_labels(job: str) -> dict[str, str]:
 def job_selector(job: str, role: str | None = None) -> dict[str, str]:
     """Labels that select a job's pods, all or those of one role."""
     return {LABEL_JOB: job} | ({} if role is None else {LABEL_ROLE: role})
+
+
+def label_selector(labels: Mapping[str, str]) -> str:
+    """Labels as the text of a selector, `a=1,b=2`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:

@@ -12,14 +12,19 @@ from typing import Any
 from heterps_operator.bill import Bill
 from heterps_operator.failures import describe_exit
 from heterps_operator.job import JobSpec
+from heterps_operator.kubernetes.names import job_selector, label_selector
 from heterps_operator.reconcile import describe_plan
 from heterps_operator.status import CONDITION_TYPES, Condition, Status
 from heterps_operator.values import Json, ProcessView
+from heterps_runtime.contract import PlanDocument, ps_name, worker_name
 
 __all__ = ["job_status", "timestamp"]
 
 _LONGEST_MESSAGE = 4096
 _LONGEST_SUMMARY = 1024
+_LONGEST_REASON = 128
+_LONGEST_REMARK = 1024  # of one worker
+_MOST_NOT_READY = 16
 _FINAL = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
 # The conditions whose message says what a job waits for, the most telling first.
 _WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
@@ -55,7 +60,7 @@ def job_status(
         "plan": _plan(status, plan_config),
         "throughput": _throughput(job, result),
         "progress": _progress(result),
-        **_members(status, processes),
+        **_members(job, status, processes),
         "cost": {
             "total": _decimal(float(bill.cost), 6),
             "pools": [
@@ -134,23 +139,43 @@ def _progress(result: Json) -> dict[str, Any] | None:
     return found or None
 
 
-def _members(status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
-    """How many workers and servers are wanted, and how many the coordinator has heard of."""
-    plan = status.plan
-    if plan is None:
-        return {}
-    running = {process.name for process in processes if process.running}
-    members = (status.result or {}).get("members") or ()
-    ready = {str(m["name"]) for m in members if m.get("state") == "ready"} & running
-    servers = int((plan.get("parameterServer") or {}).get("replicas") or 0)
-    present = sum(name.startswith("ps-") for name in ready)
-    return {
-        "workers": {
-            "desired": sum(int(stage["pods"]) for stage in plan["stages"]),
-            "ready": sum(name.startswith("worker-") for name in ready),
-        },
-        "parameterServers": {"desired": servers, "ready": present, "summary": f"{present}/{servers}"},
+def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
+    """How many workers and servers are wanted, how many the coordinator has heard of, and why others are not ready."""
+    workers: dict[str, Any] = {"selector": label_selector(job_selector(job.name, "worker")), "desired": 0, "ready": 0}
+    if status.plan is None:
+        return {"workers": workers}
+    plan = PlanDocument.from_json(dict(status.plan))
+    names = [worker_name(number, index) for number, stage in enumerate(plan.stages) for index in range(stage.pods)]
+    servers = [ps_name(index) for index in range(plan.parameterServer.replicas)]
+    seen = {process.name: process for process in processes}
+    known = {str(m["name"]): m for m in (status.result or {}).get("members") or ()}
+    ready = {name for name, m in known.items() if m.get("state") == "ready" and name in seen and seen[name].running}
+    absent = [name for name in names if name not in ready] if status.phase not in _FINAL else []
+    workers |= {
+        "desired": len(names),
+        "ready": len(ready.intersection(names)),
+        "notReady": [_not_ready(name, seen.get(name), known.get(name, {})) for name in absent[:_MOST_NOT_READY]],
     }
+    present = len(ready.intersection(servers))
+    summary = f"{present}/{len(servers)}"
+    return {
+        "workers": workers,
+        "parameterServers": {"desired": len(servers), "ready": present, "summary": summary},
+    }
+
+
+def _not_ready(name: str, process: ProcessView | None, member: Json) -> dict[str, Any]:
+    """Why a worker is not ready: what its pod says, then what the coordinator does."""
+    if process is None:
+        reason, message = "NotStarted", ""
+    elif process.problem is not None:
+        reason, message = process.problem.reason, process.problem.message
+    elif not process.running:
+        reason, message = process.reason or "Ended", describe_exit(process.exit_code)
+    else:
+        reason, message = "Starting", str(member.get("message") or "")
+    found = {"name": name, "reason": reason[:_LONGEST_REASON]}
+    return found | ({"message": message[:_LONGEST_REMARK]} if message else {})
 
 
 def _checkpoint(result: Json) -> dict[str, Any] | None:

@@ -1,0 +1,72 @@
+"""The status that people and programs see of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heterps_operator.bill import Bill
+from heterps_operator.kubernetes.status import job_status
+from heterps_operator.schema import load_schemas
+from heterps_operator.structure import structural_faults
+from heterps_operator.values import PodProblem
+from tests.controller.world import World
+from tests.manifests.samples import JOB, parsed
+
+KIND = load_schemas()["HeterPSJob"]
+
+
+def shown(world: World) -> dict[str, Any]:
+    """The status of a job, which must be one that its schema allows."""
+    document = job_status(world.job, world.status, Bill(), tuple(world.processes.values()), generation=1)
+    job = KIND.with_defaults(parsed(JOB)) | {"status": document}
+    assert list(structural_faults(KIND.openapi, job, {})) == []
+    return document
+
+
+def test_an_autoscaler_finds_the_worker_pods_from_the_start() -> None:
+    workers = shown(World())["workers"]
+    assert workers == {"selector": "heterps.io/job=tiny,heterps.io/role=worker", "desired": 0, "ready": 0}
+
+
+def test_workers_are_counted() -> None:
+    found = shown(World().training())
+    assert (found["workers"]["desired"], found["workers"]["ready"], found["workers"]["notReady"]) == (3, 3, [])
+    assert found["parameterServers"] == {"desired": 1, "ready": 1, "summary": "1/1"}
+    assert shown(World().profiled())["workers"]["desired"] == 0
+
+
+def test_workers_that_are_not_ready_say_why() -> None:
+    world = World().planned()
+    assert {item["reason"] for item in shown(world)["workers"]["notReady"]} == {"Starting"}
+    process = world.processes["worker-0-0"]
+    problem = PodProblem("Unschedulable", "no node has 4 free cpu; add nodes to pool cpu")
+    world.processes["worker-0-0"] = replace(process, problem=problem)
+    world.end("worker-0-1", -9, reason="OOMKilled")
+    del world.processes["worker-1-0"]
+    assert shown(world)["workers"]["notReady"] == [
+        {"name": "worker-0-0", "reason": "Unschedulable", "message": problem.message},
+        {"name": "worker-0-1", "reason": "OOMKilled",
+         "message": "killed by SIGKILL (the kernel does this when memory runs out)"},
+        {"name": "worker-1-0", "reason": "NotStarted"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_after_the_end_nobody_is_waited_for(end: str) -> None:
+    world = World().training()
+    world.status = replace(world.status, phase=end, finished=world.time)
+    world.processes.clear()
+    assert shown(world)["workers"]["notReady"] == []
+
+
+def test_long_lists_are_cut() -> None:
+    world = World().planned()
+    plan = dict(world.status.plan or {})
+    first, second = plan["stages"]
+    world.status = replace(world.status, plan={**plan, "stages": [{**first, "pods": 500, "units": 500}, second]})
+    found = shown(world)["workers"]
+    assert found["desired"] == 501
+    assert len(found["notReady"]) == 16
