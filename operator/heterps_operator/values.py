@@ -72,7 +72,7 @@ class ProcessView:
     last_lines: tuple[str, ...] = ()  # of its log, once it has ended
     pid: int = 0
     log: str = ""  # where its log lies
-    # Why it ended, where a cluster knows more than the exit code:
+    # Why it ended (or ends, if it is stopping), where a cluster knows more than the exit code:
     # OOMKilled | Evicted | Preempted | NodeLost | Deleted | StartError
     reason: str = ""
     problem: PodProblem | None = None  # while it does not start

@@ -78,7 +78,8 @@ def view(
         stopping=stopping,
         last_lines=_last_lines(status, terminated, tail) if over else (),
         log=f"kubectl logs --namespace {metadata.get('namespace')} {metadata.get('name')}",
-        reason=_reason(pod, terminated, asked) if over else "",
+        # Told before the end too: a pod may be gone before its end was seen.
+        reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
     )
 
@@ -135,8 +136,8 @@ def _exit(status: Json, terminated: Json | None) -> int | None:
     return 0 if status.get("phase") == "Succeeded" else None
 
 
-def _reason(pod: Json, terminated: Json | None, asked: bool) -> str:
-    """Why it ended, where the cluster knows more than the exit code; the most telling first."""
+def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
+    """Why it ended or ends, where the cluster knows more than the exit code; the most telling first."""
     status = pod.get("status") or {}
     why = str((terminated or {}).get("reason") or "")
     if why == "OOMKilled":
@@ -152,7 +153,7 @@ def _reason(pod: Json, terminated: Json | None, asked: bool) -> str:
     if why in _CONTAINER_REASONS:
         return _CONTAINER_REASONS[why]
     if pod["metadata"].get("deletionTimestamp"):
-        overdue = terminated is None and status.get("phase") not in ("Succeeded", "Failed")
+        overdue = over and terminated is None and status.get("phase") not in ("Succeeded", "Failed")
         return "NodeLost" if overdue else "" if asked else "Deleted"
     if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):
         return "NodeLost"

@@ -157,6 +157,16 @@ def test_a_pod_that_somebody_else_deleted_says_so() -> None:
     assert view(pod, NOW + 70).exit_code == -15
 
 
+def test_why_a_pod_ends_is_known_before_it_has_ended() -> None:
+    evicted = [condition(DISRUPTED, "True", "EvictionByEvictionAPI")]
+    pod = observed(deleted=NOW + 90, phase="Running", containerStatuses=running(), conditions=evicted)
+    seen = view(pod, NOW + 61)
+    assert (seen.running, seen.stopping, seen.reason) == (True, True, "Evicted")
+    pod["status"]["conditions"] = []
+    assert view(pod, NOW + 61).reason == "Deleted"
+    assert view(pod, NOW + 61, asked=True).reason == ""
+
+
 def lost_cases() -> list[tuple[str, Json, float]]:
     silent: dict[str, Any] = {"phase": "Running", "containerStatuses": running()}
     return [
