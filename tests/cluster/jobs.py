@@ -147,7 +147,7 @@ class ClusterJob:
         def reached() -> Json | None:
             status = self.status()
             phase = status.get("phase")
-            if phase in FINAL and phase not in phases:
+            if phase in ("Succeeded", "Failed") and phase not in phases:
                 raise AssertionError(f"the job is {phase}: {status.get('message')}\n{self.story()}")
             return status if phase in phases else None
 
