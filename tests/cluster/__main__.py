@@ -10,6 +10,7 @@ from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
 from tests.cluster.demo import show
 from tests.cluster.errors import ClusterError
+from tests.cluster.requirements import reasons_against
 
 NAME = "default"
 HOW_TO_USE = """\
@@ -30,6 +31,7 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build", help="build the programs of a cluster, if they are not built")
     build.add_argument("--optional", action="store_true", help="and those that only some tests need (Helm, kwok)")
+    verbs.add_parser("check", help="say whether this machine can run a cluster, and what it lacks")
     verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
     verbs.add_parser("update", help="write the go.sum files anew after a version in a go.mod was changed")
     for verb, explanation in {
@@ -51,6 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "build":
         built = building.build(building.CLUSTER + (building.OPTIONAL if arguments.optional else ()), say)
         say(f"Built: {', '.join(sorted(built))}")
+    elif arguments.verb == "check":
+        reasons = reasons_against()
+        say(
+            "\n".join(["This machine cannot run a cluster yet:", *reasons])
+            if reasons
+            else "This machine can run a cluster"
+        )
+        return 1 if reasons else 0
     elif arguments.verb == "demo":
         building.build(building.CLUSTER, say)
         folder = building.ROOT / ".cache" / "demo-cluster"

@@ -48,10 +48,12 @@ def reasons_against() -> list[str]:
             "make cluster-build" if shutil.which("go") else f"install Go {building.GO_VERSION}, then make cluster-build"
         )
         reasons.append(f"{len(programs)} of its programs are not built: {fix}")
-    if not reasons:
+    if shutil.which("unshare") is not None:
         tried = subprocess.run(
             ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
         )
         if tried.returncode:
             reasons.append(f"no namespaces of its own: {tried.stderr.strip()}")
+    if not os.access("/sys/fs/cgroup", os.W_OK):
+        reasons.append("no control groups of its own: /sys/fs/cgroup cannot be written")
     return reasons
