@@ -33,6 +33,7 @@ EFFECTS: Mapping[str, Effect] = {
     "data": Effect.REFUSED,
     "training": Effect.REFUSED,
     "objective": Effect.REPLAN,
+    "objective.minSamplesPerSecond": Effect.LIVE,  # units follow the floor while the job runs (elasticity.py)
     "scheduling": Effect.REPLAN,
     "scheduling.timeoutSeconds": Effect.LIVE,
     "pools": Effect.REPLAN,  # but a higher maxUnits is only room for more

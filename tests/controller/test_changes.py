@@ -31,7 +31,7 @@ CHANGES: list[tuple[str, Any, str, Effect]] = [
     ("runPolicy.failurePolicy.rules", [{"action": "Ignore", "exitCodes": [1]}], "runPolicy.failurePolicy.rules",
      Effect.LIVE),
     ("runPolicy.hangTimeoutSeconds", 60, "runPolicy.hangTimeoutSeconds", Effect.RESTART),
-    ("objective.minSamplesPerSecond", 500, "objective.minSamplesPerSecond", Effect.REPLAN),
+    ("objective.minSamplesPerSecond", 500, "objective.minSamplesPerSecond", Effect.LIVE),
     ("objective.maxCostPerHour", "3", "objective.maxCostPerHour", Effect.REPLAN),
     ("scheduling.method", "greedy", "scheduling.method", Effect.REPLAN),
     ("scheduling.timeoutSeconds", 9, "scheduling.timeoutSeconds", Effect.LIVE),
