@@ -33,8 +33,7 @@ def rows_of(out: Path, name: str) -> list[Row]:
 
 
 def test_every_experiment_has_results(out: Path) -> None:
-    optional = set() if "pretrained" in METHODS else {"transfer"}
-    assert {name for name in EXPERIMENTS if not rows_of(out, name)} == optional
+    assert {name for name in EXPERIMENTS if not rows_of(out, name)} == set()
 
 
 def test_the_document_shows_every_picture_and_every_picture_exists(out: Path) -> None:
