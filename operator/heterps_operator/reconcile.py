@@ -159,18 +159,18 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if observed.planning:
         return status, ()
     known = outcome is not None and outcome.revision == revision
+    alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
     # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
     if outcome is not None and known and status.planned_with != dict(observed.free_units):
-        known = outcome.feasible and not _short(outcome.document, observed)
+        known = not _short(outcome.document, observed) if outcome.feasible else alone
+        status = replace(status, possible=status.possible or (alone and outcome.feasible))
     if outcome is None or not known:
-        try:
-            problem = build_problem(room, observed.profiles)
-        except ValueError as error:
-            return _fail(status, Failure("ProfileMismatch", str(error)), now), ()
-        return replace(status, planned_with=dict(observed.free_units)), (ComputePlan(problem, revision),)
+        return _ask_planner(room, observed, status, dict(observed.free_units))
     document = outcome.document
     # A plan by hand that does not fit is refused, where a search finds that there is none.
-    if room != job and not outcome.feasible and (document is not None or job.stages_by_hand):
+    if room != job and not alone and not outcome.feasible and (document is not None or job.stages_by_hand):
+        if not status.possible:  # is it for want of room? A job that could not run alone must not wait
+            return _ask_planner(job, observed, status, {})
         taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
         why = outcome.error or (document or {}).get("message") or "there is no plan"
         text = f"{why}; {_in_use(job, observed, taken)}"
@@ -187,6 +187,16 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "plan":
         return _reach(status, "Planned", now), ()
     return _run(job, observed, status)
+
+
+def _ask_planner(
+    job: JobSpec, observed: Observed, status: Status, planned_with: Mapping[str, int]
+) -> tuple[Status, tuple[Action, ...]]:
+    try:
+        problem = build_problem(job, observed.profiles)
+    except ValueError as error:
+        return _fail(status, Failure("ProfileMismatch", str(error)), observed.time), ()
+    return replace(status, planned_with=planned_with), (ComputePlan(problem, status.plan_revision + 1),)
 
 
 def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:

@@ -97,9 +97,9 @@ class Status:
     conditions: tuple[Condition, ...] = ()
     plan: Json | None = None  # the plan that is carried out
     plan_revision: int = 0
-    planned_with: Mapping[str, int] = field(
-        default_factory=dict
-    )  # units that others left free when a plan was asked for
+    # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
+    planned_with: Mapping[str, int] = field(default_factory=dict)
+    possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
     gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
