@@ -20,17 +20,16 @@ from heterps_operator.changes import Effect, spec_change
 from heterps_operator.controller.admission import cluster_problems, pod_configuration
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.planners import QueuedPlanner
+from heterps_operator.controller.publisher import Publisher
 from heterps_operator.controller.store import Key
 from heterps_operator.errors import ManifestError
 from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.events import EventRecorder
 from heterps_operator.kubernetes.names import (
     config_map_path,
     is_owned,
     job_path,
-    job_status_path,
     object_path,
     plan_config_name,
     secret_path,
@@ -40,7 +39,6 @@ from heterps_operator.kubernetes.names import (
 from heterps_operator.kubernetes.pools import job_key
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.state import JobState, Memory
-from heterps_operator.kubernetes.status import job_status
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop import ControlLoop, Turn
 from heterps_operator.manifest import Manifest, read_objects
@@ -48,18 +46,17 @@ from heterps_operator.members import units_by_pool
 from heterps_operator.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.status import Event, Status
 from heterps_operator.values import Json
-from heterps_runtime.contract import API_VERSION, PlanDocument
+from heterps_runtime.contract import PlanDocument
 
 __all__ = ["CapacityTakenError", "JobController"]
 
 MANAGED_BY = "heterps.io/operator"
 PAUSED_ANNOTATION = "heterps.io/paused"
 _SAVE_SECONDS = 15.0  # of the bill, while nothing happens
-_PROGRESS_SECONDS = 10.0  # between two updates of the status that only tell of progress
 _QUIET = 1.5  # each look that finds nothing new makes the pause before the next one longer
 _FIRST_PAUSE_SECONDS = 0.25
 _REFUSED_SECONDS = 60.0  # a job that cannot be taken up is woken by what would change that; this is for safety
-_NOT_FOUND = 404
+_LEFTOVER_SECONDS = 2.0  # for what is left of an earlier job of the same name
 _BEGINS_AGAIN = frozenset({"Suspended", "Planned"})
 
 
@@ -70,9 +67,10 @@ class CapacityTakenError(Exception):
 class _NotReadyError(Exception):
     """The job cannot be taken up as it is."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, seconds: float = _REFUSED_SECONDS) -> None:
         super().__init__(message)
         self.reason = reason
+        self.seconds = seconds  # until it is worth another look
 
 
 class JobController:
@@ -99,11 +97,9 @@ class JobController:
         self._planner: QueuedPlanner | None = None
         self._substrate: KubernetesSubstrate | None = None
         self._state: JobState | None = None
-        self._recorder: EventRecorder | None = None
+        self._publisher: Publisher | None = None
         self._memory: Memory | None = None
         self._turn: Turn | None = None
-        self._published: dict[str, Any] | None = None
-        self._published_at = 0.0
         self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
         self._kept = (0, 0)  # revision and incarnation whose objects were written
         self._quiet = 0
@@ -130,11 +126,13 @@ class JobController:
         if self._uid != job["metadata"]["uid"]:
             self.close()
             self._uid = str(job["metadata"]["uid"])
+        publisher = self._publisher = self._publisher or Publisher(self._cluster, job)
         try:
             self._take_up(job)
         except _NotReadyError as error:
-            self._refuse(job, error)
-            return _REFUSED_SECONDS
+            known = self._memory.status if self._memory is not None else Status()
+            publisher.refuse(known, error.reason, str(error), _generation(job))
+            return error.seconds
         assert self._loop is not None
         assert self._substrate is not None
         self._loop.free_units = self._cluster.ledger.free_units(self._name, self._substrate.pools)
@@ -144,11 +142,8 @@ class JobController:
             return _FIRST_PAUSE_SECONDS
         turn = self._turn
         assert turn is not None
-        assert self._recorder is not None
-        for event in turn.events:
-            self._recorder.record(event)
         self._cluster.metrics.update(*self._key, turn)
-        self._publish(job, turn)
+        publisher.publish(turn, _generation(job))
         if turn.status.final:
             return self._after_the_end(job, turn)
         return self._pause(turn)
@@ -214,7 +209,6 @@ class JobController:
     def _begin(self, job: Json, manifest: Manifest, spec: JobSpec) -> None:
         """Take the job up: for the first time, or after an operator that is gone."""
         self._state = JobState(self._cluster.api, job)
-        self._recorder = EventRecorder(self._cluster.api, job)
         try:
             memory = self._state.load()
         except ValueError as error:
@@ -237,6 +231,7 @@ class JobController:
             objects.run_config(job, configuration),
             objects.network_policy(job, cluster.namespace),
         ):
+            self._check_owner(job, item)
             cluster.api.apply(object_path(item), item)
         status = self._memory.status
         if status.phase in _BEGINS_AGAIN and not spec.run_policy.suspend and spec.goal == "train":
@@ -281,6 +276,17 @@ class JobController:
             clock=cluster.clock,
         )
 
+    def _check_owner(self, job: Json, item: dict[str, Any]) -> None:
+        """Make sure that an object's name is free, or the object this job's own."""
+        found = self._cluster.api.get(object_path(item))
+        if found is None or is_owned(found, job):
+            return
+        name = f"{item['kind']} {item['metadata']['name']}"
+        if any(owner.get("kind") == "HeterPSJob" for owner in found["metadata"].get("ownerReferences") or ()):
+            text = f"{name} is of an earlier job of this name, which is being cleared away"
+            raise _NotReadyError("NameNotFree", text, _LEFTOVER_SECONDS)
+        raise _NotReadyError("NameTaken", f"{name} is there already and not this job's; rename it, or the job")
+
     def _token(self, job: Json) -> str:
         """The secret that the job's processes know each other by; drawn once."""
         path = secret_path(self._key[0], token_secret_name(self._key[1]))
@@ -316,11 +322,11 @@ class JobController:
             return
         if self._restart != Effect.NONE:  # on its way; what is wanted is read when it has stopped
             return
-        assert self._recorder is not None
+        assert self._publisher is not None
         change = spec_change({"spec": self._memory.spec}, manifest.job)
         running = self._loop.status.plan is not None and not self._loop.status.final
         if change.effect != Effect.NONE:
-            self._recorder.record(Event("Normal", "SpecChanged", change.describe(), self._cluster.clock()))
+            self._publisher.record(Event("Normal", "SpecChanged", change.describe(), self._cluster.clock()))
         if running and change.effect in (Effect.RESTART, Effect.REPLAN):
             self._restart = change.effect
             self._loop.request_stop()
@@ -358,7 +364,7 @@ class JobController:
             revisions = self._keep_plan(status, plan, revisions)
             self._kept = (status.plan_revision, status.incarnation)
         self._substrate.plan_revision, self._substrate.gang = status.plan_revision, frozenset(status.gang)
-        generation = int((self._cluster.jobs.get(*self._key) or {"metadata": {}})["metadata"].get("generation") or 0)
+        generation = _generation(self._cluster.jobs.get(*self._key) or {"metadata": {}})
         self._memory = replace(
             self._memory,
             status=status,
@@ -400,54 +406,6 @@ class JobController:
                 api.delete(config_map_path(self._key[0], plan_config_name(self._key[1], revision)))
         return tuple(revision for revision in revisions if revision not in old)
 
-    def _publish(self, job: Json, turn: Turn) -> None:
-        """Write the job's status if it says something new."""
-        revision = turn.status.plan_revision
-        document = job_status(
-            turn.job,
-            turn.status,
-            turn.bill,
-            turn.observed.processes,
-            generation=int(job["metadata"].get("generation") or 0),
-            plan_config=plan_config_name(self._key[1], revision) if turn.status.plan is not None else "",
-        )
-        if document == self._published:
-            return
-        now = self._cluster.clock()
-        if _lasting(document) == _lasting(self._published or {}) and now - self._published_at < _PROGRESS_SECONDS:
-            return
-        self._write_status(document)
-        self._published_at = now
-
-    def _write_status(self, document: dict[str, Any]) -> None:
-        namespace, name = self._key
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": "HeterPSJob",
-            "metadata": {"name": name, "namespace": namespace},
-            "status": document,
-        }
-        try:
-            self._cluster.api.apply(job_status_path(namespace, name), body)
-        except ApiError as error:
-            if error.code != _NOT_FOUND:
-                raise
-        self._published = document
-
-    def _refuse(self, job: Json, error: _NotReadyError) -> None:
-        """Say on the job why it is not taken up."""
-        now = self._cluster.clock()
-        known = self._memory.status if self._memory is not None else Status()
-        status = known.with_condition("Planned", False, error.reason, str(error), now)
-        spec = JobSpec(self._key[1], (), 1, 1)
-        generation = int(job["metadata"].get("generation") or 0)
-        document = job_status(spec, status, Bill(), (), generation=generation)
-        old = (self._published or {}).get("message")
-        if old != document.get("message"):
-            self._write_status(document)
-            recorder = self._recorder or EventRecorder(self._cluster.api, job)
-            recorder.record(Event("Warning", error.reason, str(error), now))
-
     # --- when to look again -------------------------------------------------------------------------------------------
 
     def _pause(self, turn: Turn) -> float:
@@ -477,6 +435,5 @@ class JobController:
         return None
 
 
-def _lasting(document: dict[str, Any]) -> dict[str, Any]:
-    """What of a status is worth an update at once: everything but the figures that change all the time."""
-    return {key: value for key, value in document.items() if key not in ("progress", "throughput", "cost")}
+def _generation(job: Json) -> int:
+    return int(job["metadata"].get("generation") or 0)
