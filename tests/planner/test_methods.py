@@ -202,9 +202,14 @@ def test_a_search_asks_for_the_time_after_every_batch(method: str, monkeypatch: 
     assert max(batches) <= 256
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("problem", [HAND, easy_problem(2)])
-def test_progress_never_falls_and_ends_at_one(method: str, problem: Problem) -> None:
+@pytest.mark.parametrize(
+    ("problem", "method"),
+    [
+        *((HAND, method) for method in sorted(METHODS) if method != "pretrained"),  # refuses two layers
+        *((easy_problem(2), method) for method in sorted(METHODS)),
+    ],
+)
+def test_progress_never_falls_and_ends_at_one(problem: Problem, method: str) -> None:
     seen: list[float] = []
     plan(problem, method, progress=seen.append)
     assert seen == sorted(seen)

@@ -3,14 +3,17 @@
 [HeterPS], section 6, compares with "BO" and names neither model nor parameters. Here every layer is a category with one
 value per pool, the model is Optuna's `GPSampler` (Matérn 5/2 kernel, expected improvement), and it learns the
 logarithm of the cost, or the graded penalty of infeasible schedules (`Evaluator.scores`). The model sees the plans on a
-single pool first. Each further schedule takes a fit of the model, about half a second for 16 layers, which is why the
-number of schedules is small and the method the slowest.
+single pool first. Each further schedule takes a fit of the model, about half a second for 16 layers and many times that
+for many pools, which is why the number of schedules is small and the method the slowest. The fit is given up, too, when
+the deadline passes; only the loading of the packages, some seconds in all, cannot be cut short.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,10 @@ __all__ = ["find"]
 
 _RANDOM = 10  # schedules drawn at random before the model is used
 _MODELLED = 60  # schedules that the model proposes
+
+
+class _TimeUpError(Exception):
+    """The deadline passed in the middle of a fit."""
 
 
 def find(task: Task) -> Found:
@@ -56,7 +63,12 @@ def find(task: Task) -> Found:
         if task.should_stop():
             stopped = True
             break
-        trial = study.ask(space)
+        try:
+            with _watch(task.should_stop):
+                trial = study.ask(space)
+        except _TimeUpError:
+            stopped = True
+            break
         assignment = np.array([[trial.params[name] for name in names]], dtype=np.intp)
         study.tell(trial, float(evaluator.scores(assignment)[0]))
         task.progress((number + 1) / total)
@@ -79,3 +91,16 @@ def _load() -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+def _watch(should_stop: Callable[[], bool]) -> AbstractContextManager[Any]:
+    """Return a context in which every operation of torch asks for the time first; Optuna has no hook for it."""
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if should_stop():
+                raise _TimeUpError
+            return func(*args, **(kwargs or {}))
+
+    return Watch()

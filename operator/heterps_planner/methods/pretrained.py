@@ -23,7 +23,7 @@ __all__ = ["find", "first_answer"]
 
 _DRAWS = 16
 _STARTS = 3  # of the repair
-_BEAM = 6
+_BEAM = 16
 
 
 def first_answer(policy: Policy, segments: Segments, features: Features) -> tuple[NDArray[np.intp], Encoded]:

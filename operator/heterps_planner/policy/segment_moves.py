@@ -7,8 +7,8 @@ then provisioned exactly by the `Evaluator`, because the throughput that pays be
 
 Pool limits: pods beyond a limit are charged a multiple of their price, so that a search can start outside the feasible
 region and cross it. Where a descent ends beyond a limit, that pool's multiple grows and the descent goes on: what a pod
-is worth where it is scarce has little to do with its price. The best plan is also descended from with a multiple so
-high that no limit is broken. Whether a schedule is feasible is decided by the `Evaluator` alone.
+is worth where it is scarce has little to do with its price. Whether a schedule is feasible is decided by the
+`Evaluator` alone.
 
 Shapes: n schedules that descend at once, S throughputs, L layers, T pools, M segments (i, j).
 """
@@ -32,7 +32,7 @@ IntArray = NDArray[np.intp]
 _IMPOSSIBLE = 1e6  # price of a layer in a segment that cannot be a stage, in prices of one pod of each pool
 _EXCESS = (4.0, 0.7)  # charge for a pod beyond the limit, in prices of a pod, at first; rows of a batch alternate
 _STRICT = 1e5  # the same where limits must not be broken
-_SAME = 4  # moves looked at for each schedule wanted: many lead to the same one
+_SAME = 12  # moves looked at for each schedule wanted: many lead to the same one
 _DEPTH = 4  # moves of a beam search
 _GROWTH = 4.0  # of the charge where a descent ends beyond the limit
 _GAIN = 1e-9  # relative improvement below which a descent ends
@@ -97,11 +97,10 @@ class SegmentMoves:
                 if not width or key in self._left:
                     break
                 self._left.add(key)
-                ends.append(self._beam(best, theta[:2], width))
+                ends.append(self._beam(best, theta[:1], width))
                 continue
             self._polished.add(key)
             ends.append(self._descend_and_evaluate(best[None], theta))
-            ends.append(self._descend_and_evaluate(best[None], theta, (_STRICT,)))
         return np.concatenate(ends)
 
     def _around(self) -> float:
@@ -110,12 +109,19 @@ class SegmentMoves:
             return max(best.throughput, self.lowest)
         return self.lowest if self.segments.floor else self.highest / 4
 
-    def _descend_and_evaluate(
-        self, start: IntArray, theta: FloatArray, excess: tuple[float, ...] = _EXCESS
-    ) -> IntArray:
+    def _descend_and_evaluate(self, start: IntArray, theta: FloatArray) -> IntArray:
         """Descend from every schedule at every throughput and evaluate the ends."""
         at = np.tile(np.arange(len(theta)), len(start))
-        return self._descend_in_parts(np.repeat(start, len(theta), axis=0), self.points(theta), at, excess)
+        points, assignment = self.points(theta), np.repeat(start, len(theta), axis=0)
+        step = max(1, _NUMBERS // (len(self.first) * self.segments.num_pools))
+        ends = [assignment[:0]]
+        for begin in range(0, len(assignment), step):
+            if self.should_stop():
+                break
+            rows = slice(begin, begin + step)
+            ends.append(distinct(self.descend(assignment[rows], points, at[rows])))
+            self.evaluator.rates(ends[-1])
+        return np.concatenate(ends)
 
     def _beam(self, best: IntArray, theta: FloatArray, width: int) -> IntArray:
         """Go several moves away from a schedule, always on to the cheapest schedules not seen yet; evaluate them."""
@@ -134,7 +140,9 @@ class SegmentMoves:
                 row, segment = (stage[:, self.first] == stage[:, self.last]).nonzero()
                 cost[row, segment, beam[row, self.first[segment]]] = np.inf  # changes nothing
                 cost = cost.reshape(len(beam), -1)
-                cheapest = np.argsort(cost, axis=None, kind="stable")[: _SAME * width]
+                count = min(_SAME * width, cost.size - 1)
+                cheapest = np.argpartition(cost, count, axis=None)[:count]
+                cheapest = cheapest[np.argsort(cost.ravel()[cheapest], kind="stable")]
                 origin, move = np.divmod(cheapest, cost.shape[1])
                 moved = distinct(self._moved(beam[origin], move))
                 fresh = [i for i, schedule in enumerate(moved) if schedule.tobytes() not in seen][:width]
@@ -147,19 +155,6 @@ class SegmentMoves:
         self.evaluator.rates(found)
         return found
 
-    def _descend_in_parts(
-        self, assignment: IntArray, points: Points, at: IntArray, excess: tuple[float, ...] = _EXCESS
-    ) -> IntArray:
-        step = max(1, _NUMBERS // (len(self.first) * self.segments.num_pools))
-        ends = [assignment[:0]]
-        for begin in range(0, len(assignment), step):
-            if self.should_stop():
-                break
-            rows = slice(begin, begin + step)
-            ends.append(distinct(self.descend(assignment[rows], points, at[rows], excess)))
-            self.evaluator.rates(ends[-1])
-        return np.concatenate(ends)
-
     def points(self, theta_S: FloatArray) -> Points:  # noqa: N803
         """Return the pods of all segments at throughputs, even beyond a pool's limit, and the room in each pool."""
         points = Points(self.unlimited, self.price, theta_S)
@@ -167,27 +162,20 @@ class SegmentMoves:
         points.room[:, self.segments.server_pool] -= points.server
         return points
 
-    def descend(
-        self,
-        assignment_NL: IntArray,  # noqa: N803
-        points: Points,
-        at_N: IntArray,  # noqa: N803
-        excess: tuple[float, ...] = _EXCESS,
-    ) -> IntArray:
+    def descend(self, assignment_NL: IntArray, points: Points, at_N: IntArray) -> IntArray:  # noqa: N803
         """Make the best segment move until none helps.
 
         Args:
             assignment_NL: schedules, shape (n, L).
             points: the throughputs.
             at_N: index of the throughput of each schedule.
-            excess: charges for a pod beyond the limit to begin with, in prices of a pod; schedules take turns.
 
         Returns:
             Schedules that no segment move makes cheaper at their throughput and with the charges at the end, (n, L).
         """
         pods, price = self._priced(points)
         result = assignment_NL.copy()
-        charge = np.outer(np.resize(excess, len(result)), self.price)
+        charge = np.outer(np.resize(_EXCESS, len(result)), self.price)
         going = np.arange(len(result))
         value = np.full(len(result), np.inf)
         for _ in range(_MOST_MOVES):
