@@ -162,10 +162,9 @@ def render_facts(job: JobView) -> Table:
         table.add_row("throughput", _below(_throughput(status), status))
     if status.plan_revision:
         per_hour = f", {_money(status.cost_per_hour)}/h" if status.cost_per_hour is not None else ""
-        table.add_row(
-            "plan", f"revision {status.plan_revision} by {status.plan_method}: {status.plan_summary}{per_hour}"
-        )
-    if status.workers_desired:
+        text = f"revision {status.plan_revision} by {status.plan_method}: {status.plan_summary}{per_hour}"
+        table.add_row("plan", Text(text))  # "[embedding..mlp]" is no markup
+    if status.workers_desired and not job.ended:
         servers = f"{status.servers_ready} of {status.servers_desired} servers"
         table.add_row("ready", f"{status.workers_ready} of {status.workers_desired} workers, {servers}")
     if status.cost:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from heterps_operator.kubernetes.api import connect
 from tests.cluster.building import OPTIONAL, ROOT, path_of
 from tests.cluster.conftest import unavailable
+from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
+from tests.cluster.operators import NAMESPACE, Operator
 
 CHART = ROOT / "helm" / "heterps"
-NAMESPACE = "heterps-system"
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
@@ -304,3 +308,78 @@ def test_uninstalling_leaves_the_jobs(installed: Helm, kubectl: Kubectl, admin: 
     installed("install", "heterps", str(CHART))
     kubectl("delete", "heterpsjob", "flights")
     kubectl("delete", "nodepools", "--all")
+
+
+# --- a job, from submission to its end --------------------------------------------------------------------------------
+
+
+def kubeconfig_of(admin: Kubectl, folder: Path, account: str, namespace: str) -> Path:
+    """A kubeconfig for a ServiceAccount, which has that account's rights and no others."""
+    token = admin("create", "token", account, f"--namespace={namespace}").strip()
+    config = yaml.safe_load(admin.kubeconfig.read_text())
+    config["users"] = [{"name": account, "user": {"token": token}}]
+    for context in config["contexts"]:
+        context["context"] |= {"user": account, "namespace": namespace}
+    path = folder / f"{account}.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_a_job_lives_on_the_rights_of_the_chart(
+    installed: Helm, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
+) -> None:
+    """The operator has its account's rights, the person who submits has `edit` in one namespace."""
+    assert kubectl.namespace is not None
+    tmp_path.chmod(0o777)
+    job = ClusterJob(kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told")
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump_all([job.pool, job.job]))
+    kubectl("create", "serviceaccount", "ann")
+    person = kubeconfig_of(admin, tmp_path, "ann", kubectl.namespace)
+
+    def heterps(*arguments: str) -> Answer:
+        command = [sys.executable, "-m", "heterps_operator", *arguments]
+        ran = subprocess.run(
+            command,
+            env={**os.environ, "KUBECONFIG": str(person)},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+        return Answer(ran.returncode, ran.stdout, ran.stderr)
+
+    refused_first = heterps("status")
+    assert refused_first.code == 2
+    assert f"you may not list heterpsjobs in namespace {kubectl.namespace}" in refused_first.errors
+    assert "--clusterrole heterps-viewer" in refused_first.errors
+    kubectl("create", "rolebinding", "ann", "--clusterrole=edit", f"--serviceaccount={kubectl.namespace}:ann")
+    wait_until("the binding holds", lambda: heterps("status").code == 0, 20)
+    # Pools belong to whoever runs the cluster; the file that repeats them can be submitted all the same.
+    kubectl.apply(job.pool)
+    job.keep_profile()
+
+    account = kubeconfig_of(admin, tmp_path, "heterps", NAMESPACE)
+    try:
+        with Operator(account, tmp_path), ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(heterps, "submit", str(file), "--wait")
+            wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
+            job.wait_for_step(20)
+            seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
+            end = waiting.result(timeout=300)
+    finally:
+        kubectl("delete", "heterpsjob", "told", "--ignore-not-found")
+        kubectl("delete", "nodepool", job.pool_name)
+    assert end.code == 0, end.output + end.errors
+    assert "you may neither read nor change NodePools" in end.output
+    for words in ("HeterPSJob told: created", " Running", "told: trained"):
+        assert words in end.output
+    assert {command: answer.code for command, answer in seen.items()} == dict.fromkeys(seen, 0)
+    for command, words in {
+        "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
+        "logs": ("coordinator  | ", "worker-0-0   | ", "ps-0         | "),
+        "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get nodepools"),
+        "status": ("Profiled", "PlanComputed", "[tables..output]"),
+    }.items():
+        assert [word for word in words if word not in seen[command].output] == []

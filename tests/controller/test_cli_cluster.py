@@ -204,7 +204,16 @@ def test_jobs_of_all_namespaces_have_a_column_more(server: FakeServer, capsys: A
 def test_one_job_is_shown_with_plan_conditions_and_cost(server: FakeServer, capsys: Any) -> None:
     server.put(JOB, spec={}, status=FULL)
     out = printed(capsys, "status", "tiny")
-    for words in ("team/tiny", "Succeeded", "Trained", "step 528 of 528", "floor 20,000", "$0.12", "1 h 30 min"):
+    for words in (
+        "team/tiny",
+        "Succeeded",
+        "cpu x2 [embedding..head]",
+        "Trained",
+        "step 528 of 528",
+        "floor 20,000",
+        "$0.12",
+        "1 h 30 min",
+    ):
         assert words in out
 
 

@@ -128,6 +128,14 @@ def test_pools_that_may_not_be_written_are_taken_as_they_are(
     assert server.objects[POOL]["spec"] == {"maxUnits": 64}
 
 
+def test_pools_that_may_not_even_be_read_are_left_to_the_operator(
+    client: HeterPSClient, server: FakeServer, job_file: Path
+) -> None:
+    server.refusals["get"] = [forbidden("get", "nodepools"), forbidden("get", "nodepools")]
+    server.refusals["apply"] = [forbidden("patch", "nodepools"), forbidden("patch", "nodepools")]
+    assert verbs(client, job_file) == {"cpu": "unseen", "accelerator": "unseen", "tiny": "created"}
+
+
 def test_pools_that_may_not_be_written_and_are_not_there_are_a_refusal(
     client: HeterPSClient, server: FakeServer, job_file: Path
 ) -> None:
@@ -153,6 +161,7 @@ FULL = {
     "plan": {
         "revision": 3,
         "method": "optimal",
+        "summary": "cpu x2 [embedding..head]",
         "costPerHour": "0.0800",
         "predictedSamplesPerSecond": "50210.4",
         "stages": [{"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 3, "units": 2, "pods": 1}],

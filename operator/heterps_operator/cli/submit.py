@@ -22,6 +22,10 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 __all__ = ["submit"]
 
 _LONELY_SECONDS = 20.0  # without a status; then it is worth asking whether an operator runs
+_NOTES = {
+    "kept": " as the cluster has it; you may not change NodePools, and the file's one is not used",
+    "unseen": "; you may neither read nor change NodePools, the job gets the cluster's one of this name",
+}
 _PROGRESS_SECONDS = 10.0  # between two lines of progress where they stay
 
 
@@ -68,8 +72,7 @@ def _say(console: Console, text: str) -> None:
 def _say_changes(console: Console, submitted: Submitted, dry_run: bool) -> None:
     for change in submitted.changes:
         text = f"{change.kind} {change.name}: {change.verb}"
-        if change.verb == "kept":
-            text += " as the cluster has it; you may not change NodePools, and the file's one is not used"
+        text += _NOTES.get(change.verb, "")
         _say(console, text + (" (dry run)" if dry_run else ""))
 
 
@@ -89,7 +92,7 @@ def _wait(client: HeterPSClient, submitted: JobView, console: Console) -> JobVie
             if job.current and news != told and job.status.phase:
                 told, shown = news, now
                 _say(console, f"{time.strftime('%H:%M:%S')} {news}")
-            elif job.current and live is None and now - shown >= _PROGRESS_SECONDS:
+            elif job.current and job.status.phase == "Running" and live is None and now - shown >= _PROGRESS_SECONDS:
                 shown = now
                 _say(console, f"{time.strftime('%H:%M:%S')} {line}")
             if job.ended:

@@ -50,6 +50,8 @@ __all__ = ["Change", "HeterPSClient", "Submitted"]
 
 Until = Callable[[JobView], bool]
 
+_FORBIDDEN = 403
+
 
 @dataclass(frozen=True)
 class Change:
@@ -57,7 +59,7 @@ class Change:
 
     kind: str
     name: str
-    verb: str  # created | changed | unchanged | kept (it may not be written, and is there)
+    verb: str  # created | changed | unchanged | kept (may not be written, is there) | unseen (nor may it be read)
 
 
 @dataclass(frozen=True)
@@ -305,15 +307,22 @@ class HeterPSClient:
 
     def _apply(self, body: Json, dry_run: bool) -> tuple[Change, Json]:
         kind, name, path = body["kind"], body["metadata"]["name"], object_path(body)
+        # Pools belong to whoever runs the cluster, and to no namespace: a user's file only repeats them.
+        spared = kind == "NodePool"
+        hidden, before = False, None
         with self._doing(f"submitting {kind} {name}"):
-            before = self._server.get(path)
+            try:
+                before = self._server.get(path)
+            except ApiError as error:
+                if not spared or error.code != _FORBIDDEN:
+                    raise
+                hidden = True
             try:
                 after = self._server.apply(path, body, FIELD_MANAGER, True, dry_run=dry_run)
             except ApiError as error:
-                # Pools belong to whoever runs the cluster; a user's file only repeats them.
-                if kind == "NodePool" and error.code == 403 and before is not None:
-                    return Change(kind, name, "kept"), before
-                raise
+                if not spared or error.code != _FORBIDDEN or not (hidden or before):
+                    raise
+                return Change(kind, name, "unseen" if before is None else "kept"), before or body
         verb = "created" if before is None else "unchanged" if before.get("spec") == after.get("spec") else "changed"
         return Change(kind, name, verb), after
 
