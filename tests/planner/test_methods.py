@@ -352,6 +352,24 @@ def test_the_bayesian_method_learns_from_what_it_has_seen(monkeypatch: pytest.Mo
     assert np.mean(proposed) < np.mean(random)
 
 
+def test_the_bayesian_method_stops_in_the_middle_of_a_fit() -> None:
+    """The clock is the number of times that somebody asked for it; the fit asks at each of its many steps."""
+    problem = roomy_problem(6)
+    trials = 3 + RANDOM + MODELLED
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > trials + 10
+
+    seen: list[float] = []
+    found = METHODS["bayesian"](Task(problem, build_segments(problem), 1, should_stop, seen.append))
+    assert asked == trials + 11
+    assert found.num_tried == 3 + RANDOM
+    assert seen[-1] < 1
+
+
 @pytest.mark.parametrize("missing", ["optuna", "torch"])
 def test_the_bayesian_method_says_how_to_get_what_it_needs(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec: Callable[..., ModuleSpec | None] = importlib.util.find_spec
