@@ -93,7 +93,10 @@ class Measurement(Protocol):
         pause_seconds: that lie at least between two reads; the figures before hold until then.
     """
 
-    pause_seconds: float
+    @property
+    def pause_seconds(self) -> float:
+        """See above."""
+        ...
 
     def read(self, address: str) -> Figures:
         """The present figures of the job whose coordinator is at `address` (`http://host:port`).
@@ -222,8 +225,6 @@ class PrometheusServer:
 
     Args:
         url: of the server, `http://prometheus.monitoring:9090`, with a path if it has one.
-        namespace: of the job.
-        job: its name.
         token_file: whose contents are sent as a bearer token; read for every query, because tokens are renewed.
         ca_file: certificates to trust, for https; None: the system's.
         timeout_seconds: for the whole answer.
@@ -233,13 +234,9 @@ class PrometheusServer:
         UsageError: the address or the certificates cannot be used.
     """
 
-    pause_seconds = 5.0
-
     def __init__(
         self,
         url: str,
-        namespace: str,
-        job: str,
         *,
         token_file: Path | None = None,
         ca_file: Path | None = None,
@@ -251,7 +248,6 @@ class PrometheusServer:
             text = "must be http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
             raise UsageError(f"--prometheus-url: {text}, is {url!r}")
         self._url = url.rstrip("/")
-        self._job = f"{namespace}/{job}"
         self._token_file = token_file
         self._timeout = timeout_seconds
         self._clock = clock
@@ -260,20 +256,29 @@ class PrometheusServer:
             try:
                 self._context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
             except OSError as error:
-                raise UsageError(f"{ca_file}: cannot be used as certificates: {error.strerror or error}") from error
+                text = f"{ca_file}: cannot be used as certificates: {error.strerror or error}"
+                raise UsageError(f"--prometheus-ca-file: {text}") from error
+
+    def of(self, namespace: str, job: str) -> Measurement:
+        """The server as a source of one job's figures."""
+        return _JobAtPrometheus(self, namespace, job)
+
+    def figures(self, namespace: str, job: str) -> Figures:
+        """The newest figures of a job.
+
+        Raises:
+            MeasurementError: see `Measurement.read`.
+        """
         names = "|".join(_NAMES)
         selector = f'__name__=~"{names}",namespace="{namespace}",job_name="{job}"'
-        self._path = "/api/v1/query?" + urlencode({"query": "{" + selector + "}", "timeout": f"{timeout_seconds:g}s"})
-
-    def read(self, address: str) -> Figures:
-        """See `Measurement.read`; the coordinator's address is not needed."""
+        query = urlencode({"query": "{" + selector + "}", "timeout": f"{self._timeout:g}s"})
         headers = {"Accept": "application/json"}
         if self._token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"
             except OSError as error:
                 raise MeasurementError(f"{self._token_file}: cannot be read: {error.strerror}") from error
-        text = _get(self._url + self._path, self._timeout, headers, self._context)
+        text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, headers, self._context)
         targets: dict[tuple[str, str], list[_Sample]] = {}
         try:
             document = json.loads(text)
@@ -288,14 +293,26 @@ class PrometheusServer:
         found = [_gather(samples) for samples in targets.values() if _complete(samples)]
         if not found:
             fix = "let it scrape the coordinators' port http (a PodMonitor), or leave --prometheus-url out"
-            raise MeasurementError(f"{self._url}: it has no series of job {self._job}; {fix}")
+            raise MeasurementError(f"{self._url}: it has no series of job {namespace}/{job}; {fix}")
         # A coordinator that was replaced is known for a while beside its successor.
         newest = max(found, key=lambda figures: figures.measured)
         age = self._clock() - newest.measured
         if age > _OLDEST_SECONDS:
             fix = "does it still scrape the coordinator, at least every 60 s?"
-            raise MeasurementError(f"{self._url}: the series of job {self._job} are {age:.0f} s old; {fix}")
+            raise MeasurementError(f"{self._url}: the series of job {namespace}/{job} are {age:.0f} s old; {fix}")
         return newest
+
+
+@dataclass(frozen=True)
+class _JobAtPrometheus:
+    server: PrometheusServer
+    namespace: str
+    job: str
+    pause_seconds: float = 5.0
+
+    def read(self, address: str) -> Figures:
+        """See `Measurement.read`; the coordinator's address is not needed."""
+        return self.server.figures(self.namespace, self.job)
 
 
 def _complete(samples: Iterable[_Sample]) -> bool:

@@ -256,8 +256,8 @@ def vector(*texts: tuple[str, dict[str, str]]) -> str:
 
 def ask(answer: Answer, clock: float = NOW, **options: Any) -> Figures:
     with serving(answer) as address:
-        server = PrometheusServer(f"{address}/prometheus/", "ml", "flights", clock=lambda: clock, **options)
-        return server.read("http://nobody:1")
+        server = PrometheusServer(f"{address}/prometheus/", clock=lambda: clock, **options)
+        return server.of("ml", "flights").read("http://nobody:1")
 
 
 def test_a_prometheus_server_gives_the_same_figures() -> None:
@@ -293,7 +293,7 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
         return 200, vector((text(), {}))
 
     with serving(answer) as address:
-        server = PrometheusServer(address, "ml", "flights", token_file=token, clock=lambda: NOW)
+        server = PrometheusServer(address, token_file=token, clock=lambda: NOW).of("ml", "flights")
         with pytest.raises(MeasurementError, match="token: cannot be read"):
             server.read("")
         for word in ("one", "two"):
@@ -322,12 +322,12 @@ def test_a_prometheus_server_that_cannot_help_says_so(answer: tuple[int, str], w
 @pytest.mark.parametrize("url", ["prometheus:9090", "ftp://prometheus", "http://", "http://p?x=1", "http://me:pw@p"])
 def test_a_wrong_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError, match="--prometheus-url: must be http://HOST:PORT"):
-        PrometheusServer(url, "ml", "flights")
+        PrometheusServer(url)
 
 
 def test_certificates_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ca.pem: cannot be used as certificates: No such file"):
-        PrometheusServer("https://prometheus", "ml", "flights", ca_file=tmp_path / "ca.pem")
+        PrometheusServer("https://prometheus", ca_file=tmp_path / "ca.pem")
 
 
 # --- turn by turn -----------------------------------------------------------------------------------------------------

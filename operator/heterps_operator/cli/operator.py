@@ -41,7 +41,7 @@ def operator(options: Namespace) -> int:
     _log_to_stderr(verbose=options.verbose)
     metrics = OperatorMetrics(metadata.version("heterps"))
     api = connect(options.kubeconfig, options.context, on_request=metrics.on_request)
-    measurement = _measurement(options.prometheus_url)
+    measurement = _measurement(options)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
     lease = Lease(api, namespace, options.lease_name, identity, seconds=options.lease_seconds)
@@ -95,12 +95,12 @@ def operator(options: Namespace) -> int:
     return EXIT_FAILED if failed.is_set() else EXIT_OK
 
 
-def _measurement(url: str | None) -> Callable[[str, str], Measurement | None]:
+def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]:
     """Where jobs are measured: by a Prometheus server, or by scraping their coordinators."""
-    if url is None:
+    if options.prometheus_url is None:
         return lambda namespace, name: None
-    PrometheusServer(url, "default", "none")  # a wrong address is refused here and now
-    return lambda namespace, name: PrometheusServer(url, namespace, name)
+    token_file, ca_file = options.prometheus_token_file, options.prometheus_ca_file
+    return PrometheusServer(options.prometheus_url, token_file=token_file, ca_file=ca_file).of
 
 
 def _connection(api: KubernetesApi) -> kopf.ConnectionInfo:

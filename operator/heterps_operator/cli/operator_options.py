@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
 
 __all__ = ["add_operator_options"]
 
@@ -19,6 +20,8 @@ def add_operator_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--metrics-port", type=_port, default=8080, help="of /metrics and /healthz (default: 8080)")
     parser.add_argument("--prometheus-url", metavar="URL", help="ask this server instead of scraping coordinators")
+    parser.add_argument("--prometheus-token-file", metavar="FILE", type=Path, help="bearer token to send to it")
+    parser.add_argument("--prometheus-ca-file", metavar="FILE", type=Path, help="certificates to trust it by (https)")
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")
     parser.add_argument("--max-planners", type=_positive, default=2, help="planner processes at a time (default: 2)")
     parser.set_defaults(output="text")
