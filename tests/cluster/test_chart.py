@@ -376,10 +376,10 @@ def test_a_job_lives_on_the_rights_of_the_chart(
     for words in ("HeterPSJob told: created", " Running", "told: trained"):
         assert words in end.output
     assert {command: answer.code for command, answer in seen.items()} == dict.fromkeys(seen, 0)
-    for command, words in {
+    for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
         "logs": ("coordinator  | ", "worker-0-0   | ", "ps-0         | "),
         "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get nodepools"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():
-        assert [word for word in words if word not in seen[command].output] == []
+        assert [word for word in expected if word not in seen[command].output] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
+from rich.text import Text
 
 from heterps_operator.__main__ import main
 from heterps_operator.bill import Bill
@@ -288,6 +291,62 @@ def test_a_state_of_another_version_is_said(server: FakeServer, capsys: Any) -> 
     assert "is it of another version?" in capsys.readouterr().err
 
 
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, command: str) -> io.StringIO:
+    """What the command writes goes to a terminal, and no time passes."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160, color_system="standard")
+    monkeypatch.setattr(f"heterps_operator.cli.{command}.make_console", lambda stderr=False: console)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return screen
+
+
+def test_at_a_terminal_top_goes_on_until_the_job_ends(
+    server: FakeServer, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = at_a_terminal(monkeypatch, "top")
+    server.put(JOB, spec={}, status=RUNNING)
+    put_state(server)
+    real, looks = server.get, []
+
+    def get(path: str) -> Any:
+        if path == JOB:
+            looks.append(path)
+            if len(looks) == 2:
+                server.refusals["get"] = [ApiError(0, "NoAnswer", "connection refused")]
+            if len(looks) == 4:
+                server.objects[JOB]["status"] = FULL
+        return real(path)
+
+    monkeypatch.setattr(server, "get", get)
+    assert main(["top", "tiny"]) == 0
+    shown = Text.from_ansi(screen.getvalue()).plain
+    assert "heterps · team/tiny · Running" in shown
+    assert "worker-0-0" in shown
+    assert "tiny: trained" in shown
+    assert len(looks) == 4
+
+
+def test_ctrl_c_ends_top_and_not_the_job(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_a_terminal(monkeypatch, "top")
+    server.put(JOB, spec={}, status=RUNNING)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert main(["top", "tiny"]) == 130
+    assert {verb for verb, _ in server.requests} == {"get"}
+
+
+def test_at_a_terminal_submit_shows_what_happens_now(
+    server: FakeServer, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = at_a_terminal(monkeypatch, "submit")
+    stream(server, Script(take_up(server, **RUNNING)), Script(take_up(server, **FULL)))
+    assert main(["submit", str(job_file), "--wait"]) == 0
+    assert "tiny: trained" in Text.from_ansi(screen.getvalue()).plain
+
+
 # --- logs -------------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +381,15 @@ def test_logs_of_all_pods_are_merged_by_time_under_their_names(pods: FakeServer,
         "worker-0-0   | ",
         "ps-0         | bye",
     ]
+
+
+def test_names_have_a_colour_at_a_terminal_and_lines_keep_their_own(
+    pods: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = at_a_terminal(monkeypatch, "logs")
+    assert main(["logs", "tiny", "--role", "worker"]) == 0
+    assert "\x1b[" in screen.getvalue()
+    assert Text.from_ansi(screen.getvalue()).plain.splitlines()[0].rstrip() == "worker-0-0   | loaded 3 files"
 
 
 def test_logs_of_one_role_and_only_their_ends(pods: FakeServer, capsys: Any) -> None:
