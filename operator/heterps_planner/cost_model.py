@@ -314,6 +314,24 @@ class Segments:
         pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
         return replace(self, seq_LLT=self.seq_LLT * factor_LLT, par_LLT=self.par_LLT * factor_LLT, pieces=pieces)
 
+    def of_pools(self, pools: NDArray[np.intp]) -> Segments:
+        """Return the problem with some of the pools only, which are numbered anew; the servers' pool is among them."""
+        return replace(
+            self,
+            seq_LLT=self.seq_LLT[:, :, pools],
+            par_LLT=self.par_LLT[:, :, pools],
+            send_seq_LT=self.send_seq_LT[:, pools],
+            send_par_LT=self.send_par_LT[:, pools],
+            price_T=self.price_T[pools],
+            limit_T=self.limit_T[pools],
+            units_T=self.units_T[pools],
+            server_pool=int(np.flatnonzero(pools == self.server_pool)[0]),
+            least_LLT=None if self.least_LLT is None else self.least_LLT[:, :, pools],
+            pieces=tuple(
+                Piece(p.low[pools], p.high[pools], p.seq[:, :, pools], p.par[:, :, pools]) for p in self.pieces
+            ),
+        )
+
     def without_memory_limits(self) -> Segments:
         """Return a copy in which every segment fits into one pod."""
         return replace(self, least_LLT=None)

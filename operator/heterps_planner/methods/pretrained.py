@@ -1,11 +1,13 @@
 """Method `pretrained`: a policy that was trained once on random jobs and clusters plans new ones without learning.
 
-Its first answer takes about a millisecond (`first_answer`). A few draws follow, then a short repair by segment moves: a
-policy that knows plans only from examples cannot promise the best one. The amount of work is fixed. See
-docs/learned-methods.md for what both reach.
+Its first answer takes about a millisecond (`first_answer`). A few draws follow, then a short repair by segment moves
+among the pools that the policy finds most probable: a policy that knows plans only from examples cannot promise the
+best one. The amount of work is fixed. See docs/learned-methods.md for what both reach.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ __all__ = ["find", "first_answer"]
 _DRAWS = 16
 _STARTS = 3  # of the repair
 _BEAM = 16
+_POOLS = 16  # that the repair may turn to
 
 
 def first_answer(policy: Policy, segments: Segments, features: Features) -> tuple[NDArray[np.intp], Encoded]:
@@ -51,19 +54,34 @@ def find(task: Task) -> Found:
     policy, segments = shipped(), task.segments
     features = features_of(segments)
     check_range(policy, task.problem, features)
-    evaluator = Evaluator(segments)
     first, encoded = first_answer(policy, segments, features)
-    evaluator.rates(first[None])
+    kept = _likely_pools(segments, encoded, first)
+    evaluator = Evaluator(segments.of_pools(kept))
+    start = np.searchsorted(kept, first)[None]
+    evaluator.rates(start)
     stopped = task.should_stop()
     if not stopped:
         drawn = encoded.choose(np.zeros(_DRAWS, dtype=np.intp), np.random.default_rng(task.seed))
-        homogeneous = np.repeat(np.arange(segments.num_pools)[:, None], segments.num_layers, axis=1)
-        candidates = distinct(np.concatenate([first[None], drawn, homogeneous]))
+        drawn = np.searchsorted(kept, drawn[np.isin(drawn, kept).all(axis=1)])
+        homogeneous = np.repeat(np.arange(len(kept))[:, None], segments.num_layers, axis=1)
+        candidates = distinct(np.concatenate([start, drawn, homogeneous]))
         order = np.argsort(evaluator.scores(candidates), kind="stable")
         task.progress(0.5)
-        starts = distinct(np.concatenate([first[None], candidates[order[:_STARTS]]]))
+        starts = distinct(np.concatenate([start, candidates[order[:_STARTS]]]))
         SegmentMoves(evaluator, task.should_stop).improve(starts, width=_BEAM)
         stopped = task.should_stop()
     if not stopped:
         task.progress(1.0)
-    return answer(evaluator, stopped=stopped)
+    found = answer(evaluator, stopped=stopped)
+    if found.choice is None:
+        return found
+    stages = tuple((begin, end, int(kept[pool])) for begin, end, pool in found.choice.stages)
+    return replace(found, choice=replace(found.choice, stages=stages))
+
+
+def _likely_pools(segments: Segments, encoded: Encoded, first: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the pools that the first answer uses and those that the policy finds most probable next, in order."""
+    probability = encoded.forced(np.zeros(1, dtype=np.intp), first[None]).probability[0].max(axis=0)
+    probability[first] = 2
+    probability[segments.server_pool] = 2
+    return np.sort(np.argsort(-probability, kind="stable")[: max(_POOLS, int((probability == 2).sum()))])

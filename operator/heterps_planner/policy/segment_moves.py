@@ -31,12 +31,12 @@ IntArray = NDArray[np.intp]
 
 _IMPOSSIBLE = 1e6  # price of a layer in a segment that cannot be a stage, in prices of one pod of each pool
 _EXCESS = (4.0, 0.7)  # charge for a pod beyond the limit, in prices of a pod, at first; rows of a batch alternate
-_STRICT = 1e5  # the same where limits must not be broken
+_STRICT = 1e3  # the same where it grows no more, and of the beam search
 _SAME = 12  # moves looked at for each schedule wanted: many lead to the same one
 _DEPTH = 4  # moves of a beam search
-_GROWTH = 4.0  # of the charge where a descent ends beyond the limit
+_GROWTH = 8.0  # of the charge where a descent ends beyond the limit
 _GAIN = 1e-9  # relative improvement below which a descent ends
-_MOST_MOVES = 60  # of one descent; far more than any needs
+_MOST_MOVES = 40  # of one descent; far more than any needs
 _NUMBERS = 1_500_000  # of one array; larger batches are split
 _TABLE_NUMBERS = 4_000_000  # of the tables with one number per (throughput, segment, pool)
 _SPREAD = (1.0, 1.04, 1.1, 1.25)  # throughputs to descend at, in multiples of a plan's own
