@@ -31,7 +31,7 @@ BUDGETS = {
     "rl-lstm": Budget(expected=1.5, most_seeds=3),
     "rl-rnn": Budget(expected=1.5, most_seeds=3),
     "genetic": Budget(expected=1.2),
-    "bayesian": Budget(expected=10, pool_counts=(2, 16), limits=("loose",), most_seeds=1),
+    "bayesian": Budget(expected=10, pool_counts=(2,), limits=("loose",), most_seeds=1),
     "optimal": Budget(seconds=60, expected=0.3),
 }
 QUICK_SECONDS = 0.5
