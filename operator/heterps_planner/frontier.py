@@ -86,12 +86,13 @@ def frontier(
     stride = 1.0
     points: list[FrontierPoint] = []
     multipliers: Multipliers = []
+    tracked: set[int] = set()
     complete, target = True, lowest
     while True:
         if should_stop():
             return Frontier(tuple(points), False)
         # Rounding must not lose the end of the frontier, which some plan is known to reach.
-        found = cheapest_at(segments, min(target, highest), should_stop, multipliers)
+        found = cheapest_at(segments, min(target, highest), should_stop, multipliers, tracked)
         if found.choice is None:
             complete = complete and found.finished
             break

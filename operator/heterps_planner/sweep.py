@@ -305,6 +305,7 @@ def cheapest_at(
     throughput: float,
     should_stop: Callable[[], bool] = lambda: False,
     multipliers: Multipliers | None = None,
+    tracked: set[int] | None = None,
 ) -> SweepResult:
     """Find the plan with the least price per hour that reaches a throughput, whatever it costs per sample.
 
@@ -313,6 +314,7 @@ def cheapest_at(
         throughput: samples per second that the plan has to reach.
         should_stop: asked now and then; when it returns True, the result is not finished.
         multipliers: those of throughputs near this one, to begin with; replaced by the ones that served here.
+        tracked: pools whose limits mattered there; those that matter here are added.
     """
     sweep = _Sweep(segments, math.inf, 0.0, should_stop)
     theta = lowest_throughput(segments, throughput)
@@ -334,13 +336,13 @@ def cheapest_at(
             sweep.price,
             points.room[0],
             sweep.multiplier_near(theta),
-            sweep.tracked,
+            sweep.tracked if tracked is None else tracked,
             sweep.ceiling - float(points.extra[0]),
             should_stop,
         )
         result.num_labels, result.finished, stages = found.num_labels, found.finished, found.stages
-        if multipliers is not None:  # those that led to a long search are not handed on
-            multipliers[:] = [] if found.num_labels > _MANY_LABELS else sweep.multipliers[-1:]
+        if multipliers is not None:
+            multipliers[:] = sweep.multipliers[-1:]
     result.choice, result.rate = None, math.inf  # what the relaxation came across on its way is feasible, not cheapest
     if stages is not None:
         sweep.offer(points, 0, stages)

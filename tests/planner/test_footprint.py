@@ -18,7 +18,8 @@ try:
     code = main(["plan", "--problem", sys.argv[1], "--output", "json"])
 except SystemExit as ending:
     code = ending.code
-heavy = [name for name in ("torch", "numba", "llvmlite", "matplotlib", "optuna", "scipy.stats") if name in sys.modules]
+heavy = ("torch", "numba", "llvmlite", "matplotlib", "optuna", "scipy.stats", "kopf", "kubernetes", "aiohttp", "celpy")
+heavy = [name for name in heavy if name in sys.modules]
 # Not getrusage: its peak is the one of whoever started this process, if that was larger.
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"code": code, "heavy": heavy, "megabytes": peak}), file=sys.stderr)

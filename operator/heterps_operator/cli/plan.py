@@ -171,6 +171,8 @@ def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str
         replace(problem, min_samples_per_second=0.0), should_stop=search.should_stop, progress=search.progress
     )
     search.finish()
+    if not whole.points and not whole.complete:
+        raise UsageError("--frontier: no plan was found in the time that was allowed; raise --timeout")
     if not whole.points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
     for target in targets:
