@@ -179,6 +179,8 @@ class SegmentMoves:
         going = np.arange(len(result))
         value = np.full(len(result), np.inf)
         for _ in range(_MOST_MOVES):
+            if self.should_stop():
+                break
             cost = self.neighbours(result[going], pods, price, points.room, at_N[going], charge[going])
             best = cost.reshape(len(going), -1).argmin(axis=1)
             lowest = cost.reshape(len(going), -1)[np.arange(len(going)), best]
