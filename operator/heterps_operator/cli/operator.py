@@ -106,14 +106,16 @@ def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]
 def _connection(api: KubernetesApi) -> kopf.ConnectionInfo:
     """The API server for kopf, as the client knows it; asked again when a token has expired."""
     configuration = api.configuration
-    token = configuration.get_api_key_with_prefix("BearerToken") or ""
+    # A kubeconfig's token is written "Bearer ...", that of a service account "bearer ...".
+    header = configuration.get_api_key_with_prefix("BearerToken") or ""
+    scheme, _, token = header.partition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         insecure=not configuration.verify_ssl,
         username=configuration.username or None,
         password=configuration.password or None,
-        token=token.removeprefix("Bearer ") or None,
+        token=(token if scheme.lower() == "bearer" else header) or None,
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
     )
