@@ -219,7 +219,7 @@ def test_progress_never_falls_and_ends_at_one(problem: Problem, method: str) -> 
 def test_the_schema_of_a_job_names_every_method() -> None:
     crd = yaml.safe_load((ROOT / "crds/heterps.io_heterpsjobs.yaml").read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    assert set(METHODS) <= set(spec["scheduling"]["properties"]["method"]["enum"])
+    assert list(METHODS) == spec["scheduling"]["properties"]["method"]["enum"]
 
 
 def test_a_search_that_found_nothing_does_not_call_the_problem_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from experiments.clusters import Limits, cluster
 from safetensors.numpy import load_file
 
@@ -24,17 +23,9 @@ from heterps_planner.policy.pretrained import PATH, load, save, shipped
 from heterps_planner.problem import Problem
 from heterps_planner.sweep import minimise
 
-CRDS = Path(__file__).parents[2] / "crds"
-
 
 def find(problem: Problem, seed: int = 0) -> Found:
     return METHODS["pretrained"](Task(problem, build_segments(problem), seed))
-
-
-def test_the_methods_are_those_of_the_resource_definition() -> None:
-    document = yaml.safe_load((CRDS / "heterps.io_heterpsjobs.yaml").read_text())
-    spec = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    assert list(METHODS) == spec["scheduling"]["properties"]["method"]["enum"]
 
 
 def test_the_shipped_file_is_a_safetensors_file_and_says_where_it_comes_from() -> None:
