@@ -105,7 +105,10 @@ def transfer_section(results: Results) -> str:
             "## A policy that transfers\n",
             made_by("transfer", rows),
             "The shipped policy was trained on random jobs and clusters, on none of these. Percent above the optimum, "
-            "mean and spread over the four models and the clusters (one per seed).\n",
+            "mean and spread over the four models and the clusters, one per seed (with two pools they are all the "
+            "same). The paper says that its trained LSTM answers in less than 2 ms for other input data, not how good "
+            "the answers are, and its features show neither speed nor price of a pool (erratum 17), so that it cannot "
+            "be used on another cluster.\n",
             picture("Cost above the optimum of the policy's first answer and after repair", "transfer"),
             table(head, body),
         ]
