@@ -126,6 +126,7 @@ class ControlLoop:
         self._aborted = False
         self._saved = 0.0
         self._unsaved = False
+        self._acted = False  # in the turn before
         self._pending: list[Event] = []
 
     def request_stop(self) -> None:
@@ -163,7 +164,9 @@ class ControlLoop:
         self._charge(observed.time)
         decision = reconcile(self.job, observed)
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
-        matters = decision.status.phase != observed.status.phase or decision.actions or decision.events
+        # What was done is kept at the next look: a process that ends unseen must be known to have been there.
+        matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
+        self._acted = bool(decision.actions)
         if matters or observed.time - self._saved >= self._save_seconds:
             self._store(decision.status, observed.time)
         self.status = decision.status
