@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from experiments import paper, plots
+from experiments.clusters import POOL_COUNTS
 from experiments.framework import Row
 from experiments.markdown import made_by, percent, picture, seconds, spread_text, table
 from experiments.methods import budget_of
@@ -52,7 +53,7 @@ def summary_section(results: Results) -> str:
             table(*gap_table(results)),
             "Processor time to a plan, or to giving up, mean (worst):\n",
             table(*time_table(results)),
-            _budgets(methods_in(rows)),
+            _budgets(rows),
         ]
     )
 
@@ -145,15 +146,18 @@ def _gap_title(rows: Sequence[Row]) -> str:
     )
 
 
-def _budgets(methods: Sequence[str]) -> str:
+def _budgets(rows: Sequence[Row]) -> str:
     parts = []
-    for method in methods:
+    for method in methods_in(rows):
         budget = budget_of(method)
-        scope = "" if len(budget.pool_counts) == 5 else f", T = {', '.join(map(str, budget.pool_counts))} only"
-        scope += "" if len(budget.limits) == 2 else f", {budget.limits[0]} limits only"
-        seeds = ", no random numbers" if method in SEEDLESS else ""
-        parts.append(f"{look(method).label}: {budget.seconds:g} s{scope}{seeds}")
-    return f"Time allowed per run (most end earlier, by themselves): {'; '.join(parts)}.\n"
+        seeds = {row["seed"] for row in rows if row["method"] == method}
+        scope = (
+            "" if len(budget.pool_counts) == len(POOL_COUNTS) else f", T = {', '.join(map(str, budget.pool_counts))}"
+        )
+        scope += "" if len(budget.limits) == 2 else f", {budget.limits[0]} limits"
+        runs = "no random numbers" if method in SEEDLESS else f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        parts.append(f"{look(method).label} {budget.seconds:g} s, {runs}{scope}")
+    return f"Time allowed per run (most end earlier, by themselves), and runs: {'; '.join(parts)}.\n"
 
 
 def time_section(results: Results) -> str:
