@@ -19,7 +19,8 @@ from tests.cluster.building import OPTIONAL, ROOT, path_of
 from tests.cluster.conftest import unavailable
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
-from tests.cluster.operators import NAMESPACE, Operator
+from tests.cluster.operators import NAMESPACE
+from tests.cluster.pods import project_template
 
 CHART = ROOT / "helm" / "heterps"
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
@@ -135,7 +136,8 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
 
 
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
-    settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4")
+    settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4",
+                "operator.maxPlanners=1", "operator.leaseSeconds=30")  # fmt: skip
     [deployment] = of_kind(rendered(helm, *settings), "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     program = ROOT / ".venv" / "bin" / container["command"][0]
@@ -325,11 +327,25 @@ def kubeconfig_of(admin: Kubectl, folder: Path, account: str, namespace: str) ->
     return path
 
 
+def values_of_this_checkout() -> Object:
+    """Values with which the operator's pod runs the programs of this checkout; all else is as the chart has it."""
+    template = project_template("operator")["spec"]
+    [container] = template["containers"]
+    repository, tag = container["image"].rsplit(":", 1)
+    mine = {"HOME", "/tmp", "temporary"}  # the chart's own
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "operator": {"extraEnvironment": [item for item in container["env"] if item["name"] not in mine]},
+        "volumes": [item for item in template["volumes"] if item["name"] not in mine],
+        "volumeMounts": [item for item in container["volumeMounts"] if item["mountPath"] not in mine],
+    }
+
+
 @pytest.mark.timeout(600)
-def test_a_job_lives_on_the_rights_of_the_chart(
+def test_a_job_lives_with_the_operator_of_the_chart(
     installed: Helm, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
 ) -> None:
-    """The operator has its account's rights, the person who submits has `edit` in one namespace."""
+    """The operator runs in the chart's own pod; the person who submits has `edit` in one namespace, no other right."""
     assert kubectl.namespace is not None
     tmp_path.chmod(0o777)
     job = ClusterJob(kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told")
@@ -360,15 +376,18 @@ def test_a_job_lives_on_the_rights_of_the_chart(
     kubectl.apply(job.pool)
     job.keep_profile()
 
-    account = kubeconfig_of(admin, tmp_path, "heterps", NAMESPACE)
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(values_of_this_checkout()))
+    installed("upgrade", "heterps", str(CHART), f"--values={values}", "--wait", "--timeout=120s")
     try:
-        with Operator(account, tmp_path), ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(heterps, "submit", str(file), "--wait")
             wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
             job.wait_for_step(20)
             seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
             end = waiting.result(timeout=300)
     finally:
+        print(admin.try_to("logs", "deployment/heterps", f"--namespace={NAMESPACE}").output)  # noqa: T201
         kubectl("delete", "heterpsjob", "told", "--ignore-not-found")
         kubectl("delete", "nodepool", job.pool_name)
     assert end.code == 0, end.output + end.errors
