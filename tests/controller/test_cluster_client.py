@@ -271,6 +271,15 @@ def test_a_change_that_is_invalid_is_told_in_the_cluster_s_words(client: HeterPS
         client.patch("tiny", {"spec": {"model": {"entrypoint": "a:b"}}})
 
 
+def test_a_namespace_that_is_not_there_is_no_missing_installation(
+    client: HeterPSClient, server: FakeServer, job_file: Path
+) -> None:
+    server.refusals["apply"] = [ApiError(404, "NotFound", 'namespaces "team" not found')]
+    with pytest.raises(ClusterError, match="there is no namespace team; create it") as caught:
+        client.submit(job_file)
+    assert caught.value.reason == "NoNamespace"
+
+
 def test_changing_and_deleting_what_is_not_there_say_so(client: HeterPSClient) -> None:
     for change in (client.suspend, client.resume, client.delete):
         with pytest.raises(ClusterError, match="there is no HeterPSJob tiny"):

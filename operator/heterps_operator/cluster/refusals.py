@@ -16,6 +16,7 @@ _FORBIDDEN = re.compile(
     r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"(?: in API group "[^"]*")?'
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
+_NO_NAMESPACE = re.compile(r'namespaces "([^"]*)" not found')
 _READING = frozenset({"get", "list", "watch"})
 
 
@@ -40,6 +41,9 @@ def refusal(error: ApiError, doing: str) -> ClusterError:
             )
         case 403:
             return _forbidden(error, doing)
+        case 404 if (namespace := _NO_NAMESPACE.search(error.message)) is not None:
+            text = f"{doing}: there is no namespace {namespace[1]}; create it, or name another one with --namespace"
+            return ClusterError("NoNamespace", text)
         case 404:
             return ClusterError(
                 "NotInstalled",
