@@ -3,6 +3,7 @@
     before    when a decision is kept, and nothing of it is done yet
     after     when one action is done, and nothing else
 
+Asking the planner is no such action: it changes nothing outside, and whoever always dies there never has a plan.
 Production code knows nothing of this: the moments lie between the loop's own steps.
 """
 
@@ -13,19 +14,25 @@ import sys
 from typing import Any
 
 from heterps_operator import __main__, loop
+from heterps_operator.values import ComputePlan
 
 CODE = 86
+ACT = loop.ControlLoop._act
 
 
 def die_before_an_action(self: Any, action: Any, now: float) -> None:
     """Instead of `ControlLoop._act`."""
+    if isinstance(action, ComputePlan):
+        return ACT(self, action, now)
     sys.stderr.write(f"dies before {type(action).__name__}\n")
     os._exit(CODE)
 
 
-def die_after_an_action(self: Any, action: Any, now: float, act: Any = loop.ControlLoop._act) -> None:
+def die_after_an_action(self: Any, action: Any, now: float) -> None:
     """Instead of `ControlLoop._act`."""
-    act(self, action, now)
+    ACT(self, action, now)
+    if isinstance(action, ComputePlan):
+        return None
     sys.stderr.write(f"dies after {type(action).__name__}\n")
     os._exit(CODE)
 
