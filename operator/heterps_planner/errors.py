@@ -19,6 +19,9 @@ from collections.abc import Iterable
 __all__ = ["DeadlineError", "MissingPackageError", "PlannerError", "ProblemError", "TooLargeError", "UnknownNameError"]
 
 
+_SHOWN_CHARACTERS = 60  # of a name, so that a message stays one line
+
+
 class PlannerError(ValueError):
     """Base of everything that the planner raises for its users."""
 
@@ -48,9 +51,13 @@ class UnknownNameError(ProblemError):
         names = list(known)
         close = difflib.get_close_matches(name, names, n=1)
         self.nearest = close[0] if close else None
-        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        shown = ", ".join(map(_shortened, names[:12])) + (", ..." if len(names) > 12 else "")
         hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {shown}"
-        super().__init__(path, f"unknown {what} {name!r}; {hint}")
+        super().__init__(path, f"unknown {what} {_shortened(name)!r}; {hint}")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARACTERS else name[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 class TooLargeError(PlannerError):

@@ -16,6 +16,7 @@ __all__ = ["Fields", "check_integer", "check_number"]
 
 _ABSENT: Any = object()
 _SHOWN_CHARACTERS = 60  # of a wrong value, so that a message stays one line
+_MOST_CHARACTERS = 1_000  # of a name
 
 
 def _show(value: Any) -> str:
@@ -123,12 +124,16 @@ class Fields:
         return check_integer(self.at(name), self.take(name, default), least=least, most=most)
 
     def take_name(self, name: str, default: Any = _ABSENT) -> str:
-        """Return a string that is not empty."""
+        """Return a string that is not empty, of one line."""
         value = self.take(name, default)
         if not isinstance(value, str):
             raise ProblemError(self.at(name), f"must be a string, is {_show(value)}")
         if not value and value != default:
             raise ProblemError(self.at(name), "must not be empty")
+        if len(value) > _MOST_CHARACTERS:
+            raise ProblemError(self.at(name), f"must have at most {_MOST_CHARACTERS} characters, has {len(value)}")
+        if not value.isprintable():
+            raise ProblemError(self.at(name), f"must be one line of printable characters, is {_show(value)}")
         return value
 
     def take_choice(self, name: str, choices: tuple[str, ...]) -> str:

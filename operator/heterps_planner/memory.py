@@ -48,7 +48,7 @@ def least_pods_for_memory(problem: Problem, pool: Pool) -> FloatArray:
     for first in range(num_layers):
         free = pool.memory_bytes_per_pod - resident[first:].cumsum()
         per_sample = activation[first:].cumsum()
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             samples = np.where(per_sample > 0, np.floor(free / per_sample), np.inf)
             share = np.full(num_layers - first, batch)
             share[-1] /= _pieces(problem, first, num_layers - 1)
