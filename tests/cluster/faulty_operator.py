@@ -1,10 +1,10 @@
-"""The operator, but it dies like a crash at a chosen moment: `python -m tests.cluster.faulty_operator MOMENT ...`.
+"""The operator, but it dies like a crash: `python -m tests.cluster.faulty_operator MOMENT NUMBER ...`.
 
-    before    when a decision is kept, and nothing of it is done yet
-    after     when one action is done, and nothing else
+    before    when a decision is kept, and its NUMBER-th action is not done yet
+    after     when that action is done, and nothing more
 
-Asking the planner is no such action: it changes nothing outside, and whoever always dies there never has a plan.
-Production code knows nothing of this: the moments lie between the loop's own steps.
+Actions are counted over the life of the operator. Production code knows nothing of this: the moments lie between the
+loop's own steps.
 """
 
 from __future__ import annotations
@@ -14,31 +14,38 @@ import sys
 from typing import Any
 
 from heterps_operator import __main__, loop
-from heterps_operator.values import ComputePlan
 
 CODE = 86
 ACT = loop.ControlLoop._act
 
 
-def die_before_an_action(self: Any, action: Any, now: float) -> None:
-    """Instead of `ControlLoop._act`."""
-    if isinstance(action, ComputePlan):
-        return ACT(self, action, now)
-    sys.stderr.write(f"dies before {type(action).__name__}\n")
-    os._exit(CODE)
+class Crash:
+    """Stands in for `ControlLoop._act`.
 
+    Args:
+        moment: before | after.
+        number: of the action.
+    """
 
-def die_after_an_action(self: Any, action: Any, now: float) -> None:
-    """Instead of `ControlLoop._act`."""
-    ACT(self, action, now)
-    if isinstance(action, ComputePlan):
-        return None
-    sys.stderr.write(f"dies after {type(action).__name__}\n")
-    os._exit(CODE)
+    def __init__(self, moment: str, number: int) -> None:
+        self._moment = moment
+        self._left = number
 
+    def act(self, control: loop.ControlLoop, action: Any, now: float) -> None:
+        """Carry an action out, or die."""
+        self._left -= 1
+        if self._left == 0 and self._moment == "before":
+            self._die(action)
+        ACT(control, action, now)
+        if self._left == 0:
+            self._die(action)
 
-MOMENTS = {"before": die_before_an_action, "after": die_after_an_action}
+    def _die(self, action: Any) -> None:
+        sys.stderr.write(f"dies {self._moment} {type(action).__name__}\n")
+        os._exit(CODE)
+
 
 if __name__ == "__main__":
-    loop.ControlLoop._act = MOMENTS[sys.argv[1]]  # type: ignore[method-assign]
-    sys.exit(__main__.main(sys.argv[2:]))
+    crash = Crash(sys.argv[1], int(sys.argv[2]))
+    loop.ControlLoop._act = lambda control, action, now: crash.act(control, action, now)  # type: ignore[method-assign]
+    sys.exit(__main__.main(sys.argv[3:]))

@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(900)
 
-LEAST_DEATHS = 10  # of an operator that dies at its first action: a job takes more than that to its end
+LEAST_DEATHS = 8  # a job takes some twenty actions to its end
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +146,15 @@ def test_a_pod_that_was_deleted_while_no_operator_ran_is_missed(make: Make, oper
     assert_undisturbed(job, make)
 
 
-def test_an_operator_that_dies_at_every_action_still_gets_the_job_done(
+def test_operators_that_die_after_a_few_actions_still_get_the_job_done(
     make: Make, admin: Kubectl, namespace: None, tmp_path: Path
 ) -> None:
-    """Each operator dies at its first action: the odd ones before they carry it out, the even ones after it."""
+    """Each dies at its first, second or third action: every other one before it carries it out, the others after it."""
     job = make("dying").submit()
     deaths = 0
     for attempt in range(120):
-        moment = ("before", "after")[attempt % 2]
-        program = (sys.executable, "-m", "tests.cluster.faulty_operator", moment)
+        moment, number = ("before", "after")[attempt % 2], attempt % 3 + 1
+        program = (sys.executable, "-m", "tests.cluster.faulty_operator", moment, str(number))
         running = Operator(admin.kubeconfig, tmp_path, "--lease-seconds", "1", program=program)
         running.start()
         while True:
