@@ -47,5 +47,5 @@ class Crash:
 
 if __name__ == "__main__":
     crash = Crash(sys.argv[1], int(sys.argv[2]))
-    loop.ControlLoop._act = lambda control, action, now: crash.act(control, action, now)  # type: ignore[method-assign]
+    loop.ControlLoop._act = lambda control, action, now: crash.act(control, action, now)  # type: ignore[method-assign, assignment]
     sys.exit(__main__.main(sys.argv[3:]))
