@@ -380,12 +380,14 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     values.write_text(yaml.safe_dump(values_of_this_checkout()))
     installed("upgrade", "heterps", str(CHART), f"--values={values}", "--wait", "--timeout=120s")
     try:
-        with ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(2) as executor:
             waiting = executor.submit(heterps, "submit", str(file), "--wait")
             wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
+            wait_until("its first pod runs", lambda: job.pods("coordinator"), 120)
+            following = executor.submit(heterps, "logs", "told", "--follow")
             job.wait_for_step(20)
             seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
-            end = waiting.result(timeout=300)
+            end, followed = waiting.result(timeout=300), following.result(timeout=60)
     finally:
         print(admin.try_to("logs", "deployment/heterps", f"--namespace={NAMESPACE}").output)  # noqa: T201
         kubectl("delete", "heterpsjob", "told", "--ignore-not-found")
@@ -395,6 +397,11 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     for words in ("HeterPSJob told: created", " Running", "told: trained"):
         assert words in end.output
     assert {command: answer.code for command, answer in seen.items()} == dict.fromkeys(seen, 0)
+    assert followed.code == 0, followed.errors
+    pods_at_the_start, pods_that_came = "coordinator  | ", "worker-0-0   | "
+    assert pods_at_the_start in followed.output
+    assert pods_that_came in followed.output
+    assert set(seen["logs"].output.splitlines()) <= set(followed.output.splitlines())
     for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
         "logs": ("coordinator  | ", "worker-0-0   | ", "ps-0         | "),
