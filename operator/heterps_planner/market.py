@@ -133,7 +133,7 @@ def read_ticks(text: str) -> tuple[Tick, ...]:
 def _json_rows(text: str) -> list[dict[str, Any]]:
     try:
         rows = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProblemError("prices", f"is no JSON ({error})") from error
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -143,6 +143,13 @@ def _json_rows(text: str) -> list[dict[str, Any]]:
 
 def _csv_rows(text: str) -> list[dict[str, Any]]:
     reader = csv.reader(io.StringIO(text))
+    try:
+        return _table_rows(reader)
+    except csv.Error as error:
+        raise ProblemError("prices", f"line {reader.line_num} is no CSV ({error})") from error
+
+
+def _table_rows(reader: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     header: list[str] = []
     for cells in reader:

@@ -35,7 +35,7 @@ def read_setting(text: str) -> tuple[str, Any]:
         return name, None
     try:
         number = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
     if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
         return name, number

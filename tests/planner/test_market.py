@@ -145,7 +145,9 @@ def test_csv_and_json_say_the_same() -> None:
         ("seconds,gpu.maxUnits\n", "prices: there are no ticks"),
         ("[]", "prices: there are no ticks"),
         ("[{]", "prices: is no JSON"),
+        ("[" * 100_000, "prices: is no JSON"),
         ("[3]", "prices[0]: must be an object, is 3"),
+        ('seconds,a\n1,"' + "9" * 200_000 + '"\n', "prices: line 2 is no CSV"),
         ("gpu.maxUnits\n3\n", "prices[0].seconds: is missing"),
         ("seconds,a\n1\n", "prices[0]: line 2 has 1 cells, the first line has 2"),
         ("seconds,a\nsoon,1\n", "prices[0].seconds: must be a number, is 'soon'"),
@@ -153,6 +155,7 @@ def test_csv_and_json_say_the_same() -> None:
         ("seconds,a\n5,1\n5,2\n", "prices[1].seconds: must be above the tick before, is 5"),
         ("seconds,a\n5,nan\n", "prices[0].a: must be a number, is 'nan'"),
     ],
+    ids=lambda value: value[:24],
 )
 def test_series_that_cannot_be_read_are_explained(text: str, words: str) -> None:
     with pytest.raises(ProblemError, match=re.escape(words)):
