@@ -228,6 +228,11 @@ def name_ends(ax: Axes, x: float, series: Mapping[str, float]) -> None:
             )  # fmt: skip
 
 
+def name_point(ax: Axes, x: float, y: float, name: str) -> None:
+    """Name a series that is a single point, beside it."""
+    ax.annotate(look(name).label, (x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
+
+
 def reference_line(ax: Axes, y: float, text: str) -> None:
     """A line that everything is measured against, named on the right."""
     ax.axhline(y, color="#000000", linewidth=1.0, linestyle=(0, (4, 2)), zorder=0.5)

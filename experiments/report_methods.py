@@ -139,11 +139,10 @@ def _gap_title(rows: Sequence[Row]) -> str:
     }
     if not means:
         return "Only the exact method finds a plan every time"
-    best = min(means, key=lambda name: means[name])
-    return (
-        f"Of those that find a plan every time, {look(best).label} comes closest to the certified optimum: "
-        f"{percent(means[best])} % above it on average"
-    )
+    exact = [look(name).label for name, gap in means.items() if gap < 5e-5]
+    others = [f"{look(name).label} {percent(gap)} %" for name, gap in means.items() if gap >= 5e-5]
+    found = f"{' and '.join(exact)} found the optimum in every run; " if exact else ""
+    return f"{found}above it on average, with a plan every time: {', '.join(others) or 'none'}"
 
 
 def _budgets(rows: Sequence[Row]) -> str:
@@ -197,8 +196,11 @@ def time_section(results: Results) -> str:
         else:
             ax.set_yticklabels([])
         if j == len(models) - 1:
-            ends = {m: [b.value for b in bars if math.isfinite(b.value)][-1:] for m, bars in series.items()}
-            plots.name_ends(ax, math.log2(counts[-1]), {m: end[0] for m, end in ends.items() if end})
+            ends = {m: found[-1].value for m, found in series.items() if math.isfinite(found[-1].value)}
+            plots.name_ends(ax, math.log2(counts[-1]), ends)
+        for method, found in series.items():
+            if j == 0 and math.isfinite(found[0].value) and not math.isfinite(found[-1].value):
+                plots.name_point(ax, math.log2(counts[0]), found[0].value, method)
     exact = max(number(row, "seconds") for row in rows if row["method"] == "optimal")
     figure.suptitle(
         f"The exact method needs {seconds(exact)} at most, for up to {counts[-1]} pools; learning and genetic search "
