@@ -141,8 +141,8 @@ def _gap_title(rows: Sequence[Row]) -> str:
         return "Only the exact method finds a plan every time"
     exact = [look(name).label for name, gap in means.items() if gap < 5e-5]
     others = [f"{look(name).label} {percent(gap)} %" for name, gap in means.items() if gap >= 5e-5]
-    found = f"{' and '.join(exact)} found the optimum in every run; " if exact else ""
-    return f"{found}above it on average, with a plan every time: {', '.join(others) or 'none'}"
+    found = f"{' and '.join(exact)} found the optimum in every run.\n" if exact else ""
+    return f"{found}Above it on average, with a plan in every run: {', '.join(others) or 'none'}"
 
 
 def _budgets(rows: Sequence[Row]) -> str:
