@@ -68,8 +68,8 @@ def test_the_papers_types_differ_in_price_and_number_only() -> None:
     problem = paper_case("matchnet", 8)
     cards = sorted(problem.pools[1:], key=lambda pool: pool.price_per_unit_hour)
     assert len({pool.price_per_unit_hour for pool in cards}) == 7
-    assert (cards[0].price_per_unit_hour, cards[0].max_units) == (pytest.approx(2.42 / 2), 1)
-    assert (cards[-1].price_per_unit_hour, cards[-1].max_units) == (pytest.approx(2.42 * 2), 8)
+    assert [cards[0].price_per_unit_hour, cards[-1].price_per_unit_hour] == pytest.approx([2.42 / 2, 2.42 * 2])
+    assert [cards[0].max_units, cards[-1].max_units] == [1, 8]
     for layer in problem.layers:
         times = [layer.pools[pool.name] for pool in cards]
         assert len({(t.compute_seconds, t.transfer_seconds, t.parallel_fraction) for t in times}) == 1
