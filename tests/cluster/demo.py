@@ -93,6 +93,7 @@ def _watch(kubectl: Kubectl) -> str:
 
     def ended() -> str | None:
         nonlocal shown
+        phase = kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status.phase}")
         head, _, row = kubectl("get", "heterpsjob", "flights").strip().partition("\n")
         line = row.rsplit(maxsplit=1)[0]  # without the age, which changes all the time
         if not shown:
@@ -100,7 +101,6 @@ def _watch(kubectl: Kubectl) -> str:
         if line != shown:
             shown = line
             _print(f"{time.monotonic() - began:5.0f}s  {row}")
-        phase = kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status.phase}")
         return phase if phase in _FINAL else None
 
     return wait_until("the job has ended", ended, _PATIENCE_SECONDS)

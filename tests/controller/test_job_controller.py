@@ -9,11 +9,17 @@ from typing import Any, cast
 
 import pytest
 
+from heterps_operator.bill import Bill
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.job import JobController
+from heterps_operator.controller.publisher import Publisher
+from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import StateTaken
+from heterps_operator.loop import Turn
 from heterps_operator.manifest import load_manifest
+from heterps_operator.status import Status
+from heterps_operator.values import Observed
 from tests.controller.fake_server import FakeServer
 
 Json = dict[str, Any]
@@ -275,3 +281,24 @@ def test_a_refused_request_changes_nothing_and_is_made_again(world: World) -> No
     for _ in range(3):
         controller.turn()
     assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_figures_that_change_all_the_time_are_told_now_and_then(world: World) -> None:
+    publisher = Publisher(world.cluster, world.job)
+    job = JobSpec.from_manifests(world.job, world.pools)
+
+    def tell(rate: float, phase: str = "Running") -> None:
+        status = Status(phase=phase, result={"samplesPerSecond": rate})
+        status = status.with_condition("ThroughputMet", True, "AboveFloor", f"{rate:,.0f} samples/s", 1_700_000_000.0)
+        publisher.publish(Turn(job, Observed(world.now, status), status, Bill(), ()), 1)
+
+    tell(1000.0)
+    for second in range(9):
+        world.now += 1
+        tell(1000.0 + second)
+    assert len(world.writes()) == 1
+    world.now += 1
+    tell(2000.0)
+    assert len(world.writes()) == 2
+    tell(2000.0, "Stopping")
+    assert len(world.writes()) == 3

@@ -21,6 +21,7 @@ __all__ = ["Publisher"]
 _PROGRESS_SECONDS = 10.0  # between two updates of the status that only tell of progress
 _NOT_FOUND = 404
 _FIGURES = ("progress", "throughput", "cost")  # that change all the time
+_MEASURED = "ThroughputMet"  # the condition whose message does, too
 
 
 class Publisher:
@@ -93,4 +94,9 @@ class Publisher:
 
 def _lasting(document: dict[str, Any]) -> dict[str, Any]:
     """What of a status is worth an update at once."""
-    return {key: value for key, value in document.items() if key not in _FIGURES}
+    lasting = {key: value for key, value in document.items() if key not in _FIGURES}
+    lasting["conditions"] = [
+        {key: value for key, value in c.items() if key != "message" or c["type"] != _MEASURED}
+        for c in document.get("conditions") or ()
+    ]
+    return lasting
