@@ -33,7 +33,7 @@ __all__ = [
 DEVICE_TYPES = ("CPU", "GPU", "XPU")
 VERSION = 1
 # The exact method keeps a few tables with one number per (first layer, last layer, pool): these limits bound its
-# memory to some hundreds of megabytes. Layers beyond them can be grouped in the profile without losing good cuts.
+# memory to a gigabyte. Layers beyond them can be grouped in the profile without losing good cuts.
 MAX_LAYERS = 1_000
 MAX_POOLS = 256
 MAX_SEGMENTS = 5_000_000  # layers x layers x pools, and x numbers of units where layers have tables
