@@ -41,6 +41,12 @@ spec:
 """
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the tests may have a narrow terminal, in which tables break their words; pytest-xdist tells it."""
+    monkeypatch.setenv("COLUMNS", "240")
+
+
 @pytest.fixture
 def programs() -> Programs:
     """A runtime and a planner that take no time."""

@@ -21,12 +21,6 @@ from tests.planner.problems import document
 FEW = {name: METHODS[name] for name in ("optimal", "brute-force", "cpu", "gpu", "greedy")}
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts the tests may have set a narrow terminal, in which tables break their words."""
-    monkeypatch.setenv("COLUMNS", "240")
-
-
 @pytest.fixture
 def problem_file(tmp_path: Path) -> str:
     return write(tmp_path, "ads.json")
