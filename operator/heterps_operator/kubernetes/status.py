@@ -124,7 +124,7 @@ def _throughput(job: JobSpec, result: Json) -> dict[str, Any] | None:
     found = {}
     if result.get("samplesPerSecond"):
         found["samplesPerSecond"] = _decimal(float(result["samplesPerSecond"]), 1)
-    if job.min_samples_per_second is not None:
+    if job.min_samples_per_second:  # 0: no floor is asked for
         found["minSamplesPerSecond"] = _decimal(job.min_samples_per_second, 1)
     return found or None
 
