@@ -8,18 +8,24 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from heterps_operator.kubernetes.api import KubernetesApi, connect
+from tests.cluster.api_server import ApiServer
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
+from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
+from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.requirements import reasons_against
 
 HERE = Path(__file__).parent
+Make = Callable[..., ClusterJob]
 FAILED = pytest.StashKey[bool]()
 
 
@@ -111,3 +117,54 @@ def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]
         for what in (("get", "pods", "--output=wide"), ("get", "events", "--sort-by=.lastTimestamp")):
             print(scoped.try_to(*what).output)  # noqa: T201  # pytest shows it with the failure
     admin("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def resources(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl; pools are deleted after the test, as they belong to no namespace."""
+    yield kubectl
+    kubectl("delete", "nodepools", "--all")
+
+
+@pytest.fixture
+def server(admin: Kubectl) -> ApiServer:
+    """The API server without kubectl in between."""
+    return ApiServer(admin.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def api(admin: Kubectl) -> KubernetesApi:
+    """The operator's own client, with all rights."""
+    return connect(str(admin.kubeconfig))
+
+
+@pytest.fixture(scope="module")
+def operator(admin: Kubectl, custom_resources: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator that runs for all tests of a file."""
+    if admin.try_to("get", "namespace", NAMESPACE).code:
+        admin("create", "namespace", NAMESPACE)
+    with Operator(admin.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pods of jobs share: data, checkpoints, models."""
+    made = tmp_path_factory.mktemp("shared")
+    made.chmod(0o777)
+    return made
+
+
+@pytest.fixture
+def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator) -> Iterator[Make]:
+    """Jobs of the test's namespace; they and their pools go when the test ends."""
+    made: list[ClusterJob] = []
+
+    def job(name: str, **changes: Any) -> ClusterJob:
+        made.append(ClusterJob(kubectl, api, folder, name, **changes))
+        return made[-1]
+
+    yield job
+    for item in made:
+        kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
+        kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,18 +20,6 @@ from tests.manifests.test_rules import CREATE, UPDATE
 Manifest = dict[str, Any]
 
 pytestmark = pytest.mark.usefixtures("custom_resources")
-
-
-@pytest.fixture
-def resources(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl; pools are deleted after the test, as they belong to no namespace."""
-    yield kubectl
-    kubectl("delete", "nodepools", "--all")
-
-
-@pytest.fixture
-def server(admin: Kubectl) -> ApiServer:
-    return ApiServer(admin.kubeconfig)
 
 
 def words_of(manifest: Manifest, old: Manifest | None = None) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_operator.kubernetes.api import KubernetesApi
 from tests.cluster.cluster import Cluster
 from tests.cluster.jobs import FINAL, ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -33,19 +33,9 @@ LEAST_DEATHS = 8  # a job takes some twenty actions to its end
 
 
 @pytest.fixture(scope="module")
-def api(admin: Kubectl) -> KubernetesApi:
-    return connect(str(admin.kubeconfig))
-
-
-@pytest.fixture(scope="module")
 def namespace(admin: Kubectl, custom_resources: None) -> None:
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.cluster.jobs import ClusterJob
-from tests.cluster.kubectl import Kubectl, wait_until
-from tests.cluster.operators import NAMESPACE, Operator
+from tests.cluster.kubectl import wait_until
 
 Make = Callable[..., ClusterJob]
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def api(admin: Kubectl) -> KubernetesApi:
-    return connect(str(admin.kubeconfig))
-
-
-@pytest.fixture(scope="module")
-def operator(admin: Kubectl, custom_resources: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    if admin.try_to("get", "namespace", NAMESPACE).code:
-        admin("create", "namespace", NAMESPACE)
-    with Operator(admin.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shared")
-    made.chmod(0o777)
-    return made
-
-
-@pytest.fixture
-def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator) -> Iterator[Make]:
-    """Jobs of the test's namespace; their pools go when the test ends."""
-    made: list[ClusterJob] = []
-
-    def job(name: str, **changes: Any) -> ClusterJob:
-        made.append(ClusterJob(kubectl, api, folder, name, **changes))
-        return made[-1]
-
-    yield job
-    for item in made:
-        kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
-        kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")
 
 
 def test_a_job_is_trained_in_pods_on_the_right_nodes(make: Make) -> None:

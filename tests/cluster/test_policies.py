@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.cluster.jobs import ClusterJob
-from tests.cluster.kubectl import Kubectl, wait_until
-from tests.cluster.operators import NAMESPACE, Operator
+from tests.cluster.kubectl import wait_until
 
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
@@ -21,41 +18,6 @@ pytestmark = pytest.mark.timeout(600)
 
 ENDLESS = {"training.steps": 1_000_000}  # the test ends before the job does
 WORKER = "worker-0-0"
-
-
-@pytest.fixture(scope="module")
-def api(admin: Kubectl) -> KubernetesApi:
-    return connect(str(admin.kubeconfig))
-
-
-@pytest.fixture(scope="module")
-def operator(admin: Kubectl, custom_resources: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    if admin.try_to("get", "namespace", NAMESPACE).code:
-        admin("create", "namespace", NAMESPACE)
-    with Operator(admin.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shared")
-    made.chmod(0o777)
-    return made
-
-
-@pytest.fixture
-def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator) -> Iterator[Make]:
-    """Jobs of the test's namespace; their pools go when the test ends."""
-    made: list[ClusterJob] = []
-
-    def job(name: str, **changes: Any) -> ClusterJob:
-        made.append(ClusterJob(kubectl, api, folder, name, **changes))
-        return made[-1]
-
-    yield job
-    for item in made:
-        kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
-        kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")
 
 
 def running(job: ClusterJob, process: str) -> str:

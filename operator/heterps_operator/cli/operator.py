@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
 import threading
 import uuid
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 
 import kopf
 
@@ -27,6 +25,7 @@ from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.measurement import Measurement, PrometheusServer
 from heterps_operator.metrics import MetricsServer, OperatorMetrics
+from heterps_operator.signals import ends_in_order
 from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
 
 __all__ = ["operator"]
@@ -51,7 +50,7 @@ def operator(options: Namespace) -> int:
     def trouble() -> str | None:
         return active[0].trouble() if active else None  # who only waits for the Lease is well
 
-    with _ends_on_signals(stop), closing(MetricsServer(metrics.registry, options.metrics_port, trouble)):
+    with ends_in_order(stop.set), closing(MetricsServer(metrics.registry, options.metrics_port, trouble)):
         _LOG.info("waiting for the Lease %s/%s as %s", namespace, options.lease_name, identity)
         if not lease.acquire(stop):
             return EXIT_OK
@@ -134,18 +133,3 @@ def _log_to_stderr(*, verbose: bool) -> None:
     )
     for name in ("kopf", "urllib3", "aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)
-
-
-@contextmanager
-def _ends_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the operator in order: turns that have begun are finished."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from heterps_operator.bill import Bill
@@ -20,6 +17,7 @@ from heterps_operator.manifest import load_manifest
 from heterps_operator.planning import PLANNER_COMMAND, PlannerProcess
 from heterps_operator.processes import RUNTIME_COMMAND, ProcessSubstrate
 from heterps_operator.profiles import ProfileCache
+from heterps_operator.signals import ends_in_order
 from heterps_operator.status import Status
 from heterps_operator.values import Json
 from heterps_operator.workspace import Workspace
@@ -149,7 +147,7 @@ def drive(
         status=status,
         bill=bill,
     )
-    with _signals(loop), display:
+    with ends_in_order(loop.request_stop), display:  # a second signal ends the processes at once
         loop.run()
     return Driven(loop.status, loop.bill, loop.stop_requested, loop.profiles)
 
@@ -165,18 +163,3 @@ def _check_port(port: int) -> None:
         except OSError as error:
             fix = "choose another, or leave the option out for any free one"
             raise UsageError(f"--port {port}: cannot be listened on ({error.strerror}); {fix}") from error
-
-
-@contextmanager
-def _signals(loop: ControlLoop) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into an orderly stop, and a second one into an immediate end."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        loop.request_stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
