@@ -64,7 +64,7 @@ def describe_proof(plan: Plan) -> str:
     if plan.optimal:
         return f"optimal (gap 0): no plan that is fast enough costs less; found in {plan.seconds:.3f} s"
     return (
-        f"within {plan.gap:.2%} of the optimum: no plan that is fast enough costs less than "
+        f"at most {plan.gap:.2%} of the cost can be saved: no plan that is fast enough costs less than "
         f"{format_money(plan.lower_bound)} (method {plan.method}, {plan.seconds:.3f} s)"
     )
 

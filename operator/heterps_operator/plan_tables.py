@@ -201,9 +201,8 @@ def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: Joint
     summary.add_row("one by one", _one_by_one(joint, names))
     proof = "optimal (gap 0): no plans that run at the same time cost less together"
     if not joint.optimal:
-        proof = (
-            f"within {joint.gap:.2%}: no plans that share these pools cost less than {format_money(joint.lower_bound)}"
-        )
+        least = format_money(joint.lower_bound)
+        proof = f"at most {joint.gap:.2%} of the cost can be saved: no plans that share these pools cost less than {least}"
     summary.add_row("proof", f"{proof}; found in {joint.seconds:.2f} s")
     summary.add_row("units", used)
     return Group(table, Text(), summary)
