@@ -202,7 +202,8 @@ def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: Joint
     proof = "optimal (gap 0): no plans that run at the same time cost less together"
     if not joint.optimal:
         least = format_money(joint.lower_bound)
-        proof = f"at most {joint.gap:.2%} of the cost can be saved: no plans that share these pools cost less than {least}"
+        saved = f"at most {joint.gap:.2%} of the cost can be saved"
+        proof = f"{saved}: no plans that share these pools cost less than {least}"
     summary.add_row("proof", f"{proof}; found in {joint.seconds:.2f} s")
     summary.add_row("units", used)
     return Group(table, Text(), summary)
