@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 
 from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
 from tests.cluster.demo import show
 from tests.cluster.errors import ClusterError
-from tests.cluster.requirements import reasons_against
+from tests.cluster.requirements import install_packages, reasons_against
 
 NAME = "default"
 HOW_TO_USE = """\
 Talk to it from this shell:
-  alias kt='nsenter --net=/proc/{pid}/ns/net kubectl --kubeconfig {kubeconfig} --cache-dir {cache}'
+  alias kt='nsenter --net=/proc/{pid}/ns/net {kubectl} --kubeconfig {kubeconfig} --cache-dir {cache}'
   kt get nodes
 Logs of its programs: {logs}
 It runs until: python -m tests.cluster down{option}   (make cluster-down)"""
@@ -29,8 +30,8 @@ def say(line: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description="A real Kubernetes on this machine.")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    build = verbs.add_parser("build", help="build the programs of a cluster, if they are not built")
-    build.add_argument("--optional", action="store_true", help="and those that only some tests need (Helm, kwok)")
+    verbs.add_parser("build", help="install and build what the tests need, if it is not there")
+    verbs.add_parser("build-benchmark", help="the same for `make benchmark-operator`")
     verbs.add_parser("check", help="say whether this machine can run a cluster, and what it lacks")
     verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
     verbs.add_parser("update", help="write the go.sum files anew after a version in a go.mod was changed")
@@ -51,8 +52,9 @@ def main() -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "build":
-        built = building.build(building.CLUSTER + (building.OPTIONAL if arguments.optional else ()), say)
-        say(f"Built: {', '.join(sorted(built))}")
+        prepare(building.FOR_TESTS)
+    elif arguments.verb == "build-benchmark":
+        prepare((*building.CLUSTER, building.KWOK))
     elif arguments.verb == "check":
         reasons = reasons_against()
         say(
@@ -62,14 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1 if reasons else 0
     elif arguments.verb == "demo":
-        building.build(building.CLUSTER, say)
+        prepare(building.CLUSTER)
         folder = building.ROOT / ".cache" / "demo-cluster"
         shutil.rmtree(folder, ignore_errors=True)
         return show(folder)
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":
-        building.build(building.CLUSTER, say)
+        prepare(building.CLUSTER)
         Cluster(NODES, name=arguments.name, outlive_parent=True, say=say).up()
         explain(Place(arguments.name))
     elif arguments.verb == "down":
@@ -88,13 +90,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def prepare(programs: Sequence[building.Program]) -> None:
+    """Install packages and build programs that are not there."""
+    install_packages(say)
+    building.build(programs, say)
+
+
 def explain(place: Place) -> None:
     """Say how to reach a cluster."""
     assert place.sandbox is not None
     option = "" if place.name == NAME else f" --name {place.name}"
     say(HOW_TO_USE.format(
-        pid=place.sandbox.pid, kubeconfig=place.kubeconfig, cache=place.kubectl_cache,
-        logs=place.folder / "logs", option=option,
+        pid=place.sandbox.pid, kubectl=building.path_of(building.KUBECTL), kubeconfig=place.kubeconfig,
+        cache=place.kubectl_cache, logs=place.folder / "logs", option=option,
     ))  # fmt: skip
 
 

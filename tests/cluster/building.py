@@ -1,7 +1,7 @@
 """The programs of a cluster, built from Go modules of pinned versions.
 
-Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. They are four, not one,
-so that each program is built with the versions of its libraries that its authors released it with. Programs lie in
+Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. They are several, not
+one, so that each program is built with the versions of its libraries that its authors released it with. Programs lie in
 `.cache/cluster/bin`, under a name made from what they were built from: another version is another file.
 """
 
@@ -46,6 +46,7 @@ def of_kubernetes(name: str, cpu_seconds: int) -> Program:
     return Program(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", cpu_seconds)
 
 
+KUBECTL = Program("kubectl", "kubectl", ".", 160)
 # In this order: each one uses what those before it have compiled.
 CLUSTER = (
     of_kubernetes("kube-apiserver", 640),
@@ -55,13 +56,13 @@ CLUSTER = (
     of_kubernetes("kube-proxy", 20),
     Program("etcd", "kubernetes", "go.etcd.io/etcd/server/v3", 15),
     Program("coredns", "coredns", ".", 190),
+    KUBECTL,
 )
-# What some tests need besides.
-OPTIONAL = (
-    Program("helm", "helm", "helm.sh/helm/v4/cmd/helm", 150),
-    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 120),
-    Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen", 60),
-)
+HELM = Program("helm", "helm", "helm.sh/helm/v4/cmd/helm", 150)
+CONTROLLER_GEN = Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen", 60)
+# Nodes and pods that only pretend to run, for the benchmark of the operator.
+KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 120)
+FOR_TESTS = (*CLUSTER, HELM, CONTROLLER_GEN)
 
 
 def kubernetes_version() -> str:
@@ -75,7 +76,7 @@ def kubernetes_version() -> str:
 
 def linker_flags(program: Program) -> str:
     """Flags for the linker: programs of Kubernetes learn their version from it, clients behave by that."""
-    if program.module != "kubernetes" or program.name == "etcd":
+    if program.module not in ("kubernetes", "kubectl") or program.name == "etcd":
         return LINKER_FLAGS
     version = kubernetes_version()
     major, minor, _ = version.removeprefix("v").split(".")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from tests.cluster.building import KUBECTL, path_of
 from tests.cluster.errors import ClusterError
 
 Json = dict[str, Any]
@@ -39,7 +40,7 @@ class Kubectl:
         """Run a command that may fail."""
         scope = [f"--namespace={self.namespace}"] if self.namespace else []
         ran = subprocess.run(
-            ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *scope, *arguments],
+            [_program(), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *scope, *arguments],
             input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return Answer(ran.returncode, ran.stdout, ran.stderr)
@@ -84,6 +85,12 @@ class Kubectl:
         """What the cluster knows of a pod: its description with events, and its logs."""
         parts = [self.try_to("describe", "pod", pod), self.try_to("logs", pod, "--all-containers")]
         return "\n".join(part.output + part.errors for part in parts)
+
+
+def _program() -> str:
+    """The cluster's own kubectl; for another cluster it need not have been built."""
+    built = path_of(KUBECTL)
+    return str(built) if built.exists() else "kubectl"
 
 
 def wait_until(

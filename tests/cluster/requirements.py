@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import building
+from tests.cluster.errors import ClusterError
 
 # Where distributions put the CNI plug-ins: Debian, Fedora, and what Kubernetes' own packages do.
 CNI_FOLDERS = ("/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin")
 CNI_PLUGINS = ("bridge", "host-local", "loopback")
 COMMANDS = {
-    "kubectl": "kubectl",
     "containerd": "containerd",
     "ctr": "containerd",
     "runc": "runc",
     "iptables": "iptables",
     "ip": "iproute2",
+    "openssl": "openssl",
     "sysctl": "procps",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
@@ -33,16 +35,41 @@ def cni_folder() -> Path | None:
     return next((f for f in folders if all((f / plugin).exists() for plugin in CNI_PLUGINS)), None)
 
 
+def missing_packages() -> list[str]:
+    """Packages that a cluster needs and this machine lacks, by their names in Debian."""
+    packages = {package for command, package in COMMANDS.items() if shutil.which(command) is None}
+    if cni_folder() is None:
+        packages.add("containernetworking-plugins")
+    return sorted(packages)
+
+
+def install_packages(say: Callable[[str], None]) -> None:
+    """Install what is missing, where that takes no more than apt.
+
+    Raises:
+        ClusterError: apt fails; with its last words.
+    """
+    packages = missing_packages()
+    if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    say(f"Installing Debian's packages: {', '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Another source's containerd (Docker's, say) would have to give way: then it is for people to decide.
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", "--no-remove", *packages]
+    for command in (["apt-get", "update"], install):
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            words = "\n".join((ran.stdout + ran.stderr).splitlines()[-5:])
+            raise ClusterError(f"{' '.join(command)} failed:\n{words}")
+
+
 def reasons_against() -> list[str]:
     """Why a cluster cannot run here, one reason a line; empty if it can."""
     reasons = []
     if os.geteuid() != 0:
         reasons.append("not root: kubelet and containerd need to be")
-    packages = {package for command, package in COMMANDS.items() if shutil.which(command) is None}
-    if cni_folder() is None:
-        packages.add("containernetworking-plugins")
-    if packages:
-        reasons.append(f"not installed (names of Debian's packages): {', '.join(sorted(packages))}")
+    if packages := missing_packages():
+        reasons.append(f"not installed (names of Debian's packages): {', '.join(packages)}")
     if programs := building.missing():
         fix = (
             "make cluster-build" if shutil.which("go") else f"install Go {building.GO_VERSION}, then make cluster-build"

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.cluster.building import CACHE, MODULES, OPTIONAL, path_of
+from tests.cluster.building import CACHE, CONTROLLER_GEN, MODULES, path_of
 from tests.cluster.errors import ClusterError
 
 # Pinned in binaries/schemas/go.mod.
@@ -14,7 +14,6 @@ PACKAGES = (
     "sigs.k8s.io/scheduler-plugins/apis/scheduling/v1alpha1",
     "volcano.sh/apis/pkg/apis/scheduling/v1beta1",
 )
-[MAKER] = [program for program in OPTIONAL if program.name == "controller-gen"]
 
 
 def schema_folder() -> Path:
@@ -23,7 +22,7 @@ def schema_folder() -> Path:
     Raises:
         ClusterError: they cannot be made.
     """
-    program = path_of(MAKER)
+    program = path_of(CONTROLLER_GEN)
     folder = program.parent / "crds"
     if folder.exists():
         return folder
@@ -31,7 +30,8 @@ def schema_folder() -> Path:
     settings = {"CGO_ENABLED": "0", "GOCACHE": str(CACHE / "go-build"), "GOWORK": "off", "GOFLAGS": ""}
     ran = subprocess.run(
         [program, "crd", *(f"paths={package}" for package in PACKAGES), f"output:crd:dir={unfinished}"],
-        cwd=MODULES / MAKER.module, env={**os.environ, **settings}, capture_output=True, text=True, check=False,
+        cwd=MODULES / CONTROLLER_GEN.module, env={**os.environ, **settings},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ran.returncode:
         raise ClusterError(f"controller-gen: {ran.stderr.strip()}")

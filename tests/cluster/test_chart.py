@@ -15,36 +15,18 @@ import pytest
 import yaml
 
 from heterps_operator.kubernetes.api import connect
-from tests.cluster.building import OPTIONAL, ROOT, path_of
-from tests.cluster.conftest import unavailable
+from tests.cluster.building import ROOT
+from tests.cluster.helm import CHART, Helm, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
-from tests.cluster.operators import NAMESPACE
 from tests.cluster.pods import project_template
 
-CHART = ROOT / "helm" / "heterps"
+NAMESPACE = "heterps-chart"  # of the release; other files' operators live beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
 Object = dict[str, Any]
-Helm = Callable[..., Answer]
-
-
-@pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Runs Helm, with folders of its own."""
-    [program] = [path_of(program) for program in OPTIONAL if program.name == "helm"]
-    if not program.exists():
-        unavailable("Helm is not built: python -m tests.cluster build --optional")
-    home = tmp_path_factory.mktemp("helm")
-    folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-
-    def run(*arguments: str, kubeconfig: Path | None = None) -> Answer:
-        environment = {**os.environ, **folders, "KUBECONFIG": str(kubeconfig or home / "none")}
-        ran = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
-        return Answer(ran.returncode, ran.stdout, ran.stderr)
-
-    return run
+Installed = Callable[..., Answer]  # Helm, with the release's namespace and cluster
 
 
 def rendered(helm: Helm, *settings: str) -> list[Object]:
@@ -196,7 +178,7 @@ def test_a_wrong_value_is_refused(helm: Helm, setting: str, words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(helm: Helm, admin: Kubectl) -> Iterator[Helm]:
+def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     """The chart is installed; its pod cannot start, for want of the image."""
 
     def on_cluster(*arguments: str) -> Answer:
@@ -266,13 +248,15 @@ DENIED = [
 ]
 
 
-def test_the_operator_may_do_what_it_has_to_and_nothing_else(installed: Helm, admin: Kubectl) -> None:
+def test_the_operator_may_do_what_it_has_to_and_nothing_else(installed: Installed, admin: Kubectl) -> None:
     wait_until("the roles hold", lambda: not refused(admin, ALLOWED), 20)
     assert refused(admin, DENIED) == {f"{verb} {resource}" for verb, resource in DENIED}
     assert may(admin, "update", "leases.coordination.k8s.io", NAMESPACE)
 
 
-def test_rights_of_people_follow_the_cluster_s_own_roles(installed: Helm, kubectl: Kubectl, admin: Kubectl) -> None:
+def test_rights_of_people_follow_the_cluster_s_own_roles(
+    installed: Installed, kubectl: Kubectl, admin: Kubectl
+) -> None:
     assert kubectl.namespace is not None
     for role in ("view", "edit"):
         kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
@@ -290,7 +274,7 @@ def test_rights_of_people_follow_the_cluster_s_own_roles(installed: Helm, kubect
     assert not may(admin, "patch", "nodepools.heterps.io", kubectl.namespace, "editer")
 
 
-def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(installed: Helm, admin: Kubectl) -> None:
+def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(installed: Installed, admin: Kubectl) -> None:
     installed("upgrade", "heterps", str(CHART), "--set=replicas=2", "--set=watchNamespaces={default}")
     deployment = json.loads(admin("get", "deployment", "heterps", f"--namespace={NAMESPACE}", "--output=json"))
     assert deployment["spec"]["replicas"] == 2
@@ -302,7 +286,7 @@ def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(install
     wait_until("the ClusterRole is back", lambda: may(admin, "create", "pods", "kube-public"), 20)
 
 
-def test_uninstalling_leaves_the_jobs(installed: Helm, kubectl: Kubectl, admin: Kubectl) -> None:
+def test_uninstalling_leaves_the_jobs(installed: Installed, kubectl: Kubectl, admin: Kubectl) -> None:
     kubectl("apply", f"--filename={ROOT / 'examples/flights/job.yaml'}")
     installed("uninstall", "heterps")
     assert kubectl.get("heterpsjob", "flights")["metadata"]["name"] == "flights"
@@ -313,18 +297,6 @@ def test_uninstalling_leaves_the_jobs(installed: Helm, kubectl: Kubectl, admin: 
 
 
 # --- a job, from submission to its end --------------------------------------------------------------------------------
-
-
-def kubeconfig_of(admin: Kubectl, folder: Path, account: str, namespace: str) -> Path:
-    """A kubeconfig for a ServiceAccount, which has that account's rights and no others."""
-    token = admin("create", "token", account, f"--namespace={namespace}").strip()
-    config = yaml.safe_load(admin.kubeconfig.read_text())
-    config["users"] = [{"name": account, "user": {"token": token}}]
-    for context in config["contexts"]:
-        context["context"] |= {"user": account, "namespace": namespace}
-    path = folder / f"{account}.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 def values_of_this_checkout() -> Object:
@@ -343,7 +315,7 @@ def values_of_this_checkout() -> Object:
 
 @pytest.mark.timeout(600)
 def test_a_job_lives_with_the_operator_of_the_chart(
-    installed: Helm, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
+    installed: Installed, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
 ) -> None:
     """The operator runs in the chart's own pod; the person who submits has `edit` in one namespace, no other right."""
     assert kubectl.namespace is not None

@@ -11,10 +11,10 @@ import yaml
 from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.names import object_path
 from tests.cluster.api_server import ApiServer
-from tests.cluster.building import path_of
+from tests.cluster.building import CONTROLLER_GEN, path_of
 from tests.cluster.conftest import unavailable
 from tests.cluster.kubectl import Kubectl
-from tests.cluster.schemas import MAKER, schema_folder
+from tests.cluster.schemas import schema_folder
 from tests.cluster.test_kubernetes_objects import at, lost
 from tests.controller.kubernetes.documents import POOLS, make_job
 from tests.controller.kubernetes.test_objects import PLAN
@@ -25,8 +25,8 @@ GROUPS = {"Volcano": "podgroups.scheduling.volcano.sh", "Coscheduling": "podgrou
 @pytest.fixture(scope="module")
 def pod_groups(admin: Kubectl) -> Iterator[None]:
     """The PodGroups of both projects are known to the API server."""
-    if not path_of(MAKER).exists():
-        unavailable("controller-gen is not built: python -m tests.cluster build --optional")
+    if not path_of(CONTROLLER_GEN).exists():
+        unavailable("controller-gen is not built: make cluster-build")
     for file in sorted(schema_folder().iterdir()):
         crd = yaml.safe_load(file.read_text())
         if crd["metadata"]["name"] in GROUPS.values():
