@@ -3,7 +3,8 @@
 A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So the
 times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
 provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others go
-on. Other stages or pools would need a restart from the checkpoint, and are not decided here.
+on. Other stages or pools need a restart from the checkpoint; that is done only if the present ones cannot be had any
+more (`stranded`).
 
 A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
 somebody wants another number of workers (`elasticity.workers`), whatever the floor. Between two looks at it lies
@@ -18,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from heterps_operator.job import JobSpec
+from heterps_operator.members import units_by_pool
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import Status
 from heterps_operator.values import ComputePlan, CoordinatorView, Observed, PlanOutcome
@@ -25,7 +27,7 @@ from heterps_planner.cost_model import build_segments
 from heterps_planner.problem import Problem
 from heterps_runtime.contract import PlanDocument, worker_name
 
-__all__ = ["calibrate", "divide_workers", "review"]
+__all__ = ["calibrate", "divide_workers", "review", "stranded"]
 
 _MISSED = 0.97  # of the floor; what is above this is noise
 _EXCESS = 1.15  # of the floor; below this fewer units would be likely to miss it
@@ -88,6 +90,32 @@ def review(
     revision = status.plan_revision + 1
     asked = replace(status, review={"revision": revision, "cause": cause, "message": text})
     return asked, (ComputePlan(problem, revision, tuple(stages)),)
+
+
+def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
+    """Whether the plan cannot be carried on because a pool has shrunk, so that the job needs another one.
+
+    A pool with fewer units than the plan alone is no reason: what runs goes on. A process of it that has waited for
+    room longer than `elasticity.cooldownSeconds` is, as there is nothing to wait for.
+
+    Returns:
+        Why, for people; empty: it can be carried on.
+    """
+    if status.plan is None or job.elasticity.mode == "Off" or job.stages_by_hand:
+        return ""
+    for pool, units in sorted(units_by_pool(PlanDocument.from_json(dict(status.plan))).items()):
+        room = observed.room.get(pool, units)
+        waiting = sorted(
+            p.name
+            for p in observed.processes
+            if p.running and p.spec.pool == pool and p.spec.incarnation == status.incarnation
+            and p.problem is not None and p.problem.reason == "Unschedulable"
+            and observed.time - p.started > job.elasticity.cooldown_seconds
+        )  # fmt: skip
+        if room < units and waiting:
+            found = f"pool {pool} has {room} of the {units} units of plan {status.plan_revision}"
+            return f"{found}, and {waiting[0]} finds no room; the job stops in order and goes on with another plan"
+    return ""
 
 
 def divide_workers(problem: Mapping[str, Any], plan: PlanDocument, workers: int) -> list[int]:
@@ -200,6 +228,9 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
     assert outcome.document is not None
     present = status.plan or {}
     new = _bounded(job, outcome.document, plan, present)
+    taken = units_by_pool(PlanDocument.from_json(new))
+    if any(units > observed.free_units.get(pool, units) for pool, units in taken.items()):
+        return done  # other jobs took the units while the planner was at work
     pods, before = [int(stage["pods"]) for stage in new["stages"]], [stage.pods for stage in plan.stages]
     grows = any(n > old for n, old in zip(pods, before, strict=True))
     saves = new["costPerHour"] < float(present.get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
@@ -211,7 +242,8 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
         for stage, old, n in zip(plan.stages, before, pods, strict=True)
         if n != old
     )
-    done = replace(done, plan=new, plan_revision=int(asked["revision"]), attempts=_attempts(observed, status, pods))
+    attempts = _attempts(observed, status, pods)
+    done = replace(done, plan=new, plan_revision=int(asked["revision"]), plan_reason="UnitsChanged", attempts=attempts)
     return done.with_condition("Rescaled", True, "UnitsChanged", f"{asked['message']}: {moves}", now)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from heterps_operator.elasticity import stranded
 from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR
 from heterps_operator.status import Failure, Status
@@ -47,7 +48,10 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     refusal = observed.refused.get(plan_request(status.plan_revision))
     if refusal is not None:
         return _failed(status, "PlanRefused", refusal, now)
-    if observed.stop_requested or policy.suspend:
+    if status.stopping_since is None and (why := stranded(job, observed, status)):
+        status = status.with_condition("Planned", False, "PoolShrunk", why, now)
+        return _begin_stop(observed, status)
+    if observed.stop_requested or policy.suspend or status.stopping_since is not None:
         return _begin_stop(observed, status)
     assert status.started is not None
     limit = policy.active_deadline_seconds

@@ -105,7 +105,9 @@ class ControlLoop:
         self.status = status or Status()
         self.bill = bill or Bill()
         self.profiles: dict[str, Json] = dict(known_profiles or {})
-        self.free_units: Mapping[str, int] = {}  # what other jobs leave of the pools; absent: everything
+        self.free_units: Mapping[str, int] = {}  # see `Observed`, as the next two
+        self.room: Mapping[str, int] = {}
+        self.holders: Mapping[str, tuple[tuple[str, int], ...]] = {}
         self._cached = frozenset(self.profiles)
         self._substrate = substrate
         self._planner = planner
@@ -198,6 +200,8 @@ class ControlLoop:
             outcome=self._outcome,
             stop_requested=self._stop_requested,
             free_units=dict(self.free_units),
+            room=dict(self.room),
+            holders=dict(self.holders),
         )
 
     def _ask_coordinator(self) -> CoordinatorView | None:

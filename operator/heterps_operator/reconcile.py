@@ -48,6 +48,7 @@ _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
+_HOLDERS_NAMED = 3  # of the units that a job waits for
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
@@ -121,6 +122,7 @@ def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, 
         for p in delivered
         if p.spec.pool in observed.profiles and not p.stopping
     )
+    status = _drop_plan(observed, status)
     missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
     if status.plan is not None:
         status, actions = _run(job, observed, status)
@@ -181,9 +183,10 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
         reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
         status = status.with_condition("Planned", False, reason, message, now)
         return _fail(status, Failure(reason, message), now), ()
-    status = replace(status, plan=document, plan_revision=revision)
+    reason = "Replanned" if status.plan_revision else "PlanComputed"
+    status = replace(status, plan=document, plan_revision=revision, plan_reason=reason)
     message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
-    status = status.with_condition("Planned", True, "PlanComputed", message, now)
+    status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
         return _reach(status, "Planned", now), ()
     return _run(job, observed, status)
@@ -199,6 +202,16 @@ def _ask_planner(
     return replace(status, planned_with=planned_with), (ComputePlan(problem, status.plan_revision + 1),)
 
 
+def _drop_plan(observed: Observed, status: Status) -> Status:
+    """Forget a plan whose units others have taken, or the pool has lost, while the job had no processes."""
+    occupied = any(process.running and process.spec.units for process in observed.processes)
+    if status.plan is None or occupied or not _short(status.plan, observed):
+        return status
+    text = f"plan {status.plan_revision} needs units that are not free any more"
+    status = replace(status, plan=None, planned_with={}, possible=False, gang=())
+    return status.with_condition("Planned", None, "Replanning", text, observed.time)
+
+
 def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
     """Whether a plan takes more than other jobs leave."""
     units = units_by_pool(PlanDocument.from_json(dict(document or {})))
@@ -208,7 +221,14 @@ def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
 def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
     """How much of these pools other jobs leave; what to do about it."""
     free = ", ".join(f"{observed.free_units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
-    return f"{free} are free; the job waits until others end, or raise maxUnits of the pool"
+    others: dict[str, list[str]] = {}
+    for pool in pools:
+        for holder, units in observed.holders.get(pool, ()):
+            others.setdefault(holder, []).append(f"{units} of {pool}")
+    names = [f"{holder} has {' and '.join(units)}" for holder, units in others.items()]
+    more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
+    held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})" if names else ""
+    return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
 
 
 def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:

@@ -97,6 +97,7 @@ class Status:
     conditions: tuple[Condition, ...] = ()
     plan: Json | None = None  # the plan that is carried out
     plan_revision: int = 0
+    plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
@@ -154,6 +155,7 @@ class Status:
             conditions=tuple(c for c in self.conditions if c.type in ("Profiled", "Planned")),
             plan=self.plan,
             plan_revision=self.plan_revision,
+            plan_reason=self.plan_reason,
             incarnation=self.incarnation + 1,
             result=self.result,
         ).with_condition("Suspended", False, "Running", "", now)

@@ -191,6 +191,9 @@ class Observed:
     outcome: PlanOutcome | None = None  # what the planner answered
     stop_requested: bool = False  # somebody wants the job to end now, resumable
     free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave; absent: everything
+    # By pool: what it would be if the job held nothing itself. Less than the job holds: the pool has shrunk.
+    room: Mapping[str, int] = field(default_factory=dict)
+    holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from heterps_operator.values import Action, ComputePlan, StartProcess
+from dataclasses import replace
+
+from heterps_operator.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
 from tests.controller.world import PLAN, PROFILE, World, make_job
 
 INFEASIBLE = {"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "the best is 31,000"}
@@ -141,3 +143,72 @@ def test_a_pool_without_a_free_pod_is_measured_later() -> None:
     assert "0 of 8 of cpu" in condition.message
     world.free_units = {"cpu": 1, "gpu": 2}
     assert [a.spec.name for a in world.settle() if isinstance(a, StartProcess)] == ["profile-cpu"]
+
+
+def test_a_job_that_waits_says_who_has_the_units() -> None:
+    world = profiled(cpu=3, gpu=0)
+    world.holders = {"cpu": (("ml/a", 4), ("ml/b", 1)), "gpu": (("ml/a", 2),)}
+    world.settle()
+    world.answer(INFEASIBLE)
+    world.settle()
+    world.answer(PLAN)
+    world.settle()
+    world.answer(INFEASIBLE)
+    world.settle()
+    message = world.status.condition("Planned").message
+    assert "3 of 8 of cpu, 0 of 2 of gpu are free (ml/a has 4 of cpu and 2 of gpu, ml/b has 1 of cpu); " in message
+
+
+def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew() -> None:
+    world = World().training()
+    world.stop_requested = True
+    world.settle()
+    world.set_phase("Stopped")
+    for name in [*world.running()]:
+        world.end(name, 0)
+    world.settle()
+    assert world.status.phase == "Suspended"
+    world.stop_requested, world.processes = False, {}
+    world.accepted.clear()
+    world.status = world.status.begin_again(world.time)
+    world.free_units = {"cpu": 1, "gpu": 0}
+    assert limits(world.settle()) == [{"cpu": 1, "gpu": 0}]
+    assert world.running() <= {"coordinator"}
+    world.free_units = {}
+    world.answer(PLAN)
+    world.settle()
+    assert (world.status.plan, world.status.plan_revision, world.status.plan_reason) == (PLAN, 2, "Replanned")
+    assert [event.reason for event in world.events][-1:] == ["Replanned"]
+
+
+def homeless() -> World:
+    """A job that trains, one of whose workers has come back to a pool without room for it."""
+    world = World().training()
+    world.end("worker-0-1", None, reason="NodeLost")
+    world.settle()
+    world.time += 60
+    world.settle()
+    problem = PodProblem("Unschedulable", "no node has room")
+    world.processes["worker-0-1"] = replace(world.processes["worker-0-1"], problem=problem)
+    world.time += world.job.elasticity.cooldown_seconds + 1
+    return world
+
+
+def test_a_plan_that_a_pool_has_no_room_for_any_more_is_given_up() -> None:
+    world = homeless()
+    world.room = {"cpu": 2, "gpu": 2}
+    assert [a for a in world.settle() if isinstance(a, RequestStop)] == [RequestStop()]
+    condition = world.status.condition("Planned")
+    assert (condition.status, condition.reason) == ("False", "PoolShrunk")
+    assert condition.message.startswith("pool cpu has 2 of the 3 units of plan 1, and worker-0-1 finds no room; ")
+    assert "PoolShrunk" in [event.reason for event in world.events]
+    world.room = {"cpu": 3, "gpu": 2}
+    assert world.settle() == [], "what was begun is brought to its end"
+    assert world.status.phase == "Stopping"
+
+
+def test_a_pool_with_room_is_waited_for() -> None:
+    world = homeless()
+    world.room = {"cpu": 3, "gpu": 2}
+    assert world.settle() == []
+    assert world.status.phase == "Running"

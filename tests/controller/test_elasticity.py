@@ -59,6 +59,15 @@ def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
     assert world.status.restarts == {}
 
 
+def test_units_that_others_took_meanwhile_are_not_taken() -> None:
+    world = trained(running(), rate=12_000.0)
+    world.turn()
+    world.answer(rescaled(4))
+    world.free_units = {"cpu": 4}  # two workers and the server hold three of them
+    assert world.settle() == []
+    assert (world.status.plan, world.status.review) == (PLAN, None)
+
+
 def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
     world = running(elasticity=Elasticity(max_scale_down_percent=25))
     world.status = replace(world.status, plan=rescaled(8, 5.0), plan_revision=2)

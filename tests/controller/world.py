@@ -91,6 +91,8 @@ class World:
         self.asked = 1  # revision of the plan that the planner works on
         self.stop_requested = False
         self.free_units: dict[str, int] = {}
+        self.room: dict[str, int] = {}
+        self.holders: dict[str, tuple[tuple[str, int], ...]] = {}
         self.actions: list[Action] = []
         self.events: list[Event] = []
 
@@ -114,6 +116,8 @@ class World:
             outcome=self.outcome,
             stop_requested=self.stop_requested,
             free_units=dict(self.free_units),
+            room=dict(self.room),
+            holders=dict(self.holders),
         )
 
     def turn(self) -> Decision:

@@ -135,7 +135,10 @@ class JobController:
             return error.seconds
         assert self._loop is not None
         assert self._substrate is not None
-        self._loop.free_units = self._cluster.ledger.free_units(self._name, self._substrate.pools)
+        ledger, pools = self._cluster.ledger, self._substrate.pools
+        self._loop.free_units = ledger.free_units(self._name, pools)
+        self._loop.room = {pool: ledger.free(pool, excluding=self._name) for pool in pools}
+        self._loop.holders = {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
         try:
             self._loop.turn()
         except CapacityTakenError:
@@ -214,6 +217,10 @@ class JobController:
         except ValueError as error:
             raise _NotReadyError("DamagedState", f"{error}; delete the ConfigMap {self._key[1]}-state") from error
         self._memory = memory or Memory(Status(), Bill())
+        status = self._memory.status
+        # A job whose pods have begun holds the rest of its plan as well; others may have taken what it gave back.
+        if status.plan is not None and status.outcome is None and self._cluster.ledger.held_by(self._name):
+            self._cluster.ledger.restore(self._name, units_by_pool(PlanDocument.from_json(dict(status.plan))))
         change = self._effect(manifest)
         self._memory = replace(self._memory, spec=self._memory.spec or manifest.job["spec"])
         self._start_loop(job, manifest, spec)
@@ -248,9 +255,6 @@ class JobController:
             on_pod=cluster.metrics.on_pod,
         )
         substrate.plan_revision, substrate.gang = status.plan_revision, frozenset(status.gang)
-        if status.plan is not None:
-            plan = PlanDocument.from_json(dict(status.plan))
-            cluster.ledger.restore(self._name, units_by_pool(plan))
         cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
         self._planner = QueuedPlanner(
             cluster.places,
@@ -313,9 +317,11 @@ class JobController:
         assert self._loop is not None
         assert self._memory is not None
         if self._stopped_for_change():
-            status = self._loop.status.begin_again(self._cluster.clock())
+            now = self._cluster.clock()
+            status = self._loop.status.begin_again(now)
             if self._restart >= Effect.REPLAN:
                 status = replace(status, plan=None)
+                status = status.with_condition("Planned", None, "Replanning", "the spec has changed", now)
             self._memory = replace(self._memory, status=status, bill=self._loop.bill, spec=manifest.job["spec"])
             self._restart = Effect.NONE
             self._start_loop(job, manifest, spec)

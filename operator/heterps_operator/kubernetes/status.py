@@ -106,7 +106,7 @@ def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
     keys = ("name", "pool", "firstLayer", "lastLayer", "units", "pods")
     found: dict[str, Any] = {
         "revision": status.plan_revision,
-        "reason": "UnitsChanged" if status.plan_revision > 1 else "PlanComputed",
+        "reason": status.plan_reason,
         "method": str(plan.get("method") or "hand")[:32],
         "summary": describe_plan(plan)[:_LONGEST_SUMMARY],
         "stages": [{key: stage[key] for key in keys} for stage in plan["stages"]],
