@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster test cluster-build cluster-up cluster-down test-cluster check benchmark experiments lock clean
+.PHONY: help venv data demo demo-cluster test test-local test-cluster cluster-build cluster-up cluster-down check benchmark experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,26 +53,33 @@ data: venv ## make the flights example's train and test sets (a few seconds, onc
 demo: data ## plan and train the flights example: a real model, its quality and its bill
 	@$(BIN)/heterps run examples/flights/job.yaml
 
-# Files side by side: tests of whole jobs spend most of their time waiting for processes to start.
-test: data ## run all tests
+demo-cluster: data ## train the flights example on a real Kubernetes on this machine, and show each step
+	@$(BIN)/python -m tests.cluster demo
+
+# Files side by side: tests of whole jobs spend most of their time waiting for processes and pods to start.
+# Both parts run, whatever the first one says.
+test: data ## run all tests, those that need a Kubernetes included
+	@status=0; \
+	$(MAKE) --no-print-directory test-local || status=$$?; \
+	$(MAKE) --no-print-directory test-cluster || status=$$?; \
+	exit $$status
+
+test-local: data ## run the tests that need no Kubernetes
 	@$(BIN)/python -m pytest -n 4 --dist loadfile
 
-cluster-build: venv ## build the programs of the test cluster (once; docs/testing.md says what it needs)
+# Where the programs cannot be built, the tests themselves say why they are skipped, or, if CI is set, fail.
+test-cluster: venv ## run the tests that need a Kubernetes, on two of them
+	-@$(BIN)/python -m tests.cluster build
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
+
+cluster-build: venv ## install and build the programs of the test cluster (once; docs/testing.md says what it needs)
 	@$(BIN)/python -m tests.cluster build
 
 cluster-up: venv ## start a real Kubernetes with three nodes on this machine, and say how to use it
 	@$(BIN)/python -m tests.cluster up
 
-demo-cluster: data ## train the flights example on a real Kubernetes on this machine, and show each step
-	@$(BIN)/python -m tests.cluster demo
-
 cluster-down: venv ## end it
 	@$(BIN)/python -m tests.cluster down
-
-# Where the programs cannot be built, the tests themselves say why they are skipped.
-test-cluster: venv ## run the tests that need a Kubernetes
-	-@$(BIN)/python -m tests.cluster build
-	@$(BIN)/python -m pytest tests/cluster
 
 check: venv ## run the linters, the type checker, the import contracts and the guards on documents
 	$(BIN)/ruff check

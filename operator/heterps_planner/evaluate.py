@@ -160,6 +160,8 @@ def _read_pods(fields: Fields, problem: Problem, pool: int) -> int:
 
 def _check_limits(problem: Problem, segments: Segments, stages: list[Stage], fixed: list[int | None]) -> None:
     used = np.zeros(segments.num_pools)
+    servers = int(segments.server_need(np.zeros(1))[0])  # at the least
+    used[segments.server_pool] = servers
     for i, (stage, pods) in enumerate(zip(stages, fixed, strict=True)):
         pool = stage[2]
         limit = problem.pools[pool]
@@ -178,11 +180,12 @@ def _check_limits(problem: Problem, segments: Segments, stages: list[Stage], fix
             )
         used[pool] += pods or least
         if used[pool] > segments.limit_T[pool]:
-            units = int(used[pool]) * limit.units_per_pod
-            raise ProblemError(
-                f"{_PATH}.stages[{i}].units",
-                f"the stages up to this one take {units} units of pool {limit.name!r}, which has {limit.max_units}",
-            )
+            others = servers if pool == segments.server_pool else 0
+            units = (int(used[pool]) - others) * limit.units_per_pod
+            takers = f"the stages up to this one take {units} units of pool {limit.name!r}, which has {limit.max_units}"
+            if others:
+                takers += f", and the parameter servers take {others * limit.units_per_pod} of them"
+            raise ProblemError(f"{_PATH}.stages[{i}].units", takers)
 
 
 def _refuse(problem: Problem, segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Infeasible:

@@ -12,6 +12,7 @@ import pytest
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, evaluate, plan
 from heterps_planner.cost_model import build_segments
 from heterps_planner.plan import choice_of
+from heterps_planner.problem import ParameterServer
 from tests.planner.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())
@@ -117,6 +118,13 @@ def test_a_wrong_stage_is_named(stages: Any, path: str, words: str) -> None:
         evaluate(HAND, stages)
     assert caught.value.path == path
     assert words in str(caught.value)
+
+
+def test_the_units_of_the_parameter_servers_are_counted() -> None:
+    problem = replace(HAND, parameter_server=ParameterServer("cpu", units=2))
+    assert plan_of(evaluate(problem, [GOOD[0] | {"units": 8}, GOOD[1]])).stages[0].pods == 8
+    with pytest.raises(ProblemError, match="take 9 units of pool 'cpu', which has 10, and .* take 2 of them"):
+        evaluate(problem, [GOOD[0] | {"units": 9}, GOOD[1]])
 
 
 def test_units_must_fill_pods() -> None:
