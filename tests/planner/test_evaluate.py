@@ -123,7 +123,7 @@ def test_a_wrong_stage_is_named(stages: Any, path: str, words: str) -> None:
 def test_the_units_of_the_parameter_servers_are_counted() -> None:
     problem = replace(HAND, parameter_server=ParameterServer("cpu", units=2))
     assert plan_of(evaluate(problem, [GOOD[0] | {"units": 8}, GOOD[1]])).stages[0].pods == 8
-    with pytest.raises(ProblemError, match="take 9 units of pool 'cpu', which has 10, and .* take 2 of them"):
+    with pytest.raises(ProblemError, match=r"take 9 units of pool 'cpu', which has 10, and .* take 2 of them"):
         evaluate(problem, [GOOD[0] | {"units": 9}, GOOD[1]])
 
 
