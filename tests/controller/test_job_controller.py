@@ -35,7 +35,7 @@ SERVICE = "/api/v1/namespaces/ml/services/flights"
 class Server(FakeServer):
     """The memory of an API server, with what the operator asks for."""
 
-    def create(self, path: str, body: Json) -> Json:
+    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
         self._request("create", path)
         place = f"{path}/{body['metadata']['name']}"
         if place in self.objects:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import secrets
 import shutil
-from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from heterps_operator.bill import Bill
 from heterps_operator.changes import Effect, spec_change
 from heterps_operator.controller.admission import cluster_problems, pod_configuration
+from heterps_operator.controller.belongings import Belongings, NotReadyError
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.publisher import Publisher
@@ -30,15 +29,13 @@ from heterps_operator.kubernetes.names import (
     config_map_path,
     is_owned,
     job_path,
-    object_path,
     plan_config_name,
-    secret_path,
-    secrets_path,
-    token_secret_name,
+    process_of,
+    state_name,
 )
 from heterps_operator.kubernetes.pools import job_key
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.kubernetes.state import JobState, Memory
+from heterps_operator.kubernetes.state import JobState, Memory, NotOwnedError
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop import ControlLoop, Turn
 from heterps_operator.manifest import Manifest, read_objects
@@ -52,25 +49,17 @@ __all__ = ["CapacityTakenError", "JobController"]
 
 MANAGED_BY = "heterps.io/operator"
 PAUSED_ANNOTATION = "heterps.io/paused"
-_SAVE_SECONDS = 15.0  # of the bill, while nothing happens
+# Between two savings while nothing happens: what a bill lacks, the pods' times tell the next operator.
+_SAVE_SECONDS = 300.0
 _QUIET = 1.5  # each look that finds nothing new makes the pause before the next one longer
 _FIRST_PAUSE_SECONDS = 0.25
-_REFUSED_SECONDS = 60.0  # a job that cannot be taken up is woken by what would change that; this is for safety
-_LEFTOVER_SECONDS = 2.0  # for what is left of an earlier job of the same name
+_LOOK_SECONDS = 10.0  # for what no watch reports
 _BEGINS_AGAIN = frozenset({"Suspended", "Planned"})
+_ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class CapacityTakenError(Exception):
     """Another job was granted the units between planning and reserving; the next turn plans with what is left."""
-
-
-class _NotReadyError(Exception):
-    """The job cannot be taken up as it is."""
-
-    def __init__(self, reason: str, message: str, seconds: float = _REFUSED_SECONDS) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.seconds = seconds  # until it is worth another look
 
 
 class JobController:
@@ -88,6 +77,7 @@ class JobController:
         self._name = job_key(*key)
         self._wake = wake
         self._folder = cluster.folder / key[0] / key[1]
+        self._belongings = Belongings(cluster, key)
         self._uid = ""
         self._taken_up: tuple[Any, ...] = ()
         self._reset()
@@ -100,6 +90,7 @@ class JobController:
         self._publisher: Publisher | None = None
         self._memory: Memory | None = None
         self._turn: Turn | None = None
+        self._hindrance: NotReadyError | None = None  # why it goes on as it was, and not as it is wanted now
         self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
         self._kept = (0, 0)  # revision and incarnation whose objects were written
         self._quiet = 0
@@ -119,6 +110,8 @@ class JobController:
         """
         job = self._cluster.jobs.get(*self._key)
         if job is None or job["metadata"].get("deletionTimestamp"):
+            if job is not None:
+                self._belongings.end_pods(job)
             self.close()
             return None
         if job["spec"].get("managedBy", MANAGED_BY) != MANAGED_BY:
@@ -129,24 +122,25 @@ class JobController:
         publisher = self._publisher = self._publisher or Publisher(self._cluster, job)
         try:
             self._take_up(job)
-        except _NotReadyError as error:
-            known = self._memory.status if self._memory is not None else Status()
-            publisher.refuse(known, error.reason, str(error), _generation(job))
-            return error.seconds
-        assert self._loop is not None
-        assert self._substrate is not None
-        ledger, pools = self._cluster.ledger, self._substrate.pools
-        self._loop.free_units = ledger.free_units(self._name, pools)
-        self._loop.room = {pool: ledger.free(pool, excluding=self._name) for pool in pools}
-        self._loop.holders = {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
-        try:
+            assert self._loop is not None
+            assert self._substrate is not None
+            ledger, pools = self._cluster.ledger, self._substrate.pools
+            self._loop.free_units = ledger.free_units(self._name, pools)
+            self._loop.room = {pool: ledger.free(pool, excluding=self._name) for pool in pools}
+            self._loop.holders = {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
             self._loop.turn()
         except CapacityTakenError:
             return _FIRST_PAUSE_SECONDS
+        except NotReadyError as error:
+            memory = self._memory or Memory(Status(), Bill())
+            status = self._loop.status if self._loop is not None else memory.status
+            publisher.refuse(status, memory.bill, error.reason, str(error), _generation(job))
+            return error.seconds
         turn = self._turn
         assert turn is not None
         self._cluster.metrics.update(*self._key, turn)
-        publisher.publish(turn, _generation(job))
+        told = None if turn.status.phase in _ENDED else self._hindrance
+        publisher.publish(turn, _generation(job), None if told is None else (told.reason, str(told)))
         if turn.status.final:
             return self._after_the_end(job, turn)
         return self._pause(turn)
@@ -164,10 +158,18 @@ class JobController:
         self._reset()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether units that others give up may be all it waits for."""
+        loop = self._loop
+        if loop is None:
+            return True
+        return any(condition.reason == WAITING_FOR_CAPACITY for condition in loop.status.conditions)
+
     def on_turn(self, turn: Turn) -> None:
         """Keep what the loop has seen and decided (`loop.Listener`)."""
         before, self._turn = self._turn, turn
-        same = before is not None and before.status == turn.status and not turn.events
+        same = before is not None and not turn.events and _lasting(before.status) == _lasting(turn.status)
         self._quiet = self._quiet + 1 if same else 0
 
     # --- taking up ----------------------------------------------------------------------------------------------------
@@ -176,19 +178,26 @@ class JobController:
         """Have a control loop for the job as it is wanted now.
 
         Raises:
-            _NotReadyError: it cannot be carried out as it is.
+            NotReadyError: it cannot be carried out as it is.
         """
-        pools = self._pools(job)
+        names = [str(pool["name"]) for pool in job["spec"]["pools"]]
+        pools = [self._cluster.pools.get("", name) for name in names]
         paused = (job["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
-        seen = (job["metadata"].get("generation"), paused, tuple(pool["metadata"].get("generation") for pool in pools))
+        generations = tuple(pool and pool["metadata"].get("generation") for pool in pools)
+        seen = (job["metadata"].get("generation"), paused, generations)
         if self._loop is not None and seen == self._taken_up and not self._stopped_for_change():
             return
+        if self._loop is not None and self._loop.status.phase in _ENDED and None in generations:
+            return  # what it has reached needs no pools any more
+        manifest: Manifest | None
         try:
-            manifest = read_objects({**job}, pools)
-        except ManifestError as error:
-            raise _NotReadyError("InvalidSpec", str(error)) from error
-        if problems := cluster_problems(manifest.job):
-            raise _NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
+            manifest, self._hindrance = self._wanted(job, pools), None
+        except NotReadyError as error:
+            # What has begun goes on as it was: nobody else would look after its pods.
+            manifest = self._belongings.kept(job)
+            if manifest is None or self._stopped_for_change():
+                raise
+            self._hindrance = error
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         spec = replace(spec, paused=spec.paused or paused)
         if self._loop is None:
@@ -197,26 +206,41 @@ class JobController:
             self._change(job, manifest, spec)
         self._taken_up = seen
 
-    def _pools(self, job: Json) -> list[dict[str, Any]]:
-        names = [str(pool["name"]) for pool in job["spec"]["pools"]]
-        found = [self._cluster.pools.get("", name) for name in names]
-        missing = [name for name, pool in zip(names, found, strict=True) if pool is None]
+    def _wanted(self, job: Json, pools: Sequence[Json | None]) -> Manifest:
+        """The job as it is wanted now, with its pools.
+
+        Raises:
+            NotReadyError: it cannot be carried out.
+        """
+        try:
+            manifest = read_objects({**job}, self._all_there(job, pools))
+        except ManifestError as error:
+            raise NotReadyError("InvalidSpec", str(error)) from error
+        if problems := cluster_problems(manifest.job):
+            raise NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
+        return manifest
+
+    def _all_there(self, job: Json, pools: Sequence[Json | None]) -> list[dict[str, Any]]:
+        missing = [str(entry["name"]) for entry, pool in zip(job["spec"]["pools"], pools, strict=True) if pool is None]
         if missing:
             known = sorted(str(pool["metadata"]["name"]) for pool in self._cluster.pools.all())
             hint = difflib.get_close_matches(missing[0], known, 1)
             have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
             text = f"spec.pools: there is no NodePool {missing[0]}; create it, or correct the name ({have})"
-            raise _NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
-        return [dict(pool) for pool in found if pool is not None]
+            raise NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
+        return [dict(pool) for pool in pools if pool is not None]
 
     def _begin(self, job: Json, manifest: Manifest, spec: JobSpec) -> None:
         """Take the job up: for the first time, or after an operator that is gone."""
         self._state = JobState(self._cluster.api, job)
         try:
             memory = self._state.load()
+        except NotOwnedError as error:
+            raise NotReadyError.taken(f"ConfigMap {error}", error.found) from error
         except ValueError as error:
-            raise _NotReadyError("DamagedState", f"{error}; delete the ConfigMap {self._key[1]}-state") from error
-        self._memory = memory or Memory(Status(), Bill())
+            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job goes on from its last checkpoint"
+            raise NotReadyError("DamagedState", f"{error}; {fix}", _LOOK_SECONDS) from error
+        self._memory = memory or Memory(Status(incarnation=self._next_incarnation(job)), Bill())
         status = self._memory.status
         # A job whose pods have begun holds the rest of its plan as well; others may have taken what it gave back.
         if status.plan is not None and status.outcome is None and self._cluster.ledger.held_by(self._name):
@@ -232,14 +256,13 @@ class JobController:
         assert self._memory is not None
         cluster = self._cluster
         configuration = pod_configuration(manifest)
-        token = self._token(job)
-        for item in (
+        token = self._belongings.token(job)
+        self._belongings.apply(
+            job,
             objects.service(job),
             objects.run_config(job, configuration),
             objects.network_policy(job, cluster.namespace),
-        ):
-            self._check_owner(job, item)
-            cluster.api.apply(object_path(item), item)
+        )
         status = self._memory.status
         if status.phase in _BEGINS_AGAIN and not spec.run_policy.suspend and spec.goal == "train":
             status = status.begin_again(cluster.clock())
@@ -252,6 +275,7 @@ class JobController:
             known=self._memory.processes,
             clock=cluster.clock,
             on_wake=self._wake,
+            hears_of=cluster.hears_of,
             on_pod=cluster.metrics.on_pod,
         )
         substrate.plan_revision, substrate.gang = status.plan_revision, frozenset(status.gang)
@@ -280,28 +304,13 @@ class JobController:
             clock=cluster.clock,
         )
 
-    def _check_owner(self, job: Json, item: dict[str, Any]) -> None:
-        """Make sure that an object's name is free, or the object this job's own."""
-        found = self._cluster.api.get(object_path(item))
-        if found is None or is_owned(found, job):
-            return
-        name = f"{item['kind']} {item['metadata']['name']}"
-        if any(owner.get("kind") == "HeterPSJob" for owner in found["metadata"].get("ownerReferences") or ()):
-            text = f"{name} is of an earlier job of this name, which is being cleared away"
-            raise _NotReadyError("NameNotFree", text, _LEFTOVER_SECONDS)
-        raise _NotReadyError("NameTaken", f"{name} is there already and not this job's; rename it, or the job")
-
-    def _token(self, job: Json) -> str:
-        """The secret that the job's processes know each other by; drawn once."""
-        path = secret_path(self._key[0], token_secret_name(self._key[1]))
-        found = self._cluster.api.get(path)
-        if found is not None and not is_owned(found, job):  # of an earlier job of this name, on its way out
-            self._cluster.api.delete(path)
-            found = None
-        if found is None:
-            body = objects.token_secret(job, secrets.token_urlsafe(32))
-            found = self._cluster.api.create(secrets_path(self._key[0]), body)
-        return b64decode(found["data"]["token"]).decode()
+    def _next_incarnation(self, job: Json) -> int:
+        """One that no pod of this job is of, whose state is lost."""
+        seen = [0]
+        for pod in self._cluster.pods.of_job(*self._key):
+            with contextlib.suppress(ValueError):
+                seen.append(process_of(pod).incarnation if is_owned(pod, job) else 0)
+        return max(seen) + 1
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -317,11 +326,12 @@ class JobController:
         assert self._loop is not None
         assert self._memory is not None
         if self._stopped_for_change():
-            now = self._cluster.clock()
-            status = self._loop.status.begin_again(now)
+            status = self._loop.status.begin_again(self._cluster.clock())
             if self._restart >= Effect.REPLAN:
                 status = replace(status, plan=None)
-                status = status.with_condition("Planned", None, "Replanning", "the spec has changed", now)
+                status = status.with_condition(
+                    "Planned", None, "Replanning", "the spec has changed", status.phase_since
+                )
             self._memory = replace(self._memory, status=status, bill=self._loop.bill, spec=manifest.job["spec"])
             self._restart = Effect.NONE
             self._start_loop(job, manifest, spec)
@@ -339,7 +349,7 @@ class JobController:
             return
         self._memory = replace(self._memory, spec=manifest.job["spec"])
         final = self._loop.status.final
-        if change.effect <= Effect.LIVE and not final:
+        if change.effect == Effect.NONE or (change.effect == Effect.LIVE and not final):
             self._loop.job = spec
             return
         self._memory = replace(self._memory, status=self._loop.status, bill=self._loop.bill)
@@ -379,7 +389,10 @@ class JobController:
             plans=revisions,
             generation=generation,
         )
-        self._state.save(self._memory)
+        try:
+            self._state.save(self._memory)
+        except ApiError as error:
+            raise NotReadyError.of(f"ConfigMap {state_name(self._key[1])}", error) from error
 
     def _needed(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
         """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
@@ -399,12 +412,12 @@ class JobController:
         assert self._substrate is not None
         assert status.plan is not None
         job, api = self._substrate.job, self._cluster.api
-        for item in (
+        self._belongings.apply(
+            job,
             objects.plan_config(job, status.plan_revision, status.plan),
             *objects.disruption_budgets(job, plan),
             *objects.pod_groups(job, plan, status.incarnation, self._substrate.pools),
-        ):
-            api.apply(object_path(item), item)
+        )
         revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
         old = objects.outdated_plans(revisions)
         for revision in old:
@@ -439,6 +452,12 @@ class JobController:
         with contextlib.suppress(ApiError):
             self._cluster.api.delete(job_path(*self._key), uid=str(job["metadata"]["uid"]))
         return None
+
+
+def _lasting(status: Status) -> tuple[Any, ...]:
+    """What of a status is worth another look soon; the figures of a job that trains change at every look."""
+    said = tuple((c.type, c.status, c.reason) for c in status.conditions)
+    return status.phase, status.incarnation, status.plan_revision, status.attempts, status.outcome, said
 
 
 def _generation(job: Json) -> int:

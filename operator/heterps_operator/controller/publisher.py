@@ -18,7 +18,6 @@ from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Publisher"]
 
-_PROGRESS_SECONDS = 10.0  # between two updates of the status that only tell of progress
 _NOT_FOUND = 404
 _FIGURES = ("progress", "throughput", "cost")  # that change all the time
 _MEASURED = "ThroughputMet"  # the condition whose message does, too
@@ -38,48 +37,62 @@ class Publisher:
         self._recorder = EventRecorder(cluster.api, job)
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
+        self._hindrance: tuple[str, str] | None = None
+        self._hindered_since = 0.0
 
     def record(self, event: Event) -> None:
         """Write an event, or count it."""
         self._recorder.record(event)
 
-    def publish(self, turn: Turn, generation: int) -> None:
+    def publish(self, turn: Turn, generation: int, hindrance: tuple[str, str] | None = None) -> None:
         """Tell what a turn has seen and decided.
 
         Args:
             turn: of the job's control loop.
-            generation: of the spec that it worked on.
+            generation: of the spec that is wanted.
+            hindrance: reason and message, if that cannot be carried out and the job goes on as it was.
         """
         for event in turn.events:
             self.record(event)
         planned = turn.status.plan is not None
+        status = turn.status if hindrance is None else self._hindered(turn.status, *hindrance)
+        self._hindrance = hindrance
         document = job_status(
             turn.job,
-            turn.status,
+            status,
             turn.bill,
             turn.observed.processes,
             generation=generation,
             plan_config=plan_config_name(self._name, turn.status.plan_revision) if planned else "",
         )
-        recent = self._cluster.clock() - self._written_at < _PROGRESS_SECONDS
+        recent = self._cluster.clock() - self._written_at < self._cluster.progress_seconds
         if document != self._written and not (recent and _lasting(document) == _lasting(self._written)):
             self._write(document)
 
-    def refuse(self, known: Status, reason: str, message: str, generation: int) -> None:
+    def refuse(self, known: Status, bill: Bill, reason: str, message: str, generation: int) -> None:
         """Tell why the job is not taken up.
 
         Args:
             known: what is remembered of the job.
+            bill: what it has cost so far.
             reason: CamelCase, for programs.
             message: for people, with the way out.
             generation: of the spec that is at fault.
         """
-        now = self._cluster.clock()
-        status = known.with_condition("Planned", False, reason, message, now)
-        document = job_status(JobSpec(self._name, (), 1, 1), status, Bill(), (), generation=generation)
-        if document.get("message") != self._written.get("message"):
+        status = self._hindered(known, reason, message)
+        self._hindrance = (reason, message)
+        document = job_status(JobSpec(self._name, (), 1, 1), status, bill, (), generation=generation)
+        if document != self._written:
             self._write(document)
+
+    def _hindered(self, status: Status, reason: str, message: str) -> Status:
+        """The status with the condition that says what keeps the job from what is wanted; an event, once."""
+        now = self._cluster.clock()
+        if self._hindrance != (reason, message):
             self.record(Event("Warning", reason, message, now))
+        if self._hindrance is None:
+            self._hindered_since = now
+        return status.with_condition("Planned", False, reason, message, self._hindered_since)
 
     def _write(self, document: dict[str, Any]) -> None:
         head = {"name": self._name, "namespace": self._namespace}

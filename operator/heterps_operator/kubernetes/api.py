@@ -160,21 +160,26 @@ class KubernetesApi:
         """
         query = {"labelSelector": label_selector, "fieldSelector": field_selector, "limit": limit}
         items: list[dict[str, Any]] = []
-        token, restarted = "", False
-        while True:
-            try:
-                page = self._json("list", "GET", path, query={**query, "continue": token})
-            except ApiError as error:
-                if error.code != _GONE or restarted or not token:
-                    raise
-                items, token, restarted = [], "", True  # the list took too long to read page by page
-                continue
-            head = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
-            items += [{**head, **item} for item in page.get("items") or ()]
-            metadata = page.get("metadata") or {}
-            token = str(metadata.get("continue") or "")
-            if not token:
-                return items, str(metadata.get("resourceVersion") or "")
+        version = ""
+        for page, again in self._pages(path, query):
+            if again:
+                items = []
+            items += _items(page)
+            version = str((page.get("metadata") or {}).get("resourceVersion") or "")
+        return items, version
+
+    def each(self, path: str, label_selector: str = "", limit: int = _PAGE) -> Iterator[dict[str, Any]]:
+        """All objects of a kind one by one, of which never more than one page is in memory.
+
+        Where the list takes so long that it has to be begun again, objects come a second time.
+
+        Args:
+            path: of the collection.
+            label_selector: only those with these labels.
+            limit: objects of one request.
+        """
+        for page, _ in self._pages(path, {"labelSelector": label_selector, "limit": limit}):
+            yield from _items(page)
 
     def log_tail(self, namespace: str, pod: str, lines: int, container: str = CONTAINER) -> tuple[str, ...]:
         """The last lines of a container's log that are not blank; none if it cannot be read (any more)."""
@@ -214,10 +219,16 @@ class KubernetesApi:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def create(self, path: str, body: Json) -> dict[str, Any]:
-        """Create an object in a collection; `ApiError` 409 if its name is taken."""
+    def create(self, path: str, body: Json, *, strict: bool = False) -> dict[str, Any]:
+        """Create an object in a collection; `ApiError` 409 if its name is taken.
+
+        Args:
+            path: of the collection.
+            body: the object.
+            strict: refuse fields that the API server does not know, instead of dropping them.
+        """
         item = f"{path}/{body['metadata'].get('name', '')}"
-        return self._write("create", "POST", path, body, item)
+        return self._write("create", "POST", path, body, item, {"fieldValidation": "Strict"} if strict else None)
 
     def replace(self, path: str, body: Json) -> dict[str, Any]:
         """Replace an object; `ApiError` 409 if it is not of the body's resourceVersion any more."""
@@ -267,14 +278,33 @@ class KubernetesApi:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _write(self, verb: str, method: str, path: str, body: Json, item: str) -> dict[str, Any]:
+    def _pages(self, path: str, query: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+        """A list page by page; True: it begins again, because it took too long to read."""
+        token, restarted = "", False
+        while True:
+            again = False
+            try:
+                page = self._json("list", "GET", path, query={**query, "continue": token})
+            except ApiError as error:
+                if error.code != _GONE or restarted or not token:
+                    raise
+                restarted = again = True
+                page = self._json("list", "GET", path, query=query)
+            yield page, again
+            token = str((page.get("metadata") or {}).get("continue") or "")
+            if not token:
+                return
+
+    def _write(
+        self, verb: str, method: str, path: str, body: Json, item: str, query: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Send an object that must not be written over another's.
 
         A request that broke off may have been carried out: then the second attempt finds its own work in the way.
         """
         attempts: _Failures = []
         try:
-            return self._json(verb, method, path, body, failures=attempts)
+            return self._json(verb, method, path, body, query=query, failures=attempts)
         except ApiError as error:
             if error.code != _CONFLICT or not attempts:
                 raise
@@ -374,6 +404,12 @@ class KubernetesApi:
         if code >= _FIRST_ERROR:
             raise _refusal(method, path, code, response.headers.get("Retry-After"), data)
         return response
+
+
+def _items(page: Json) -> list[dict[str, Any]]:
+    """The objects of a list, which does not say of each what it is."""
+    head = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
+    return [{**head, **item} for item in page.get("items") or ()]
 
 
 def _target(path: str, query: Mapping[str, Any]) -> str:

@@ -15,7 +15,9 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import CONTAINER, LABEL_POOL, LABEL_PROCESS
 from heterps_operator.values import Json, PodProblem, ProcessSpec
 
-__all__ = ["pod_problem", "refused", "start_error"]
+__all__ = ["REFUSALS", "name_taken", "object_refused", "pod_problem", "refused", "start_error"]
+
+REFUSALS = frozenset({400, 403, 413, 422})  # answers of an API server that asking again does not change
 
 _UNCLAIMED_SECONDS = 30.0  # for a scheduler to look at a pod at all
 _CREATING_SECONDS = 30.0  # for a node to prepare volumes and network
@@ -53,12 +55,28 @@ _REFUSALS = (
         "give the operator the rights that its Helm chart lists for this namespace",
     ),
     (
+        "error looking up service account",
+        "InvalidPod",
+        "create that ServiceAccount in the job's namespace, or correct serviceAccountName in spec.workers.template",
+    ),
+    (
+        "RuntimeClass",
+        "InvalidPod",
+        "create that RuntimeClass, or correct runtimeClassName in spec.workers.template",
+    ),
+    (
         "no PriorityClass with name",
         "InvalidPod",
         "create it, or correct runPolicy.schedulingPolicy.priorityClassName",
     ),
     (".image: Required value", "InvalidPod", "name the image of the runtime and your code in spec.image"),
 )
+_FORBIDDEN = 403
+_POLICY = (
+    "AdmissionRefused",
+    "change spec.workers.template so that the cluster's policy admits it, or ask who set that policy",
+)
+_TOO_LARGE = re.compile(r"Too long: may not be more than|must have at most|too large", re.IGNORECASE)
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+[A-Za-z0-9])")
 _PREEMPTION = re.compile(r" (?:no new claims to deallocate|preemption:)")
 _TAINT = re.compile(r"untolerated taint\(?s?\)? ?\{([^}]*)\}")
@@ -86,16 +104,47 @@ def pod_problem(pod: Json, now: float, events: Sequence[Json] = ()) -> PodProble
 
 def refused(spec: ProcessSpec, error: ApiError) -> PodProblem:
     """Why the API server did not take a pod."""
-    reason, fix = next(
-        ((reason, fix) for words, reason, fix in _REFUSALS if words in error.message),
-        ("InvalidPod", "correct spec.workers.template or templates of the job")
-        if error.code in (400, 422) and "admission webhook" not in error.message
-        else (
-            "AdmissionRefused",
-            "change spec.workers.template so that the cluster's policy admits it, or ask who set that policy",
-        ),
+    faulty = error.code in (400, 413, 422) and "admission webhook" not in error.message
+    return _refusal(
+        f"the pod of {spec.name}",
+        error,
+        ("InvalidPod", "correct spec.workers.template or templates of the job") if faulty else _POLICY,
     )
-    return PodProblem(reason, f"the pod of {spec.name} is refused: {_quote(error.message)}; {fix}")
+
+
+def object_refused(what: str, error: ApiError) -> PodProblem:
+    """Why the API server did not take another object of a job.
+
+    Args:
+        what: its kind and name.
+        error: the API server's answer.
+    """
+    if _TOO_LARGE.search(error.message) and error.code != _FORBIDDEN:
+        fix = (
+            "shorten what the job's spec has most of (templates, arguments, stages): it is kept in ConfigMaps of 1 MiB"
+        )
+        return _refusal(what, error, ("TooLarge", fix))
+    return _refusal(what, error, ("ObjectRefused", "correct the job, or ask who set the cluster's policy"))
+
+
+def name_taken(what: str, found: Json) -> PodProblem:
+    """Why an object cannot be made: there is another one of its name, of somebody else or an earlier job.
+
+    Args:
+        what: its kind and name.
+        found: what is there.
+    """
+    if any(owner.get("kind") == "HeterPSJob" for owner in found["metadata"].get("ownerReferences") or ()):
+        return PodProblem("NameNotFree", f"{what} is of an earlier job of this name, which is being cleared away")
+    return PodProblem(
+        "NameTaken", f"{what} is there already and not this job's; delete it, or give the job another name"
+    )
+
+
+def _refusal(what: str, error: ApiError, otherwise: tuple[str, str]) -> PodProblem:
+    known = ((reason, fix) for words, reason, fix in _REFUSALS if words in error.message)
+    reason, fix = next(known, otherwise)
+    return PodProblem(reason, f"{what} is refused: {_quote(error.message)}; {fix}")
 
 
 def start_error(words: str) -> str:

@@ -23,13 +23,21 @@ from heterps_operator.kubernetes.names import (
 from heterps_operator.status import Status
 from heterps_operator.values import Json, ProcessSpec, ProcessView
 
-__all__ = ["JobState", "Memory", "StateTaken"]
+__all__ = ["JobState", "Memory", "NotOwnedError", "StateTaken"]
 
 _CONFLICT = 409
 
 
 class StateTaken(Exception):  # noqa: N818  # not a failure: somebody else has the job
     """Another controller has written the job's state since it was read here."""
+
+
+class NotOwnedError(Exception):
+    """The state's name is taken by somebody else's ConfigMap, or one of an earlier job."""
+
+    def __init__(self, found: Json) -> None:
+        super().__init__(str(found["metadata"]["name"]))
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Memory:
                 int(controller["generation"]),
                 controller["spec"],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state: missing or malformed {error}") from error
 
 
@@ -96,19 +104,20 @@ class JobState:
         self._version = ""
 
     def load(self) -> Memory | None:
-        """What was kept; None if there is nothing, or only something of an earlier job of this name.
+        """What was kept; None if there is nothing.
 
         Raises:
             ApiError: the API server does not answer.
+            NotOwnedError: it is not this job's.
             ValueError: it is damaged.
         """
         found = self._api.get(config_map_path(self._namespace, self._name))
         if found is None:
             self._version = ""
             return None
-        self._version = str(found["metadata"]["resourceVersion"])
         if not is_owned(found, self._job):
-            return None
+            raise NotOwnedError(found)
+        self._version = str(found["metadata"]["resourceVersion"])
         return Memory.from_data(dict(found.get("data") or {}))
 
     def save(self, memory: Memory) -> None:

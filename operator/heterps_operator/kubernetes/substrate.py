@@ -17,16 +17,16 @@ from heterps_operator.kubernetes import observe
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import coordinator_address, events_path, is_owned, pod_name, pod_path, pods_path
 from heterps_operator.kubernetes.pods import build_pod
-from heterps_operator.kubernetes.problems import refused
+from heterps_operator.kubernetes.problems import REFUSALS, name_taken, refused
 from heterps_operator.members import COORDINATOR
 from heterps_operator.values import Json, PodProblem, ProcessSpec, ProcessView
 
 __all__ = ["KubernetesSubstrate", "Pods"]
 
 _RETRY_SECONDS = 5.0  # after a pod that the API server refused: a quota may have been freed
+_LEFTOVER_SECONDS = 1.0  # after one whose name a pod of an earlier job still has
 _EVENTS_SECONDS = 30.0  # between two looks at the events of a pod that is being prepared
 _CONFLICT, _NOT_FOUND = 409, 404
-_REFUSALS = frozenset({400, 403, 422})
 
 
 class Pods(Protocol):
@@ -62,6 +62,7 @@ class KubernetesSubstrate:
         clock: Unix seconds.
         tail_lines: how much of a pod's log is shown when it has failed.
         on_wake: called by `wake`.
+        hears_of: whether a node's kubelet reports.
         on_pod: told of a pod created ("created") or deleted ("deleted"), its role and pool; for metrics.
     """
 
@@ -76,6 +77,7 @@ class KubernetesSubstrate:
         clock: Callable[[], float] = time.time,
         tail_lines: int = 20,
         on_wake: Callable[[], None] = lambda: None,
+        hears_of: Callable[[str], bool] = lambda node: True,
         on_pod: Callable[[str, str, str], None] = lambda what, role, pool: None,
     ) -> None:
         metadata = job["metadata"]
@@ -89,9 +91,11 @@ class KubernetesSubstrate:
         self._stopped = {pod_name(self._job_name, view.spec) for view in self._known.values() if view.stopping}
         self._refused: dict[str, _Refused] = {}
         self._events: dict[str, tuple[float, tuple[Json, ...]]] = {}  # by pod: when its events were read, and they
+        self._views: dict[str, tuple[Json, ProcessView]] = {}  # by pod: of those that run well
         self._clock = clock
         self._tail_lines = tail_lines
         self._on_wake = on_wake
+        self._hears_of = hears_of
         self._on_pod = on_pod
         self._woken = threading.Event()
         self.plan_revision = 0
@@ -111,6 +115,9 @@ class KubernetesSubstrate:
             other = seen.get(view.name)
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
+        if len(self._views) > 2 * len(seen):  # of pods that are gone
+            names = {pod_name(self._job_name, view.spec) for view in seen.values()}
+            self._views = {name: kept for name, kept in self._views.items() if name in names}
         for name, view in seen.items():
             known = self._known.get(name)
             if known is None or _age(view) >= _age(known):
@@ -171,16 +178,22 @@ class KubernetesSubstrate:
         body = build_pod(self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision, gang_size=gang)
         now = self._clock()
         try:
-            pod = self._api.create(pods_path(self._namespace), body)
+            # A misspelt field of a template would be dropped in silence otherwise.
+            pod = self._api.create(pods_path(self._namespace), body, strict=True)
         except ApiError as error:
-            if error.code in _REFUSALS:
+            if error.code in REFUSALS:
                 self._refused[spec.name] = _Refused(spec, refused(spec, error), now + _RETRY_SECONDS)
                 return
             if error.code != _CONFLICT:
                 raise
-            found = self._api.get(pod_path(self._namespace, str(body["metadata"]["name"])))
+            name = str(body["metadata"]["name"])
+            found = self._api.get(pod_path(self._namespace, name))
             if found is None:
                 raise
+            if not is_owned(found, self.job):
+                problem = name_taken(f"pod {name}", found)
+                self._refused[spec.name] = _Refused(spec, problem, now + _LEFTOVER_SECONDS)
+                return
             pod = found
         else:
             self._on_pod("created", spec.role, spec.pool or "")
@@ -220,14 +233,20 @@ class KubernetesSubstrate:
 
     def _view(self, pod: Json, now: float) -> ProcessView:
         name = str(pod["metadata"]["name"])
-        view = observe.view(pod, now, asked=name in self._stopped)
+        known, view = self._views.get(name, (None, None))
+        if known is pod and view is not None:
+            return view
+        heard = self._hears_of(str((pod.get("spec") or {}).get("nodeName") or ""))
+        view = observe.view(pod, now, asked=name in self._stopped, heard=heard)
+        if observe.runs_well(pod):
+            self._views[name] = (pod, view)
         if view.problem is None or view.problem.reason != "ContainerCreating":
             return view
         read_at, events = self._events.get(name, (-_EVENTS_SECONDS, ()))
         if now >= read_at + _EVENTS_SECONDS:
             events = self._events_of(name)
             self._events[name] = (now, events)
-        return observe.view(pod, now, events=events)
+        return observe.view(pod, now, heard=heard, events=events)
 
     def _events_of(self, pod: str) -> tuple[Json, ...]:
         """Events of a pod, the newest last: what hinders its volumes and its network stands nowhere else."""
@@ -245,7 +264,7 @@ class KubernetesSubstrate:
         name = pod_name(self._job_name, view.spec)
         if not view.running and view.exit_code != 0 and not view.last_lines:
             view = replace(view, last_lines=self._api.log_tail(self._namespace, name, self._tail_lines))
-        return replace(view, stopping=view.stopping or name in self._stopped)
+        return replace(view, stopping=True) if name in self._stopped else view
 
     def _delete(self, view: ProcessView, grace_seconds: int | None) -> None:
         name = pod_name(self._job_name, view.spec)

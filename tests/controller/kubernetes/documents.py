@@ -61,7 +61,7 @@ def pod_of(spec: ProcessSpec, job: Json | None = None, **options: Any) -> Json:
 
 def container_of(pod: Json, name: str = "heterps") -> Json:
     """A container of a pod."""
-    [container] = [c for c in pod["spec"]["containers"] if c.get("name") == name]
+    [container] = [c for c in pod["spec"]["containers"] if isinstance(c, dict) and c.get("name") == name]
     found: Json = container
     return found
 

@@ -41,7 +41,7 @@ class Cluster:
 
     # --- the API ---
 
-    def create(self, path: str, body: Json) -> Json:
+    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
         self.calls.append(("create", body["metadata"]["name"]))
         if self.refusal is not None:
             raise self.refusal
@@ -242,3 +242,38 @@ def test_a_member_is_one_of_its_gang_only_if_the_gang_knows_it(
         if pod["metadata"]["labels"]["heterps.io/role"] == "worker"
     ]
     assert counts == ["3", None]
+
+
+@pytest.mark.parametrize(
+    ("owners", "reason"),
+    [([], "NameTaken"), ([{"kind": "HeterPSJob", "uid": "an earlier one"}], "NameNotFree")],
+    ids=["somebody else's", "an earlier job's"],
+)
+def test_a_pod_of_the_name_that_is_not_this_job_s_is_waited_for(
+    cluster: Cluster, substrate: KubernetesSubstrate, owners: list[Json], reason: str
+) -> None:
+    cluster.pods[WORKER] = {"metadata": {"name": WORKER, "ownerReferences": owners}, "status": {"phase": "Running"}}
+    substrate.start(CPU_WORKER)
+    view = seen(substrate, "worker-0-1")
+    assert view.problem is not None
+    assert (view.running, view.problem.reason) == (True, reason)
+    assert WORKER in view.problem.message
+    del cluster.pods[WORKER]
+    cluster.now += 2
+    assert seen(substrate, "worker-0-1").problem is None
+    assert WORKER in cluster.pods
+
+
+def test_a_pod_that_is_deleted_on_a_node_that_is_not_heard_of_is_lost_for_good(cluster: Cluster) -> None:
+    heard = {"node-1"}
+    substrate = cluster.substrate(hears_of=lambda node: node in heard)
+    substrate.start(COORDINATOR)
+    name = "flights-coordinator-1-1"
+    cluster.pods[name]["spec"]["nodeName"] = "node-1"
+    cluster.set(name, phase="Running", podIP="10.0.0.7", containerStatuses=running())
+    cluster.pods[name]["metadata"]["deletionTimestamp"] = stamp(NOW + 30)
+    assert seen(substrate, "coordinator").running
+    heard.clear()
+    assert (seen(substrate, "coordinator").ended, seen(substrate, "coordinator").reason) == (NOW, "NodeLost")
+    heard.add("node-1")
+    assert not seen(substrate, "coordinator").running
