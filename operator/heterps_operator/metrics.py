@@ -66,6 +66,7 @@ _ERRORS = _operator("reconcile_errors_total", "Looks that failed, by class of th
 _DURATION = _operator("reconcile_duration_seconds", "Time of a look (histogram)")
 _SUCCESS = _operator("last_success_timestamp_seconds", "Unix time of the last look that did not fail")
 _QUEUE = _operator("queue_depth", "Jobs that are due and wait for a look")
+_QUEUE_SECONDS = _operator("queue_seconds", "Time that a job that was due waited for its look (histogram)")
 _PODS = _operator("pods_total", "Pods created and deleted", "action", "role", "pool")
 _REPLANS = _operator("plans_total", "Plans that were taken on, by reason", "reason")
 _PLANNER = _operator("planner_seconds", "Time that planning took (histogram)", "method")
@@ -75,8 +76,8 @@ _REQUEST_SECONDS = _operator("api_request_seconds", "Time of such a request (his
 _LEADER = _operator("leader", "1 if this replica is the active one")
 _BUILD = Series("heterps_build_info", ("version", "python"), "1; which version runs")
 OPERATOR_SERIES = (
-    _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _PODS, _REPLANS, _PLANNER, _REBALANCES, _REQUESTS,
-    _REQUEST_SECONDS, _LEADER, _BUILD,
+    _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _QUEUE_SECONDS, _PODS, _REPLANS, _PLANNER, _REBALANCES,
+    _REQUESTS, _REQUEST_SECONDS, _LEADER, _BUILD,
 )  # fmt: skip
 
 _INFO = _job("info", "1; what is wanted", "goal", "method")
@@ -110,6 +111,7 @@ POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
 _PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged"})  # reasons of events with which a plan is taken on
 _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PLANNER_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 
 Row = tuple[Series, tuple[str, ...], float]  # the labels beyond those of the object
@@ -169,6 +171,7 @@ class OperatorMetrics:
         self._duration = self._histogram(_DURATION, _TURN_BUCKETS)
         self._success = self._gauge(_SUCCESS)
         self._queue = self._gauge(_QUEUE)
+        self._queue_seconds = self._histogram(_QUEUE_SECONDS, _QUEUE_BUCKETS)
         self._pods = self._counter(_PODS)
         self._plans = self._counter(_REPLANS)
         self._planner = self._histogram(_PLANNER, _PLANNER_BUCKETS)
@@ -213,6 +216,10 @@ class OperatorMetrics:
     def watch_queue(self, depth: Callable[[], int]) -> None:
         """Ask this for the depth of the queue whenever the metrics are read."""
         self._queue.set_function(depth)
+
+    def on_wait(self, seconds: float) -> None:
+        """A job got its look so many seconds after it was due."""
+        self._queue_seconds.observe(seconds)
 
     def set_leader(self, leads: bool) -> None:
         """Whether this replica is the active one."""

@@ -80,10 +80,11 @@ class Cluster:
     """A running cluster. As a context manager it is up inside the block, and gone after it.
 
     Args:
-        nodes: Its nodes.
+        nodes: Its nodes; none for a control plane whose nodes are played (kwok.py).
         name: Distinguishes clusters that run at the same time.
         outlive_parent: Go on when this process ends; otherwise the cluster goes with it, even if it is killed.
         say: Told what is going on, a line at a time.
+        node_grace_seconds: After which a node that says nothing counts as lost.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Cluster:
         name: str = "",
         outlive_parent: bool = False,
         say: Say = lambda line: None,
+        node_grace_seconds: int = ControlPlane.node_grace_seconds,
     ) -> None:
         self.place = Place(name or str(os.getpid()))
         self.nodes: dict[str, RunningNode] = {}
@@ -100,6 +102,7 @@ class Cluster:
         self._wanted = nodes
         self._outlive_parent = outlive_parent
         self._say = say
+        self._node_grace_seconds = node_grace_seconds
         self._daemons: Daemons | None = None
         self._sandbox: Sandbox | None = None
 
@@ -182,7 +185,7 @@ class Cluster:
         self._daemons = daemons = Daemons(sandbox, self.logs)
         make_bridge(sandbox)
         write_network(folder)
-        control_plane = ControlPlane(folder, programs)
+        control_plane = ControlPlane(folder, programs, self._node_grace_seconds)
         control_plane.write_credentials([node.name for node in self._wanted])
         control_plane.start_server(daemons)
 
@@ -207,7 +210,8 @@ class Cluster:
             control_plane.start_controllers(daemons)
             for running in self.nodes.values():
                 running.start_kubelet()
-            control_plane.start_proxy(daemons, self._wanted[0].name)
+            if self._wanted:
+                control_plane.start_proxy(daemons, self._wanted[0].name)
             daemons.wait_for("all nodes are ready", self._nodes_are_ready)
             self._add_extended_resources()
             daemons.wait_for(

@@ -60,6 +60,8 @@ class ControlPlane:
 
     folder: Path
     programs: dict[str, Path]
+    # Without news of a node it counts as lost. Forty seconds by default: tests that stop a kubelet would wait for it.
+    node_grace_seconds: int = 12
 
     @property
     def certificate(self) -> Path:
@@ -131,8 +133,7 @@ class ControlPlane:
             # Pods get it to check the API server by.
             f"--root-ca-file={self.certificate}",
             "--use-service-account-credentials=true",
-            # Forty seconds by default: tests that stop a kubelet would wait for it.
-            "--node-monitor-grace-period=12s",
+            f"--node-monitor-grace-period={self.node_grace_seconds}s",
             "--node-monitor-period=2s",
             # Fifteen seconds by default.
             "--horizontal-pod-autoscaler-sync-period=2s",

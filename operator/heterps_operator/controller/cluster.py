@@ -18,7 +18,9 @@ __all__ = ["Cluster"]
 
 # A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
 # how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
-_LOOKS_PER_SECOND = 25.0
+_LOOKS_PER_SECOND = 20.0
+_UPDATES_PER_SECOND = 5.0  # of jobs' status that only tell of progress
+_PROGRESS_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0
 _CHANGING_SECONDS = 1.0
 
@@ -47,7 +49,18 @@ class Cluster:
         """Make the places of planners."""
         self.places = threading.Semaphore(self.most_planners)
 
+    def hears_of(self, node: str) -> bool:
+        """Whether a node's kubelet reports; the pods of one that is gone are cleared away by Kubernetes."""
+        found = self.nodes.get("", node) or {}
+        conditions = (found.get("status") or {}).get("conditions") or ()
+        return not any(c["type"] == "Ready" and c["status"] == "Unknown" for c in conditions)
+
     def longest_pause(self, phase: str) -> float:
         """Seconds between two looks at a job in this phase that has no news."""
         least = _RUNNING_SECONDS if phase == "Running" else _CHANGING_SECONDS
         return max(least, self.active_jobs / _LOOKS_PER_SECOND)
+
+    @property
+    def progress_seconds(self) -> float:
+        """Between two updates of a job's status that only tell of progress."""
+        return max(_PROGRESS_SECONDS, self.active_jobs / _UPDATES_PER_SECOND)

@@ -20,6 +20,8 @@ from heterps_runtime.contract import API_GROUP
 __all__ = ["watch"]
 
 _VERSION = "v1alpha1"
+_PAGE = 500  # objects of one answer
+_IDLE_SECONDS = 1.0  # that a task is kept for an object without news: there are thousands of pods
 _WATCH_SECONDS = 600  # after which the API server ends a watch, and another one begins
 
 
@@ -43,6 +45,8 @@ def watch(
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the resources are known; looking for them needs rights on CRDs
     settings.watching.server_timeout = _WATCH_SECONDS
+    settings.watching.chunk_size = _PAGE  # ten thousand pods at once would take half a gigabyte
+    settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["pods"] = LABEL_JOB
 
     @kopf.on.login(registry=registry)

@@ -21,11 +21,18 @@ class Schedule:
     Args:
         least_seconds: between two turns of a job, however often it is woken: a burst of watch events is one change.
         clock: seconds, never going back.
+        on_wait: told how many seconds a job was due before a thread took it.
     """
 
-    def __init__(self, least_seconds: float = 0.1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        least_seconds: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+        on_wait: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._least = least_seconds
         self._clock = clock
+        self._on_wait = on_wait
         self._changed = threading.Condition()
         self._due: dict[Key, float] = {}
         self._last: dict[Key, float] = {}  # when the last turn of a job ended
@@ -50,9 +57,10 @@ class Schedule:
                     heapq.heappop(self._heap)
                 now = self._clock()
                 if self._heap and self._heap[0][0] <= now:
-                    _, key = heapq.heappop(self._heap)
+                    due, key = heapq.heappop(self._heap)
                     del self._due[key]
                     self._busy.add(key)
+                    self._on_wait(now - due)
                     return key
                 self._changed.wait(self._heap[0][0] - now if self._heap else None)
             return None
@@ -92,6 +100,11 @@ class Schedule:
         with self._changed:
             now = self._clock()
             return sum(due <= now for due in self._due.values())
+
+    def known(self) -> int:
+        """Jobs that have a turn now or will have one without being woken."""
+        with self._changed:
+            return len(self._due) + len(self._busy)
 
     def _set(self, key: Key, due: float) -> None:
         """Have a turn not later than this; the lock is held."""

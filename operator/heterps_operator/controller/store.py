@@ -83,9 +83,10 @@ class ObjectStore:
         """Note an object; returns whether anything that is kept of it has changed."""
         kept, key = self._slim(item), key_of(item)
         with self._lock:
-            changed = self._items.get(key) != kept
+            if self._items.get(key) == kept:
+                return False
             self._items[key] = kept
-            return changed
+            return True
 
     def remove(self, item: Json) -> bool:
         """Note that an object is gone; returns whether it was known. A later one of its name stays."""
@@ -107,6 +108,11 @@ class ObjectStore:
         with self._lock:
             return tuple(self._items.values())
 
+    def snapshot(self) -> dict[Key, Json]:
+        """Every object by its key, as it is now: one that has changed later is another value."""
+        with self._lock:
+            return dict(self._items)
+
 
 class PodStore(ObjectStore):
     """Pods of all jobs, found by job."""
@@ -118,9 +124,11 @@ class PodStore(ObjectStore):
     def put(self, item: Json) -> bool:
         """Note a pod; returns whether it has changed."""
         changed = super().put(item)
-        key, name = _job_of(item), str(item["metadata"]["name"])
-        with self._lock:
-            self._by_job.setdefault(key, {})[name] = self._items[key_of(item)]
+        if changed:
+            key, name = _job_of(item), str(item["metadata"]["name"])
+            with self._lock:
+                if (kept := self._items.get(key_of(item))) is not None:
+                    self._by_job.setdefault(key, {})[name] = kept
         return changed
 
     def remove(self, item: Json) -> bool:

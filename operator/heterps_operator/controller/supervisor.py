@@ -55,13 +55,14 @@ class Supervisor:
         self._cluster = cluster
         self._namespaces = tuple(namespaces)
         self._jitter = jitter
-        self.schedule = Schedule()
+        self.schedule = Schedule(on_wait=cluster.metrics.on_wait)
         self._controllers: dict[Key, JobController] = {}
         self._failures: dict[Key, int] = {}
         self._limits: dict[str, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pools_changed = threading.Event()
+        self._held: dict[str, int] = {}  # of each pool, when its status was written last
         self._threads = [
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
         ]
@@ -111,7 +112,6 @@ class Supervisor:
             self._cluster.jobs.remove(item)
         elif not self._cluster.jobs.put(item):
             return
-        self._cluster.active_jobs = len(self._cluster.jobs.all())
         self.schedule.wake(key_of(item))
 
     def pod_seen(self, item: Json, *, gone: bool = False) -> None:
@@ -147,14 +147,12 @@ class Supervisor:
         Raises:
             ApiError: the API server does not answer.
         """
-        cluster, api = self._cluster, self._cluster.api
-        self._compare(cluster.nodes, api.list(_NODES)[0], self.node_seen)
-        self._compare(cluster.pools, api.list(_POOLS)[0], self.pool_seen)
+        cluster = self._cluster
+        self._compare(cluster.nodes, [_NODES], self.node_seen)
+        self._compare(cluster.pools, [_POOLS], self.pool_seen)
         self._refresh_limits()
-        pods = [p for path in self._paths(pods_path) for p in api.list(path, label_selector=LABEL_JOB)[0]]
-        self._compare(cluster.pods, pods, self.pod_seen)
-        jobs = [j for path in self._paths(jobs_path) for j in api.list(path)[0]]
-        self._compare(cluster.jobs, jobs, self.job_seen)
+        self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
+        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -179,10 +177,10 @@ class Supervisor:
                     _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
             self.last_turn = self._cluster.clock()
             self._cluster.metrics.on_turn(key, self.last_turn - began, error)
+            self._cluster.active_jobs = self.schedule.known()
             if self._cluster.jobs.get(*key) is None:
                 self._drop(key)
-                self._pools_changed.set()
-                self._wake_all()  # what it held is free
+                self._wake_waiting()  # what it held is free
                 pause = None
             self.schedule.done(key, pause)
 
@@ -194,7 +192,7 @@ class Supervisor:
             if self._stop.wait(0.5):
                 return
             if self._refresh_limits():
-                self._wake_all()
+                self._wake_waiting()
             for pool in self._cluster.pools.all():
                 try:
                     self._publish_pool(pool)
@@ -213,14 +211,21 @@ class Supervisor:
     def _paths(self, path: Callable[[str | None], str]) -> list[str]:
         return [path(namespace) for namespace in self._namespaces] or [path(None)]
 
-    @staticmethod
-    def _compare(store: ObjectStore, items: Iterable[Json], seen: Callable[..., None]) -> None:
-        found = {key_of(item): item for item in items}
-        for item in store.all():
-            if key_of(item) not in found:
-                seen(item, gone=True)
-        for item in found.values():
-            seen(item)
+    def _compare(
+        self, store: ObjectStore, paths: Iterable[str], seen: Callable[..., None], label_selector: str = ""
+    ) -> None:
+        """Take over what lists say of objects of which the watch has told nothing since they were asked for."""
+        before = store.snapshot()
+        listed: set[Key] = set()
+        for path in paths:
+            for item in self._cluster.api.each(path, label_selector=label_selector):
+                key = key_of(item)
+                listed.add(key)
+                if store.get(*key) is before.get(key):  # else the list is older than what is known by now
+                    seen(item)
+        for key, known in before.items():
+            if key not in listed and store.get(*key) is known:
+                seen(known, gone=True)
 
     def _controller(self, key: Key) -> JobController:
         with self._lock:
@@ -241,6 +246,13 @@ class Supervisor:
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY_SECONDS) * (0.75 + 0.5 * self._jitter())
+
+    def _wake_waiting(self) -> None:
+        """Wake the jobs for which free units are news; others look at what is free when it is their turn."""
+        with self._lock:
+            waiting = [key for key, controller in self._controllers.items() if controller.waits_for_room]
+        for key in waiting:
+            self.schedule.wake(key)
 
     def _wake_all(self) -> None:
         for job in self._cluster.jobs.all():

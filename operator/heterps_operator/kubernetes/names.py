@@ -5,6 +5,7 @@ Every object of a job belongs to its HeterPSJob (ownerReferences), so that the c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -71,6 +72,7 @@ ANNOTATION_PROCESS = f"{API_GROUP}/process"
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
+_PROCESSES_KNOWN = 16_384
 _DIGITS = 6  # of the digest that stands for what was cut off
 _PLURALS = {
     "ConfigMap": "configmaps",
@@ -240,10 +242,15 @@ def process_of(pod: Json) -> ProcessSpec:
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     try:
-        fields = json.loads(annotations[ANNOTATION_PROCESS])
-        return ProcessSpec(**{**fields, "arguments": tuple(map(str, fields["arguments"]))})
+        return _read_process(annotations[ANNOTATION_PROCESS])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"pod {metadata.get('name')}: annotation {ANNOTATION_PROCESS} is not a process") from error
+
+
+@functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are looked at over and over again
+def _read_process(text: str) -> ProcessSpec:
+    fields = json.loads(text)
+    return ProcessSpec(**{**fields, "arguments": tuple(map(str, fields["arguments"]))})
 
 
 # --- paths of the API -------------------------------------------------------------------------------------------------

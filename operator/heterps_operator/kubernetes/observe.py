@@ -15,7 +15,7 @@ from heterps_operator.kubernetes.problems import pod_problem, start_error
 from heterps_operator.values import Json, ProcessView
 from heterps_runtime.contract import EXIT_INTERRUPTED
 
-__all__ = ["deletion_deadline", "exit_code", "view"]
+__all__ = ["deletion_deadline", "exit_code", "runs_well", "view"]
 
 _TAIL_LINES = 20
 # Beyond its grace, for a pod that has to be gone: then its node does not carry anything out any more.
@@ -51,7 +51,13 @@ _DISRUPTIONS = {
 
 
 def view(
-    pod: Json, now: float, tail: tuple[str, ...] = (), *, asked: bool = False, events: Sequence[Json] = ()
+    pod: Json,
+    now: float,
+    tail: tuple[str, ...] = (),
+    *,
+    asked: bool = False,
+    heard: bool = True,
+    events: Sequence[Json] = (),
 ) -> ProcessView:
     """The process of a pod, as the control loop sees processes.
 
@@ -60,6 +66,7 @@ def view(
         now: Unix seconds.
         tail: the last lines of its log, if they were read; else those that its status holds are taken.
         asked: whether the control loop itself has deleted it: such an end has no reason of its own.
+        heard: whether its node's kubelet reports.
         events: of the pod, if they were read; what hinders its volumes stands nowhere else.
 
     Raises:
@@ -67,7 +74,7 @@ def view(
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     terminated = _terminated(status)
-    ended = _ended(pod, terminated, now)
+    ended = _ended(pod, terminated, now, heard)
     stopping = bool(metadata.get("deletionTimestamp"))
     over = ended is not None
     return ProcessView(
@@ -82,6 +89,13 @@ def view(
         reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
     )
+
+
+def runs_well(pod: Json) -> bool:
+    """Whether the view of a pod is the same at every time, until something about the pod changes."""
+    status = pod.get("status") or {}
+    ready = _condition(status, "Ready").get("status") == "True"
+    return ready and status.get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
 def exit_code(code: int) -> int:
@@ -106,7 +120,7 @@ def _terminated(status: Json) -> dict[str, Any] | None:
     return None
 
 
-def _ended(pod: Json, terminated: Json | None, now: float) -> float | None:
+def _ended(pod: Json, terminated: Json | None, now: float, heard: bool) -> float | None:
     """When the process ended; None while it may still run."""
     status = pod.get("status") or {}
     if terminated is not None:
@@ -114,8 +128,10 @@ def _ended(pod: Json, terminated: Json | None, now: float) -> float | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return _last_change(status) or now
     deadline = deletion_deadline(pod)
-    if deadline is not None and now >= deadline + _OVERDUE_SECONDS:
-        return deadline
+    # On a node that is not heard of nobody carries the deletion out. What may still run there ends when the node is
+    # heard of again; meanwhile the coordinator tells it from its replacement.
+    if deadline is not None and (now >= deadline + _OVERDUE_SECONDS or not heard):
+        return min(deadline, now)
     if status.get("phase") == "Unknown":
         return _last_change(status) or now
     silent = _condition(status, "Ready")

@@ -1,0 +1,132 @@
+"""Coordinators of hundreds of jobs in one process: `python -m tests.cluster.coordinators PORT`.
+
+It answers on every address that leads to this machine, as the coordinator of the pod that has it, in the words of
+docs/runtime.md. No job is behind it: members are ready at once, and a job trains for ever, a hundred steps a second.
+The tokens of these jobs are unknown to it, so it takes any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from typing import Any
+
+from aiohttp import web
+
+from heterps_runtime import contract
+
+Json = dict[str, Any]
+
+GLOBAL_BATCH_SIZE = 4000
+_STEPS_PER_SECOND = 100.0
+_TOTAL_STEPS = 100_000_000
+_PERIOD_SECONDS = 40.0  # of the ups and downs of throughputs
+
+
+class Job:
+    """One coordinator."""
+
+    def __init__(self) -> None:
+        self.phase = contract.JobPhase.PROFILING
+        self.members: list[Json] = []
+        self.stages: list[Json] = []
+        self.began = time.time()
+
+    def put_plan(self, plan: Json) -> None:
+        """Every member of a plan is ready as soon as it is known."""
+        servers = [contract.ps_name(index) for index in range(plan["parameterServer"]["replicas"])]
+        self.members = [{"name": name, "role": "ps", "state": "ready"} for name in servers]
+        self.stages = plan["stages"]
+        for number, stage in enumerate(plan["stages"]):
+            share = GLOBAL_BATCH_SIZE // stage["pods"]
+            for index in range(stage["pods"]):
+                self.members.append(
+                    {"name": contract.worker_name(number, index), "role": "worker", "state": "ready", "stage": number,
+                     "index": index, "pool": stage["pool"], "batchSize": share, "stepSeconds": 0.01,
+                     "computeSeconds": 0.008, "waitSeconds": 0.002}
+                )  # fmt: skip
+        self.phase, self.began = contract.JobPhase.TRAINING, time.time()
+
+    def put_allocation(self, allocation: Json) -> None:
+        """Take new batch sizes."""
+        for member in self.members:
+            if member["role"] == "worker":
+                member["batchSize"] = allocation["stages"][member["stage"]][member["index"]]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Never twice the same, as in life."""
+        return 50_000.0 * (1 + 0.02 * math.sin(2 * math.pi * time.time() / _PERIOD_SECONDS))
+
+    def status(self) -> Json:
+        """The status document."""
+        steps = int((time.time() - self.began) * _STEPS_PER_SECOND) if self.members else 0
+        return {
+            "phase": self.phase, "message": "", "generation": 1, "committedSteps": steps, "totalSteps": _TOTAL_STEPS,
+            "epoch": 0, "epochs": 1, "globalBatchSize": GLOBAL_BATCH_SIZE, "samples": steps * GLOBAL_BATCH_SIZE,
+            "resumedFromStep": None, "loss": 0.7 / (1 + 1e-4 * steps), "samplesPerSecond": self.samples_per_second,
+            "expectedMembers": [member["name"] for member in self.members], "members": self.members,
+            "stages": [{"name": stage["name"], "pool": stage["pool"], "samplesPerSecond": 61_000.0}
+                       for stage in self.stages],
+            "checkpoint": {"lastStep": steps // 10_000 * 10_000, "path": "/shared", "failures": 0, "lastError": ""},
+            "evaluation": None, "model": None, "events": [], "error": None,
+        }  # fmt: skip
+
+    def metrics(self) -> str:
+        """The series that the operator reads."""
+        lines = [
+            f"{contract.METRIC_MEASURED} {time.time()}",
+            f"{contract.METRIC_GENERATION} 1",
+            f"{contract.METRIC_THROUGHPUT} {self.samples_per_second}",
+        ]
+        for number, stage in enumerate(self.stages):
+            lines.append(f'{contract.METRIC_STAGE_THROUGHPUT}{{stage="{number}",pool="{stage["pool"]}"}} 61000')
+        for member in self.members:
+            if member["role"] == "worker":
+                place = f'stage="{member["stage"]}",pool="{member["pool"]}",worker="{member["index"]}"'
+                lines.append(f"{contract.METRIC_BATCH_SIZE}{{{place}}} {member['batchSize']}")
+                for activity in ("step", "compute", "wait"):
+                    series = f'{contract.METRIC_STEP_SECONDS}{{{place},activity="{activity}"}}'
+                    lines.append(f"{series} {member[f'{activity}Seconds']}")
+        return "\n".join(lines) + "\n"
+
+
+JOBS: dict[str, Job] = {}
+
+
+async def answer(request: web.Request) -> web.Response:
+    """Answer as the coordinator of the address that was asked."""
+    assert request.transport is not None
+    job = JOBS.setdefault(request.transport.get_extra_info("sockname")[0], Job())
+    match request.method, request.path:
+        case "GET", contract.PATH_STATUS:
+            return web.json_response(job.status())
+        case "GET", contract.PATH_METRICS:
+            return web.Response(text=job.metrics())
+        case "GET", contract.PATH_PROFILES:
+            return web.json_response({})
+        case "PUT", contract.PATH_PLAN:
+            job.put_plan(await request.json())
+        case "PUT", contract.PATH_ALLOCATION:
+            job.put_allocation(await request.json())
+        case "POST", contract.PATH_STOP:
+            job.phase = contract.JobPhase.STOPPED
+        case "POST", contract.PATH_FAIL:
+            job.phase = contract.JobPhase.FAILED
+    return web.json_response({})
+
+
+async def serve(port: int) -> None:
+    """Answer until the process ends."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", port, backlog=1024).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))
