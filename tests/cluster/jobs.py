@@ -5,9 +5,11 @@ The profile of its pool is put where an earlier job would have kept it, unless a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
+from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors.numpy import load_file
 
+from heterps_operator.client import CoordinatorClient, CoordinatorError
 from heterps_operator.controller.admission import pod_configuration
 from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.manifest import read_objects
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import POOL_LABEL
+from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.pods import project_template
 from tests.controller import real_job
@@ -63,6 +68,7 @@ class ClusterJob:
             pq.write_table(pa.table(real_job.columns()), folder / "data" / "part-0.parquet", row_group_size=512)
             shutil.copy(ROOT / "tests" / "controller" / "small_model.py", folder / "small_model.py")
         documents = list(yaml.safe_load_all(real_job.MANIFEST))
+        self.profile = copy.deepcopy(real_job.PROFILE)
         [self.pool] = [d for d in documents if d["kind"] == "NodePool"]
         [self.job] = [d for d in documents if d["kind"] == "HeterPSJob"]
         # Pools belong to the whole cluster: each namespace's tests have their own.
@@ -114,7 +120,7 @@ class ClusterJob:
         configuration = pod_configuration(read_objects(with_defaults, [pool]))
         assert self.kubectl.namespace is not None
         cache = ConfigMapProfileCache(self._api, self.kubectl.namespace, configuration)
-        cache.save(self.pool_name, copy.deepcopy(real_job.PROFILE))
+        cache.save(self.pool_name, self.profile)
 
     def patch(self, spec: Mapping[str, Any]) -> None:
         """Change fields of the spec."""
@@ -166,10 +172,31 @@ class ClusterJob:
         """Wait until so many steps are committed."""
         wait_until(
             f"step {step}",
-            lambda: int((self.status().get("progress") or {}).get("step") or 0) >= step,
+            lambda: self.step() >= step,
             PATIENCE_SECONDS,
             more=self.story,
         )
+
+    def coordinator(self) -> CoordinatorClient:
+        """The coordinator that trains it, as the operator talks to it."""
+        [pod] = [pod for pod in self.pods("coordinator") if pod["status"].get("phase") == "Running"]
+        token = b64decode(self.kubectl.get("secret", f"{self.name}-token")["data"]["token"]).decode()
+        return CoordinatorClient(f"http://{pod['status']['podIP']}:{COORDINATOR_PORT}", token)
+
+    def told(self, reason: str) -> list[str]:
+        """Messages of its events with this reason, the oldest first."""
+        events = [
+            e
+            for e in self.kubectl.items("events", "--sort-by=.firstTimestamp")
+            if e["reason"] == reason and e["involvedObject"]["name"] == self.name
+        ]
+        return [str(event["message"]) for event in events]
+
+    def step(self) -> int:
+        """Steps that are committed now; the status says so only every few seconds."""
+        with contextlib.suppress(CoordinatorError, ClusterError, ValueError):  # none is there, or answers
+            return int(self.coordinator().status()["committedSteps"])
+        return int((self.status().get("progress") or {}).get("step") or 0)
 
     def model(self) -> dict[str, Any]:
         """The trained model, by parameter."""

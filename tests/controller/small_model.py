@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -43,8 +46,68 @@ class Branching(Small):
         return dense[:, 0]
 
 
+class Repeated(nn.Module):
+    """Much to compute with few parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(18, 256), nn.Linear(256, 256), nn.Linear(256, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(6):
+            x = torch.relu(self.again(x))
+        out: Tensor = self.last(x)
+        return out
+
+
+class Deep(Small):
+    """As fast as its processor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear: nn.Module = Repeated()  # type: ignore[assignment]
+
+
+class Sleeping(nn.Linear):
+    """Takes a tenth of a millisecond per sample, on however slow or busy a machine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(len(x) * 1e-4)
+        return super().forward(x)
+
+
+class Held(nn.Linear):
+    """Takes half a second per step while a file `held` lies beside this module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if Path(__file__).with_name("held").exists():
+            time.sleep(0.5)
+        return super().forward(x)
+
+
+class Paced(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Sleeping(18, 16)
+
+
 def build() -> Small:
     return Small()
+
+
+def build_deep() -> Deep:
+    return Deep()
+
+
+def build_paced() -> Paced:
+    return Paced()
+
+
+def build_held() -> Small:
+    model = Small()
+    model.linear = Held(18, 16)
+    return model
 
 
 def build_squaring() -> Squaring:

@@ -1,0 +1,49 @@
+"""How much of the processor a running pod may use: a slow machine, from one moment to the next."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import Cluster, cgroup_hierarchies
+
+Json = dict[str, Any]
+
+# Short, so that a pod is slow rather than stopped for a while, and the kernel's least quota is a twentieth of it.
+PERIOD_MICROSECONDS = 20_000
+
+
+def limit_processor(cluster: Cluster, pod: Json, cores: float) -> None:
+    """Let each container of a pod use that much of one processor.
+
+    Args:
+        cluster: whose nodes run it.
+        pod: as the API server gives it.
+        cores: at least 0.05.
+    """
+    quota = round(cores * PERIOD_MICROSECONDS)
+    groups = _containers(cluster, str(pod["metadata"]["uid"]))
+    assert groups, f"no control group of {pod['metadata']['name']}"
+    for group in groups:
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+        else:
+            # The two are written one after the other, and each pair on the way must be allowed as well.
+            (group / "cpu.cfs_quota_us").write_text("-1")
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def _containers(cluster: Cluster, uid: str) -> list[Path]:
+    """Control groups of a pod's containers that limit the processor."""
+    names = (f"pod{uid}", f"pod{uid.replace('-', '_')}.slice")
+    found = []
+    for top in cgroup_hierarchies():
+        for name in names:
+            for group in (top / cluster.place.folder.name).rglob(name):
+                with contextlib.suppress(FileNotFoundError):
+                    inner = [path for path in group.iterdir() if path.is_dir()]
+                    limited = ("cpu.max", "cpu.cfs_quota_us")
+                    found += [path for path in inner if any((path / file).exists() for file in limited)]
+    return found
