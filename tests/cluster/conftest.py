@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.cluster.api_server import ApiServer
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
+from tests.cluster.faults import MODEL
+from tests.cluster.helm import Helm, grant, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.requirements import reasons_against
+from tests.controller.real_job import RealJob
 
 HERE = Path(__file__).parent
 Make = Callable[..., ClusterJob]
@@ -138,13 +142,44 @@ def api(admin: Kubectl) -> KubernetesApi:
     return connect(str(admin.kubeconfig))
 
 
-@pytest.fixture(scope="module")
-def operator(admin: Kubectl, custom_resources: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """An operator that runs for all tests of a file."""
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm, with folders of its own."""
+    if not Helm.program().exists():
+        unavailable("Helm is not built: make cluster-build")
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(
+    admin: Kubectl, helm: Helm, custom_resources: None, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Who operators are to the API server: the chart's own account, with its rights and no others."""
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)
-    with Operator(admin.kubeconfig, tmp_path_factory.mktemp("operator")) as running:
+    account = grant(helm, admin, "tests", NAMESPACE)
+    return kubeconfig_of(admin, tmp_path_factory.mktemp("rights"), account, NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator that runs for all tests of a file."""
+    with Operator(operator_kubeconfig, tmp_path_factory.mktemp("operator")) as running:
         yield running
+
+
+@pytest.fixture
+def make_operator(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+    """Operators of one test, by name, which are not started; those that run end with the test."""
+    made: list[Operator] = []
+
+    def operator(name: str, *options: str, kubeconfig: Path = operator_kubeconfig, **settings: Any) -> Operator:
+        made.append(Operator(kubeconfig, tmp_path, *options, name=name, **settings))
+        return made[-1]
+
+    yield operator
+    for item in made:
+        item.stop()
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +190,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="session")
+def expected_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The model of `faults.small_job`, trained by one worker on this machine, to which nothing happens."""
+    job = RealJob(tmp_path_factory.mktemp("undisturbed") / "job", model__entrypoint=MODEL)
+    assert job.run("--quiet").code == 0
+    return dict(load_file(job.work / "model" / "model.safetensors"))
+
+
 @pytest.fixture
-def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator) -> Iterator[Make]:
-    """Jobs of the test's namespace; they and their pools go when the test ends."""
+def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resources: None) -> Iterator[Make]:
+    """Jobs of the test's namespace, without an operator; they and their pools go when the test ends."""
     made: list[ClusterJob] = []
 
     def job(name: str, **changes: Any) -> ClusterJob:
@@ -168,3 +211,9 @@ def make(kubectl: Kubectl, api: KubernetesApi, folder: Path, operator: Operator)
     for item in made:
         kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
         kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture
+def make(make_alone: Make, operator: Operator) -> Make:
+    """Jobs of the test's namespace, and an operator."""
+    return make_alone
