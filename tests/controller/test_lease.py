@@ -128,12 +128,35 @@ def test_keeping_ends_when_somebody_else_has_it() -> None:
     assert lost.is_set()
 
 
-def test_keeping_gives_it_back_at_the_end() -> None:
+def test_somebody_else_s_note_on_the_lease_does_not_end_its_holder() -> None:
     server, clock = Leases(), Clock()
     first = lease(server, "first", clock)
     assert first.try_once()
-    stop = threading.Event()
-    stop.set()
-    first.keep(stop, lambda: None)
+    stale = copy.deepcopy(server.item)
     assert server.item is not None
-    assert server.item["spec"]["holderIdentity"] == ""
+    server.item["metadata"] |= {"annotations": {"note": "kept"}, "resourceVersion": "99"}
+    server_get = server.get
+    server.get = lambda path: copy.deepcopy(stale)  # type: ignore[method-assign]  # read before the note was made
+    assert first.try_once()
+    clock.now += 11
+    assert not first.try_once(), "it was not renewed for too long"
+    server.get = server_get  # type: ignore[method-assign]
+    assert first.try_once()
+    assert server.item["metadata"]["annotations"] == {"note": "kept"}
+
+
+def test_a_renewal_counts_from_when_it_was_sent() -> None:
+    server, clock = Leases(), Clock()
+    first = lease(server, "first", clock)
+    replace = server.replace
+
+    def slow(path: str, body: Json) -> Json:
+        clock.now += 9
+        return replace(path, body)
+
+    assert first.try_once()
+    server.replace = slow  # type: ignore[method-assign]
+    assert first.try_once()
+    server.away = True
+    clock.now += 2
+    assert not first.try_once()

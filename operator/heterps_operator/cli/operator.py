@@ -90,6 +90,7 @@ def operator(options: Namespace) -> int:
             supervisor.stop()
             for thread in (watcher, keeper):
                 thread.join(timeout=10)
+            lease.release()  # not before the last turn has ended
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_FAILED if failed.is_set() else EXIT_OK
 

@@ -17,8 +17,6 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 __all__ = ["Lease"]
 
-_CONFLICT, _NOT_FOUND = 409, 404
-
 
 class Lease:
     """A `coordination.k8s.io` Lease.
@@ -77,12 +75,11 @@ class Lease:
         return False
 
     def keep(self, stop: threading.Event, lost: Callable[[], None]) -> None:
-        """Renew it until `stop`, then give it back; calls `lost` and returns if somebody else has it."""
+        """Renew it until `stop`; calls `lost` and returns if it cannot be held any longer."""
         while not stop.wait(self.pause_seconds):
             if not self.try_once():
                 lost()
                 return
-        self.release()
 
     def release(self) -> None:
         """Give it back, so that the next one need not wait."""
@@ -94,6 +91,12 @@ class Lease:
             return  # it expires
 
     def _attempt(self) -> bool:
+        """Take or renew it.
+
+        Raises:
+            ApiError: no answer; or somebody has written it meanwhile, and the next attempt sees who has it.
+        """
+        began = self._clock()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {
             "holderIdentity": self._identity,
@@ -101,23 +104,18 @@ class Lease:
             "renewTime": now,
         }
         found = self._api.get(self._path)
-        try:
-            if found is None:
-                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._head}
-                self._api.create(self._list, {**body, "spec": {**spec, "acquireTime": now}})
-            else:
-                old = found.get("spec") or {}
-                self.holder = str(old.get("holderIdentity") or "")
-                mine = self.holder == self._identity
-                if not mine and self.holder and not self._expired(old):
-                    return False
-                changes = spec if mine else {**spec, "acquireTime": now}
-                self._api.replace(self._path, {**found, "spec": {**old, **changes}})
-        except ApiError as error:
-            if error.code in (_CONFLICT, _NOT_FOUND):  # somebody else was faster
+        if found is None:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._head}
+            self._api.create(self._list, {**body, "spec": {**spec, "acquireTime": now}})
+        else:
+            old = found.get("spec") or {}
+            self.holder = str(old.get("holderIdentity") or "")
+            mine = self.holder == self._identity
+            if not mine and self.holder and not self._expired(old):
                 return False
-            raise
-        self.holder, self._renewed = self._identity, self._clock()
+            changes = spec if mine else {**spec, "acquireTime": now}
+            self._api.replace(self._path, {**found, "spec": {**old, **changes}})
+        self.holder, self._renewed = self._identity, began
         return True
 
     def _expired(self, spec: dict[str, Any]) -> bool:
