@@ -23,6 +23,7 @@ class Daemon:
     """A program inside a sandbox."""
 
     name: str
+    arguments: tuple[str | Path, ...]
     process: subprocess.Popen[bytes]  # nsenter, which ends with the program and as it did
     log: Path
 
@@ -58,9 +59,18 @@ class Daemons:
                 self._sandbox.command([str(argument) for argument in arguments]),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/",
             )  # fmt: skip
-        daemon = Daemon(name, process, log)
+        daemon = Daemon(name, tuple(arguments), process, log)
         self._started = [other for other in self._started if other.name != name] + [daemon]
         return daemon
+
+    def named(self, name: str) -> Daemon:
+        """A program that was started."""
+        [found] = [daemon for daemon in self._started if daemon.name == name]
+        return found
+
+    def start_again(self, daemon: Daemon) -> Daemon:
+        """Start a program that has ended, as it was started."""
+        return self.start(daemon.name, daemon.arguments)
 
     def wait_for(self, what: str, ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
         """Wait until something is so.

@@ -1,51 +1,123 @@
-"""The operator, but it dies like a crash: `python -m tests.cluster.faulty_operator MOMENT NUMBER ...`.
+"""The operator, but it crashes: once at every point at which something is half done.
 
-    before    when a decision is kept, and its NUMBER-th action is not done yet
-    after     when that action is done, and nothing more
+    python -m tests.cluster.faulty_operator operator OPTIONS...
 
-Actions are counted over the life of the operator. Production code knows nothing of this: the moments lie between the
-loop's own steps.
+Production code knows nothing of this: the points lie before and after calls of its functions. A parent imports the
+operator once and forks it; a child that comes to a point where none has died yet says so and ends at once. The next
+one knows of the point, and goes on until it finds another.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from heterps_operator import __main__, loop
+from heterps_operator.cli import operator  # noqa: F401  # imported here, so that no child has to
+from heterps_operator.controller.job import JobController
+from heterps_operator.controller.lease import Lease
+from heterps_operator.controller.publisher import Publisher
+from heterps_operator.values import Action, StartProcess, StopProcess
 
 CODE = 86
-ACT = loop.ControlLoop._act
 
 
-class Crash:
-    """Stands in for `ControlLoop._act`.
+class Crashes:
+    """Lets this process die at the first point where none has died.
 
     Args:
-        moment: before | after.
-        number: of the action.
+        known: points where others have died.
+        pipe: tells the parent where this one dies.
     """
 
-    def __init__(self, moment: str, number: int) -> None:
-        self._moment = moment
-        self._left = number
+    def __init__(self, known: frozenset[str], pipe: int) -> None:
+        self._known = known
+        self._pipe = pipe
+        self._dying = threading.Lock()
 
-    def act(self, control: loop.ControlLoop, action: Any, now: float) -> None:
-        """Carry an action out, or die."""
-        self._left -= 1
-        if self._left == 0 and self._moment == "before":
-            self._die(action)
-        ACT(control, action, now)
-        if self._left == 0:
-            self._die(action)
+    def install(self) -> None:
+        """Put the points into the operator's functions."""
+        self._around(loop.ControlLoop, "_act", lambda control, action, *_: name_of(action))
+        # Between a decision and its keeping, and between that and the first action.
+        self._around(JobController, "_save", lambda job, status, *_: f"keeping {status.phase}")
+        self._around(JobController, "_keep_plan", lambda *_: "writing a plan")
+        self._around(JobController, "_start_loop", lambda *_: "taking up")
+        # After the actions, and before anybody is told.
+        self._around(Publisher, "publish", lambda publisher, turn, *_: f"telling {turn.status.phase}")
+        # Who holds the Lease is dead, which is known here; waiting until it expires is another test's subject.
+        Lease._expired = lambda self, spec: True  # type: ignore[method-assign]
 
-    def _die(self, action: Any) -> None:
-        sys.stderr.write(f"dies {self._moment} {type(action).__name__}\n")
-        os._exit(CODE)
+    def _around(self, owner: type, method: str, point: Callable[..., str]) -> None:
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def replacement(*arguments: Any) -> Any:
+            name = point(*arguments)
+            self._come_to(f"before {name}")
+            result = original(*arguments)
+            self._come_to(f"after {name}")
+            return result
+
+        setattr(owner, method, replacement)
+
+    def _come_to(self, point: str) -> None:
+        if point not in self._known:
+            self._dying.acquire()  # never released: other threads may come to a point, too
+            sys.stderr.write(f"dies {point}\n")
+            os.write(self._pipe, point.encode())
+            os._exit(CODE)
+
+
+def name_of(action: Action) -> str:
+    """An action with the role of the process that it is about."""
+    match action:
+        case StartProcess(spec):
+            return f"StartProcess {spec.role}"
+        case StopProcess(name, _):
+            return f"StopProcess {name.partition('-')[0]}"
+        case _:
+            return type(action).__name__
+
+
+def main(arguments: list[str]) -> int:
+    """Fork one operator after the other, until one ends by itself or is ended; returns its exit code."""
+    points: set[str] = set()
+    child = 0
+    ended = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        ended = True
+        if child:
+            os.kill(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    while not ended:
+        reading, writing = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it is known whom to end
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            Crashes(frozenset(points), writing).install()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            os._exit(__main__.main(arguments))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        child = 0
+        with os.fdopen(reading, "rb") as pipe:
+            points.add(pipe.read().decode())
+        if (code := os.waitstatus_to_exitcode(status)) != CODE:
+            return code
+    return 0
 
 
 if __name__ == "__main__":
-    crash = Crash(sys.argv[1], int(sys.argv[2]))
-    loop.ControlLoop._act = lambda control, action, now: crash.act(control, action, now)  # type: ignore[method-assign, assignment]
-    sys.exit(__main__.main(sys.argv[3:]))
+    sys.exit(main(sys.argv[1:]))

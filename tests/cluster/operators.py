@@ -22,6 +22,7 @@ class Operator:
         folder: for its log.
         options: further ones.
         program: what is started; the options follow.
+        name: of its log, where there are several.
     """
 
     def __init__(
@@ -30,13 +31,14 @@ class Operator:
         folder: Path,
         *options: str,
         program: Sequence[str] = (sys.executable, "-m", "heterps_operator"),
+        name: str = "operator",
     ) -> None:
         self._kubeconfig = kubeconfig
         self._options: Sequence[str] = options
         self._program = program
-        self.log = folder / "operator.log"
+        self.log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
+        self._begins = 0  # of what the running process has logged
 
     def __enter__(self) -> Operator:
         self.start()
@@ -45,12 +47,16 @@ class Operator:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start it, and return when it is at work."""
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, standby: bool = False) -> None:
+        """Start it, and return when it is at work, or waits for another one to end."""
         assert self._process is None
-        self.starts += 1
         command = [*self._program, "operator", "--kubeconfig", str(self._kubeconfig)]
-        before = self.log.stat().st_size if self.log.exists() else 0
+        self._begins = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             # The test's thread is in the cluster's network, and what it starts is, too.
             self._process = subprocess.Popen(
@@ -61,15 +67,29 @@ class Operator:
                 cwd=ROOT,
                 env={**os.environ, "KUBECONFIG": ""},
             )
-        wait_until(
-            "the operator is at work", lambda: b" active: " in self.log.read_bytes()[before:], 60, more=self.story
-        )
+        if standby:
+            self.wait_until_it_says("waiting for the Lease")
+        else:
+            self.wait_until_active()
+
+    def wait_until_active(self) -> None:
+        """Wait until it holds the Lease."""
+        self.wait_until_it_says(" active: ")
+
+    def wait_until_it_says(self, words: str, seconds: float = 60) -> None:
+        """Wait until the running process has logged these words."""
+
+        def said() -> bool:
+            assert self.running, f"the operator has ended\n{self.story()}"
+            return words.encode() in self.log.read_bytes()[self._begins :]
+
+        wait_until(f"the operator says {words!r}", said, seconds, more=self.story)
 
     def stop(self) -> None:
         """End it in order."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=60)
             self._process = None
 
     def kill(self) -> None:
@@ -77,16 +97,6 @@ class Operator:
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=30)
-        self._process = None
-
-    def wait_until_dead(self, seconds: float) -> None:
-        """Wait for it to end by itself.
-
-        Raises:
-            subprocess.TimeoutExpired: it goes on.
-        """
-        assert self._process is not None
-        self._process.wait(timeout=seconds)
         self._process = None
 
     def story(self) -> str:

@@ -185,6 +185,15 @@ def test_a_pod_whose_node_stays_silent_is_lost_after_a_while(case: str, pod: Jso
     assert view(pod, end + 900) == seen, "an end does not move"
 
 
+def test_a_pod_that_is_deleted_on_a_node_that_is_not_heard_of_is_lost_at_once() -> None:
+    running_on: dict[str, Any] = {"phase": "Running", "containerStatuses": running()}
+    assert view(observed(**running_on), NOW, heard=False).running, "as long as nobody has given it up"
+    pod = observed(deleted=NOW + 30, **running_on)
+    assert view(pod, NOW + 5).running
+    seen = view(pod, NOW + 5, heard=False)
+    assert (seen.ended, seen.reason, seen.exit_code) == (NOW + 5, "NodeLost", None)
+
+
 def test_when_a_deleted_pod_has_to_be_gone() -> None:
     assert deletion_deadline(observed(phase="Running")) is None
     assert deletion_deadline(observed(deleted=NOW + 30, phase="Running")) == NOW + 30

@@ -1,0 +1,125 @@
+"""What tests of faults do to a job, and how they tell that it did not matter.
+
+Training is `sync`, in which a sample that is lost, or applied twice, changes the model: equal models are the proof that
+each was applied once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import wait_until
+
+Json = dict[str, Any]
+
+MODEL = "small_model:build_held"
+HELD = "held"  # a file that makes training slow, see small_model.py
+HOST = "kubernetes.io/hostname"
+
+
+def small_job(
+    make: Callable[..., ClusterJob], name: str, *, units: int = 1, worker_on: str = "", tolerated_seconds: int = 60
+) -> ClusterJob:
+    """A job that can be held.
+
+    Args:
+        make: the fixture.
+        name: of the job.
+        units: workers.
+        worker_on: the node that workers prefer, and that the job's other pods avoid; none: any.
+        tolerated_seconds: that its workers stay on a node that is not heard of.
+    """
+    # On all three nodes, so that there is room for what a lost one had.
+    pool = {"maxUnits": 6, "nodeSelector": {"kubernetes.io/os": "linux"}}
+    job = make(name, spec={"model.entrypoint": MODEL}, pool=pool)
+    job.job["spec"]["scheduling"]["stages"][0]["units"] = units
+    if worker_on:
+        here = [{"key": HOST, "operator": "In", "values": [worker_on]}]
+        prefers = [{"weight": 100, "preference": {"matchExpressions": here}}]
+        elsewhere = [{"matchExpressions": [{**here[0], "operator": "NotIn"}]}]
+        needs = {"nodeSelectorTerms": elsewhere}
+        lost = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+        worker = {
+            "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": prefers}},
+            "tolerations": [{**lost, "tolerationSeconds": tolerated_seconds}],
+        }
+        other = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": needs}}}
+        job.job["spec"]["workers"]["templates"] = {
+            "cpu": {"spec": worker},
+            "ps": {"spec": other},
+            "coordinator": {"spec": other},
+        }
+    return job
+
+
+@contextlib.contextmanager
+def held(*jobs: ClusterJob) -> Iterator[None]:
+    """Training goes on slowly: it cannot end while a test does something to it."""
+    for job in jobs:
+        (job.folder / HELD).touch()
+    try:
+        yield
+    finally:
+        for job in jobs:
+            (job.folder / HELD).unlink(missing_ok=True)
+
+
+def assert_same_model(job: ClusterJob, expected: dict[str, Any]) -> None:
+    """Its model is that of a job that nothing happened to."""
+    trained = job.model()
+    assert set(trained) == set(expected)
+    for name, values in trained.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def assert_each_pod_was_made_once(job: ClusterJob) -> None:
+    """Nothing was replaced or started again."""
+    names = sorted(pod["metadata"]["name"] for pod in job.pods())
+    processes = sorted(pod["metadata"]["labels"]["heterps.io/process"] for pod in job.pods())
+    assert names == [f"{job.name}-{process}-1-1" for process in processes]
+
+
+def only_pod(job: ClusterJob, role: str) -> Json:
+    """The newest pod of a role that has not ended."""
+    pods = [pod for pod in job.pods(role) if pod["status"].get("phase") in ("Pending", "Running")]
+    return max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+
+def kill_pod(pod: Json) -> None:
+    """SIGKILL what runs in it."""
+    pids = wait_until(f"{pod['metadata']['name']} has a process", lambda: processes_of(pod))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def processes_of(pod: Json) -> list[int]:
+    """Processes of this machine that run in a pod of a node of it, by their control group."""
+    uid = pod["metadata"]["uid"]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with contextlib.suppress(OSError):
+            groups = path.read_text()
+            if uid in groups or uid.replace("-", "_") in groups:
+                command = (path.parent / "cmdline").read_bytes()
+                if b"heterps" in command:
+                    found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_successor(job: ClusterJob, role: str, pod: Json) -> Json:
+    """Wait until another pod has taken a pod's place."""
+
+    def found() -> Json | None:
+        others = [p for p in job.pods(role) if p["metadata"]["uid"] != pod["metadata"]["uid"]]
+        names = {p["metadata"]["labels"]["heterps.io/process"]: p for p in others}
+        return names.get(pod["metadata"]["labels"]["heterps.io/process"])
+
+    return wait_until(f"another {role}", found, 120, more=job.story)

@@ -1,0 +1,66 @@
+"""The API server fails: the job ends with the very model of a job that nothing happened to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.faults import assert_each_pod_was_made_once, assert_same_model, held, small_job
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import wait_until
+from tests.cluster.operators import Operator
+from tests.cluster.proxy import KINDS, Proxy
+
+Make = Callable[..., ClusterJob]
+MakeOperator = Callable[..., Operator]
+Model = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_training_goes_on_while_the_api_server_is_away(
+    make_alone: Make, make_operator: MakeOperator, own_cluster: Cluster, expected_model: Model
+) -> None:
+    operator = make_operator("operator")
+    operator.start()
+    job = small_job(make_alone, "away", units=2).submit()
+    job.wait_for_step(30)
+    coordinator = job.coordinator()
+    with held(job):
+        server = own_cluster.daemons.named("apiserver")
+        server.end()
+        step = int(coordinator.status()["committedSteps"])
+        wait_until("training goes on", lambda: int(coordinator.status()["committedSteps"]) >= step + 6)
+        own_cluster.daemons.start_again(server)
+        wait_until("the API server is back", lambda: not job.kubectl.try_to("get", "--raw=/readyz").code)
+    assert job.wait_for_phase("Succeeded")["restarts"] == 0
+    assert operator.running
+    assert_each_pod_was_made_once(job)
+    assert_same_model(job, expected_model)
+
+
+def test_an_api_server_that_fails_now_and_then_only_takes_time(
+    make_alone: Make, make_operator: MakeOperator, admin: Any, operator_kubeconfig: Path, tmp_path: Path,
+    expected_model: Model,
+) -> None:  # fmt: skip
+    with Proxy(operator_kubeconfig, seed=5) as proxy:
+        operator = make_operator("operator", kubeconfig=proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig"))
+        operator.start()
+        job = small_job(make_alone, "proxied", units=2).submit()
+        job.wait_for_step(30)
+        with held(job):
+            wait_until(
+                "everything has gone wrong", lambda: all(proxy.injected[kind] for kind in KINDS), 120, more=job.story
+            )
+        assert job.wait_for_phase("Succeeded")["restarts"] == 0
+        assert operator.running
+        operator.stop()
+    print(dict(proxy.injected))  # noqa: T201  # pytest shows it if asked to
+    assert_each_pod_was_made_once(job)
+    twice = {path: count for path, count in proxy.created.items() if count > 1}
+    assert twice == {}
+    assert_same_model(job, expected_model)

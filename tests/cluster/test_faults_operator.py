@@ -1,0 +1,121 @@
+"""Operators end, crash and meet: the job ends with the very model of a job that nothing happened to."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.faults import (
+    assert_each_pod_was_made_once,
+    assert_same_model,
+    held,
+    kill_pod,
+    only_pod,
+    small_job,
+    wait_for_successor,
+)
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import wait_until
+from tests.cluster.operators import Operator
+
+Make = Callable[..., ClusterJob]
+MakeOperator = Callable[..., Operator]
+Model = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(600)
+
+# Phases of the job's life below in which an operator dies before and after it keeps a decision, and tells of it.
+PHASES = ("Profiling", "Planning", "Starting", "Running", "Restarting", "Stopping", "Suspended", "Succeeded")
+ACTIONS = (
+    "StartProcess coordinator",
+    "StartProcess profile",
+    "StartProcess ps",
+    "StartProcess worker",
+    "StopProcess ps",
+    "StopProcess worker",
+    "SaveProfile",
+    "ComputePlan",
+    "SubmitPlan",
+    "ReportLost",
+    "RequestStop",
+    "Shutdown",
+)
+STEPS = ("taking up", "writing a plan", *(f"{what} {phase}" for what in ("keeping", "telling") for phase in PHASES))
+
+
+def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperator, expected_model: Model) -> None:
+    """One hands over in order, the next one crashes, then there is none for a while.
+
+    Meanwhile one job trains to its end, and the other one loses its server.
+    """
+    # So long that nobody takes over because the Lease has expired.
+    first, second = (make_operator(name, "--lease-seconds", "600") for name in ("first", "second"))
+    third = make_operator("third", "--lease-name", "third")
+    first.start()
+    alone, robbed = small_job(make_alone, "alone"), small_job(make_alone, "robbed")
+    for job in (alone, robbed):
+        job.submit()
+    for job in (alone, robbed):
+        job.wait_for_step(30)
+    with held(alone, robbed):
+        second.start(standby=True)
+        first.stop()
+        second.wait_until_active()
+        second.kill()
+        victim = only_pod(robbed, "ps")
+        robbed.kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
+    wait_until("its worker has ended", lambda: alone.pods("worker")[0]["status"]["phase"] == "Succeeded", 240)
+    third.start()
+    for job in (alone, robbed):
+        assert job.wait_for_phase("Succeeded")["restarts"] == 0
+        assert_same_model(job, expected_model)
+    assert_each_pod_was_made_once(alone)
+
+
+def test_two_operators_do_not_disturb_each_other(
+    make_alone: Make, make_operator: MakeOperator, expected_model: Model
+) -> None:
+    first, other = make_operator("first"), make_operator("other", "--lease-name", "other")
+    for operator in (first, other):
+        operator.start()
+    job = small_job(make_alone, "shared", units=2).submit()
+    assert job.wait_for_phase("Succeeded")["restarts"] == 0
+    assert first.running
+    assert other.running
+    assert "another operator is at work on it" in first.story() + other.story()
+    assert_each_pod_was_made_once(job)
+    assert_same_model(job, expected_model)
+
+
+def test_operators_may_crash_at_any_point(
+    make_alone: Make, make_operator: MakeOperator, own_cluster: Cluster, expected_model: Model
+) -> None:
+    """One dies at each point of the job's life at which something is half done, and the next one goes on."""
+    operator = make_operator("operator", program=(sys.executable, "-m", "tests.cluster.faulty_operator"))
+    operator.start()
+    job = small_job(make_alone, "dying", units=2).submit(profiled=False)
+    job.wait_for_step(30)
+    for role in ("worker", "ps"):
+        with held(job):
+            victim = only_pod(job, role)
+            kill_pod(victim)
+            wait_for_successor(job, role, victim)
+        job.wait_for_step(job.step() + 30)
+    with held(job):
+        job.patch({"runPolicy": {"suspend": True}})
+        job.wait_for_phase("Suspended")
+        # Going on with another plan: one worker in place of two.
+        job.job["spec"]["scheduling"]["stages"][0]["units"] = 1
+        job.patch({"runPolicy": {"suspend": False}, "scheduling": job.job["spec"]["scheduling"]})
+    status = job.wait_for_phase("Succeeded")
+    assert status["restarts"] == 2  # the worker's and the server's death, each counted once
+    assert_same_model(job, expected_model)
+    points = re.findall(r"^dies (.+)$", operator.story(), re.MULTILINE)
+    print(f"{len(points)} operators died: {', '.join(points)}")  # noqa: T201  # pytest shows it if asked to
+    assert len(points) == len(set(points))
+    assert set(points) >= {f"{when} {what}" for when in ("before", "after") for what in (*ACTIONS, *STEPS)}

@@ -1,0 +1,101 @@
+"""Pods and nodes break: the job ends with the very model of a job that nothing happened to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.faults import assert_same_model, held, kill_pod, only_pod, small_job, wait_for_successor
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import wait_until
+
+Make = Callable[..., ClusterJob]
+Model = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("how", ["killed", "deleted"])
+def test_each_kind_of_pod_may_end_at_any_time(
+    how: str, make: Make, own_cluster: Cluster, expected_model: Model
+) -> None:
+    job = small_job(make, how, units=2).submit()
+    for step, role in ((30, "worker"), (120, "ps"), (210, "coordinator")):
+        job.wait_for_step(step)
+        with held(job):
+            victim = only_pod(job, role)
+            if how == "killed":
+                kill_pod(victim)
+            else:
+                job.kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
+            wait_for_successor(job, role, victim)
+    status = job.wait_for_phase("Succeeded")
+    assert status["restarts"] == (3 if how == "killed" else 0)  # what others take away does not count
+    assert_same_model(job, expected_model)
+
+
+@pytest.fixture
+def lonely_node(own_cluster: Cluster) -> Iterator[str]:
+    """A node whose kubelet a test may stop."""
+    node = own_cluster.nodes["cpu-0"]
+    yield node.node.name
+    assert node.kubelet is not None
+    node.kubelet.end()
+    node.start_kubelet()
+    wait_until("the node is ready", lambda: is_ready(own_cluster, node.node.name))
+
+
+def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
+    make: Make, own_cluster: Cluster, lonely_node: str, expected_model: Model
+) -> None:
+    """Two jobs have their workers on a node whose kubelet is killed; what runs there runs on.
+
+    One lets its pods wait a minute for the node, as is usual, and notices nothing but the silence. The other one gives
+    them up after a second: they are replaced on another node, while the old ones still try to take part.
+    """
+    patient = small_job(make, "patient", worker_on=lonely_node)
+    hasty = small_job(make, "hasty", worker_on=lonely_node, tolerated_seconds=1)
+    for job in (patient, hasty):
+        job.submit()
+    for job in (patient, hasty):
+        job.wait_for_step(30)
+    with held(patient, hasty):
+        before = {job.name: only_pod(job, "worker") for job in (patient, hasty)}
+        assert {pod["spec"]["nodeName"] for pod in before.values()} == {lonely_node}
+        kubelet = own_cluster.nodes[lonely_node].kubelet
+        assert kubelet is not None
+        kubelet.end()
+        successor = wait_for_successor(hasty, "worker", before["hasty"])
+        [old] = [p for p in hasty.pods("worker") if p["metadata"]["uid"] == before["hasty"]["metadata"]["uid"]]
+        assert old["status"]["phase"] == "Running", "nobody has ended the old worker"
+        assert any("its node was lost" in text for text in hasty.told("ProcessRestarts"))
+        wait_until("it is on another node", lambda: node_of(hasty, successor) not in ("", lonely_node), 60)
+        condition = patient.wait_for_condition("PodsReady", "False", "NodeNotReady")
+        assert f"node {lonely_node}" in condition["message"]
+        step = patient.step()
+        patient.wait_for_step(step + 2)
+        hasty.wait_for_step(hasty.step() + 2)
+        own_cluster.nodes[lonely_node].start_kubelet()
+        patient.wait_for_condition("PodsReady", "True")
+    for job in (patient, hasty):
+        assert job.wait_for_phase("Succeeded")["restarts"] == 0
+        assert_same_model(job, expected_model)
+    assert only_uid(patient, "worker") == before["patient"]["metadata"]["uid"]
+
+
+def is_ready(cluster: Cluster, name: str) -> bool:
+    node = cluster.kubectl.get("node", name)
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
+    return ready and not node["spec"].get("taints")
+
+
+def node_of(job: ClusterJob, pod: dict[str, Any]) -> str:
+    return str(job.kubectl.get("pod", pod["metadata"]["name"])["spec"].get("nodeName") or "")
+
+
+def only_uid(job: ClusterJob, role: str) -> str:
+    [pod] = job.pods(role)
+    return str(pod["metadata"]["uid"])
