@@ -76,7 +76,8 @@ def review(
     if any(pool.name not in observed.profiles for pool in job.pools):
         return status, ()  # a plan of an earlier run, whose profiles are gone
     try:
-        problem = calibrate(build_problem(job, observed.profiles), plan, view)
+        servers = {"pool": plan.parameterServer.pool, "units": plan.parameterServer.units}  # they stay where they are
+        problem = calibrate({**build_problem(job, observed.profiles), "parameterServer": servers}, plan, view)
     except ValueError:
         return status, ()  # the model has other layers now; the plan that runs stays
     stages: list[dict[str, Any]] = [{"pool": stage.pool, "lastLayer": stage.lastLayer} for stage in plan.stages]

@@ -137,10 +137,18 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
 
 
 def _servers(job: JobSpec) -> dict[str, Any]:
-    """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool."""
+    """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool.
+
+    A pool without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
+    """
+
+    def units(pool: PoolSpec) -> int:
+        return max(1, job.server_replicas) * pool.units_per_pod
+
     candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
-    pool = min(candidates, key=lambda p: (p.price_per_unit_hour, p.name))
-    return {"pool": pool.name, "units": max(1, job.server_replicas) * pool.units_per_pod}
+    fitting = [pool for pool in candidates if pool.max_units is None or pool.max_units >= units(pool)]
+    pool = min(fitting or candidates, key=lambda p: (p.price_per_unit_hour, p.name))
+    return {"pool": pool.name, "units": units(pool)}
 
 
 class ProfileStore(Protocol):

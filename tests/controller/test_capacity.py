@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
+from heterps_operator.profiles import build_problem
 from heterps_operator.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
 from tests.controller.world import PLAN, PROFILE, World, make_job
 
@@ -212,3 +214,13 @@ def test_a_pool_with_room_is_waited_for() -> None:
     world.room = {"cpu": 3, "gpu": 2}
     assert world.settle() == []
     assert world.status.phase == "Running"
+
+
+def test_servers_are_planned_where_there_is_room() -> None:
+    job = make_job()
+    cheap = replace(job.pool("cpu"), name="cheap", price_per_unit_hour=Decimal("0.01"))
+    job = replace(job, pools=(cheap, job.pool("cpu")))
+    profiles = {"cheap": PROFILE, "cpu": PROFILE}
+    for free, expected in (({}, "cheap"), ({"cheap": 0}, "cpu"), ({"cheap": 0, "cpu": 0}, "cheap")):
+        problem = build_problem(job.limited(free), profiles)
+        assert problem["parameterServer"] == {"pool": expected, "units": 1}
