@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -66,7 +69,7 @@ def test_the_guards_see_what_they_look_for() -> None:
 def requirement_name(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert match, requirement
-    return match[0].lower()
+    return re.sub(r"[-_.]+", "-", match[0].lower())
 
 
 def declared_dependencies() -> set[str]:
@@ -84,13 +87,55 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     rows = re.findall(
         r"^\| ([\w.-]+) \| \d+ \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/dependencies.md").read_text(), re.M
     )
-    explained = {name.lower() for name, reason in rows if len(reason.split()) >= 3}
+    explained = {requirement_name(name) for name, reason in rows if len(reason.split()) >= 3}
     assert explained == declared_dependencies()
+
+
+def imported(folder: str) -> dict[str, str]:
+    """Modules of others that the code below a folder imports, and a file that does."""
+    ours = {"heterps_planner", "heterps_operator", "heterps_runtime"}
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - ours:
+                found.setdefault(name, str(path.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "extras"),
+    [
+        ("operator/heterps_planner", ("planner", "bayesian")),
+        ("operator/heterps_operator", ("planner", "operator")),
+        ("runtime/heterps_runtime", ("runtime",)),
+    ],
+)
+def test_a_package_imports_only_what_its_extra_names(package: str, extras: tuple[str, ...]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = {requirement_name(r) for extra in extras for r in project["optional-dependencies"][extra]}
+    allowed |= {requirement_name(r) for r in project["dependencies"]}
+    distributions = packages_distributions()
+    modules = imported(package)
+    assert len(modules) > 1
+    for module, where in modules.items():
+        names = {requirement_name(name) for name in distributions.get(module, [module])}
+        assert names & allowed, f"{where} imports {module}"
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "experiments"])
+def test_what_is_not_shipped_imports_only_what_is_declared(folder: str) -> None:
+    distributions = packages_distributions()
+    for module, where in imported(folder).items():
+        names = {requirement_name(name) for name in distributions.get(module, [])}  # none: one of our own
+        assert not names or names & declared_dependencies() or "heterps" in names, f"{where} imports {module}"
 
 
 def test_every_dependency_is_locked_with_hashes() -> None:
     lock = (ROOT / "requirements.lock").read_text()
-    locked = {name.lower(): block for name, block in re.findall(r"^([\w.-]+)==((?:.*\\\n)+.*)$", lock, re.M)}
+    locked = {requirement_name(name): block for name, block in re.findall(r"^([\w.-]+)==((?:.*\\\n)+.*)$", lock, re.M)}
     missing = {name for name in declared_dependencies() if "--hash=sha256:" not in locked.get(name, "")}
     assert missing == set()
 
