@@ -8,7 +8,7 @@ when it is asked to stop, and a few times a second to look at the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from heterps_operator.values import (
     Json,
     Observed,
     PlanOutcome,
+    ProcessView,
     RequestStop,
     SaveProfile,
     Shutdown,
@@ -42,7 +43,11 @@ __all__ = ["ControlLoop", "Listener", "Turn"]
 
 _TICK_SECONDS = 0.3
 _SAVE_SECONDS = 1.0
-_RETRY_SECONDS = 1.0  # after a coordinator that did not answer: a hung one must not slow every turn down
+_RETRY_SECONDS = 1.0  # after a coordinator that did not answer
+# An answer that was waited for in vain: each further one doubles the pause. The longest is a part of the time after
+# which a silent coordinator is ended, so that one that was only slow is heard before.
+_SLOW_SECONDS = 0.5
+_LONGEST_RETRY = 0.25
 _ONE_TIME = {RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
 
 
@@ -123,6 +128,7 @@ class ControlLoop:
         self._refused: dict[str, str] = {}
         self._last_contact: float | None = None
         self._retry_at = 0.0
+        self._waited_in_vain = 0  # times in a row
         self._outcome: PlanOutcome | None = None
         self._stop_requested = False
         self._aborted = False
@@ -157,13 +163,13 @@ class ControlLoop:
         finally:
             self._planner.close()
             self._substrate.close()
-            self._charge(self._clock())
+            self._charge(self._substrate.processes(), self._clock())
             self._store(self.status, self._clock())
 
     def turn(self) -> None:
         """Observe, decide and act once."""
         observed = self._observe()
-        self._charge(observed.time)
+        self._charge(observed.processes, observed.time)
         decision = reconcile(self.job, observed)
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
         # What was done is kept at the next look: a process that ends unseen must be known to have been there.
@@ -215,20 +221,29 @@ class ControlLoop:
             self._refused.clear()
             self._last_contact = None
             self._retry_at = 0.0
-        if self._clock() < self._retry_at:
+        began = self._clock()
+        if began < self._retry_at:
             return None
         try:
             view = CoordinatorView.from_json(self._client.status())
             if view.phase == JobPhase.PROFILING:
                 self.profiles.update(self._client.profiles())
         except (CoordinatorError, KeyError, TypeError, ValueError):
-            self._retry_at = self._clock() + _RETRY_SECONDS
+            self._retry_at = self._clock() + self._retry_seconds(self._clock() - began)
             return None
-        self._last_contact = self._clock()
+        self._last_contact, self._waited_in_vain = self._clock(), 0
         if view.phase == JobPhase.TRAINING:
             view, warnings = self._meter.measure(view, address)
             self._pending += warnings
         return view
+
+    def _retry_seconds(self, waited: float) -> float:
+        """Pause after a coordinator that did not answer: one that hangs must not hold threads that others need."""
+        if waited < _SLOW_SECONDS:  # it refuses, as one does that is starting
+            return _RETRY_SECONDS
+        self._waited_in_vain += 1
+        longest = max(_RETRY_SECONDS, self.job.run_policy.hang_timeout_seconds * _LONGEST_RETRY)
+        return min(_RETRY_SECONDS * 2.0 ** min(self._waited_in_vain, 10), longest)
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -262,8 +277,8 @@ class ControlLoop:
         if kind is not None:
             self._accepted.add(kind)
 
-    def _charge(self, now: float) -> None:
-        self.bill = self.bill.accrue(self._substrate.processes(), self.job.prices, now)
+    def _charge(self, processes: Iterable[ProcessView], now: float) -> None:
+        self.bill = self.bill.accrue(processes, self.job.prices, now)
 
     def _store(self, status: Status, now: float) -> None:
         """Keep status and bill; a full disk must not end a training that can go on."""
