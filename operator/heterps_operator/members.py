@@ -6,7 +6,7 @@ from heterps_operator.job import JobSpec
 from heterps_operator.values import ProcessSpec
 from heterps_runtime.contract import PlanDocument, ps_name, worker_name
 
-__all__ = ["COORDINATOR", "coordinator", "members", "profiler", "profiler_name", "units_by_pool"]
+__all__ = ["COORDINATOR", "coordinator", "members", "profiler", "units_by_pool"]
 
 COORDINATOR = "coordinator"
 
@@ -16,16 +16,11 @@ def coordinator() -> ProcessSpec:
     return ProcessSpec(COORDINATOR, "coordinator")
 
 
-def profiler_name(pool: str) -> str:
-    """Name of the process that measures a pool."""
-    return f"profile-{pool}"
-
-
 def profiler(job: JobSpec, pool_name: str) -> ProcessSpec:
     """The process that measures the model's layers on a pool; it occupies a pod's units while it does."""
     pool = job.pool(pool_name)
     return ProcessSpec(
-        profiler_name(pool_name), "profile", ("--pool", pool_name), pool_name, pool.units_per_pod, pool.threads
+        f"profile-{pool_name}", "profile", ("--pool", pool_name), pool_name, pool.units_per_pod, pool.threads
     )
 
 

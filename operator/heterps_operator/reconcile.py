@@ -18,7 +18,7 @@ from typing import Any
 
 from heterps_operator import elasticity, ending, failures, rebalancing
 from heterps_operator.job import JobSpec
-from heterps_operator.members import COORDINATOR, coordinator, members, profiler, profiler_name, units_by_pool
+from heterps_operator.members import COORDINATOR, coordinator, members, profiler, units_by_pool
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import CONDITION_TYPES, Event, Failure, Status
 from heterps_operator.values import (
@@ -135,17 +135,19 @@ def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, 
 
 def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
     """Measure the pools one after the other: two at once would measure each other."""
-    status = status.with_phase("Profiling", observed.time)
+    spec, now = profiler(job, pool), observed.time
+    if spec.units > observed.free_units.get(pool, spec.units):  # the wait is no part of the time that pods may take
+        text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
+        status = status.with_phase("Pending", now)
+        return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now), ()
+    if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
+        status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
+    status = status.with_phase("Profiling", now)
     actions = _ensure(observed, status, coordinator())
     if observed.coordinator is None:
         return status, actions
-    name = profiler_name(pool)
-    if any(p.running and p.spec.role == "profile" and p.name != name for p in observed.processes):
+    if any(p.running and p.spec.role == "profile" and p.name != spec.name for p in observed.processes):
         return status, actions
-    spec = profiler(job, pool)
-    if spec.units > observed.free_units.get(pool, spec.units):
-        text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
-        return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, observed.time), actions
     return status, actions + _ensure(observed, status, spec)
 
 

@@ -137,14 +137,17 @@ def test_a_plan_that_still_fits_is_taken() -> None:
 def test_a_pool_without_a_free_pod_is_measured_later() -> None:
     world = World()
     world.free_units = {"cpu": 0, "gpu": 2}
+    assert world.settle() == []  # a job that waits holds nothing
+    condition = world.status.condition("Profiled")
+    assert (world.status.phase, condition.reason) == ("Pending", "WaitingForCapacity")
+    assert "0 of 8 of cpu" in condition.message
+    world.time += 100_000.0  # the time that pods may take does not run
+    assert world.settle() == []
+    world.free_units = {"cpu": 1, "gpu": 2}
     world.settle()
     world.listen()
-    assert world.settle() == []
-    condition = world.status.condition("Profiled")
-    assert condition.reason == "WaitingForCapacity"
-    assert "0 of 8 of cpu" in condition.message
-    world.free_units = {"cpu": 1, "gpu": 2}
     assert [a.spec.name for a in world.settle() if isinstance(a, StartProcess)] == ["profile-cpu"]
+    assert (world.status.phase, world.status.condition("Profiled").status) == ("Profiling", "Unknown")
 
 
 def test_a_job_that_waits_says_who_has_the_units() -> None:

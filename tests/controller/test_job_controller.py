@@ -264,6 +264,19 @@ def test_a_job_of_the_same_name_starts_afresh(world: World) -> None:
     assert owner["uid"] == "uid-2"
 
 
+def test_a_job_that_comes_to_a_full_pool_says_so_and_holds_nothing(world: World) -> None:
+    limits = {pool["metadata"]["name"]: pool["spec"]["maxUnits"] for pool in world.pools}
+    world.cluster.ledger.restore("ml/other", {"cpu": limits["cpu"]})
+    controller = world.controller()
+    controller.turn()
+    assert (world.status["phase"], world.condition("Profiled")["reason"]) == ("Pending", "WaitingForCapacity")
+    assert world.names(PODS) == set()
+    world.cluster.ledger.release("ml/other")
+    controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+    assert world.cluster.ledger.held("cpu") == 1
+
+
 def test_a_deleted_job_gives_its_units_back(world: World) -> None:
     controller = world.controller()
     controller.turn()

@@ -401,8 +401,7 @@ class JobController:
             return {}
         if plan is not None:
             return units_by_pool(plan)
-        waits = status.condition("Profiled").reason == WAITING_FOR_CAPACITY
-        for pool in self._loop.job.pools if status.phase == "Profiling" and not waits else ():
+        for pool in self._loop.job.pools if status.phase == "Profiling" else ():
             if pool.name not in self._loop.profiles:
                 return {pool.name: pool.units_per_pod}
         return {}
