@@ -49,10 +49,8 @@ from heterps_runtime.contract import (
 )
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
-from heterps_runtime.data import metrics_for
 from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.process import log
-from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 from heterps_runtime.transport import Message, TokenAuthority, decode, encode, listen_socket
 
 __all__ = ["CoordinatorServer"]
@@ -249,13 +247,17 @@ class CoordinatorServer:
     def export(self, step: int) -> None:
         """See `Effects.export`."""
         manifest = self._manifests[step]
-        init = EmbeddingInit.from_manifest(self._config.embedding_init)
         metrics = dict(self.core.evaluation or {})
 
-        def draw(table: TableRecord, ids: Any) -> Any:
-            return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
-
         def write() -> str:
+            # Only now: a job waits for its coordinator, and compiled kernels take a third of the time it starts in.
+            from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+
+            init = EmbeddingInit.from_manifest(self._config.embedding_init)
+
+            def draw(table: TableRecord, ids: Any) -> Any:
+                return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
+
             return export_model(
                 self._storage,
                 manifest,
@@ -268,6 +270,8 @@ class CoordinatorServer:
         self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
 
     def _merge_evaluation(self, messages: Sequence[Message]) -> dict[str, Any]:
+        from heterps_runtime.data import metrics_for  # as late as the kernels of `export`, for the same reason
+
         merged = metrics_for(self._config.loss)
         for message in messages:
             merged.merge(type(merged).from_arrays(dict(zip(message.fields["names"], message.arrays, strict=True))))
