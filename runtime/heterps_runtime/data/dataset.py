@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from heterps_runtime.data.spec import DataSpec, LabelKind, Split
 __all__ = ["Dataset", "DatasetSchema", "open_dataset"]
 
 Rows = npt.NDArray[np.int64]
+
+# np.load parses a file's header with `ast`, which fails in CPython 3.11 when two threads do it at once ("AST
+# constructor recursion depth mismatch": its depth counter belongs to the interpreter).
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,10 @@ class Dataset:
         self.schema = DatasetSchema(spec.dense, cached.single_valued, cached.multi_valued, spec.label, spec.label_kind)
         self._cached = cached  # keeps the folder from being evicted
         # Plain views: indexing a np.memmap costs a subclass's bookkeeping per call.
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.asarray(np.load(cached.folder / file, mmap_mode="r")) for name, file in cached.arrays.items()
-        }
+        with _PARSING:
+            self._arrays: dict[str, npt.NDArray[Any]] = {
+                name: np.asarray(np.load(cached.folder / file, mmap_mode="r")) for name, file in cached.arrays.items()
+            }
 
     def check_features(self, features: Sequence[str]) -> None:
         """Check that the data has what a model asks for.
