@@ -7,21 +7,19 @@ right after the commit it waits for, which saves the worker a round trip.
 from __future__ import annotations
 
 import os
-import queue
-from concurrent.futures import Future
-from dataclasses import asdict
 from typing import Any
 
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, Storage, check_checkpoint
+from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ps_name
 from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.saver import Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import ServerKernels, warm_up
@@ -39,7 +37,6 @@ class ParameterServer:
         self._config = config
         self._shard = Shard(config, index)
         self._storage = Storage.open(config.checkpoint_path)
-        self._writer = CheckpointWriter(self._storage)
         self._generation = -1
         self._parked: list[tuple[bytes, Message]] = []  # pulls that wait for a commit
         self._early: list[tuple[bytes, Message]] = []  # requests of a generation yet to be announced
@@ -50,7 +47,7 @@ class ParameterServer:
         self._link = ControlLink(credentials, ps_name(index))
         self._link.totals = self._totals
         self._wakeup = Wakeup()
-        self._finished: queue.SimpleQueue[tuple[dict[str, Any], Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
+        self._saver = Saver(self._storage, self._link, self._wakeup.wake)
         self._registry = CollectorRegistry()
         self._pulled = Counter("heterps_ps_pulled_rows", "Rows sent to workers", registry=self._registry)
         self._pushed = Counter("heterps_ps_pushed_rows", "Row gradients received", registry=self._registry)
@@ -92,8 +89,8 @@ class ParameterServer:
             while (received := receive(self._socket, routed=True)) is not None:
                 self._request(*received)
             self._wakeup.drain()
-            self._report_checkpoints()
-        self._writer.close()
+            self._saver.report()
+        self._saver.close()
         self._link.close()
         self._metrics_server.close()
         self._socket.close(linger=0)
@@ -119,7 +116,7 @@ class ParameterServer:
             self._commits.inc()
             self._release()
         elif message.op == "checkpoint":
-            self._checkpoint(fields)
+            self._saver.save(fields, self._shard.snapshot)
 
     def _begin_generation(self, fields: dict[str, Any]) -> None:
         self._generation = fields["generation"]
@@ -140,29 +137,6 @@ class ParameterServer:
         early, self._early = self._early, []
         for sender, message in early:
             self._request(sender, message)
-
-    def _checkpoint(self, fields: dict[str, Any]) -> None:
-        answer = {"generation": self._generation, "step": fields["step"], "folder": fields["folder"]}
-        if self._writer.busy:
-            self._link.send("checkpointed", **answer, error="the checkpoint before is still being written")
-            return
-        future = self._writer.write(fields["folder"], self._shard.snapshot())
-
-        def finished(done: Future[tuple[FileEntry, ...]]) -> None:
-            self._finished.put((answer, done))
-            self._wakeup.wake()
-
-        future.add_done_callback(finished)
-
-    def _report_checkpoints(self) -> None:
-        while not self._finished.empty():
-            answer, done = self._finished.get()
-            error = done.exception()
-            if error is None:
-                self._link.send("checkpointed", **answer, entries=[asdict(e) for e in done.result()])
-            else:
-                log(f"checkpoint of step {answer['step']} failed: {error}")
-                self._link.send("checkpointed", **answer, error=str(error))
 
     # --- the workers --------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from prometheus_client import CollectorRegistry, Gauge
 from heterps_runtime.allocation import Allocation, MicroBatch
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
-    CheckpointWriter,
-    FileEntry,
     StateFile,
     Storage,
     check_checkpoint,
@@ -32,6 +28,7 @@ from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
+from heterps_runtime.saver import Saver
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
@@ -112,7 +109,7 @@ class WorkerMember:
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._collectives = Collectives(host, config.hang_timeout_seconds) if self._pool.all_reduces else None
         self._storage = Storage.open(config.checkpoint_path)
-        self._writer = CheckpointWriter(self._storage)
+        self._saver = Saver(self._storage, link, self._wakeup.wake)
         self._clock = Clock()
         self._module: StageModule | None = None
         self._layers: tuple[int, int] | None = None
@@ -144,12 +141,13 @@ class WorkerMember:
             self._wakeup.drain()
             while not self._posted.empty():
                 self._posted.get()()
+            self._saver.report()
             if self._engine is not None:
                 self._engine.poll()
         self._close()
 
     def _close(self) -> None:
-        self._writer.close()
+        self._saver.close()
         self._link.close()
         self._leave_generation()
         if self._collectives is not None:
@@ -194,7 +192,7 @@ class WorkerMember:
         elif message.op == "allocation":
             self._engine.allocate(_allocation(fields))
         elif message.op == "checkpoint":
-            self._checkpoint(fields)
+            self._saver.save(fields, self._snapshot)
         elif message.op == "evaluate":
             self._metrics = metrics_for(self._config.loss)
             self._engine.start_evaluation(fields["rows"], self._take_scores, self._evaluated)
@@ -385,12 +383,9 @@ class WorkerMember:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, fields: dict[str, Any]) -> None:
+    def _snapshot(self) -> list[StateFile]:
+        """Copies of what this worker adds to a checkpoint: dense parameters, if it holds them, and buffers."""
         assert self._module is not None
-        answer = {"generation": fields["generation"], "step": fields["step"], "folder": fields["folder"]}
-        if self._writer.busy:
-            self._link.send("checkpointed", **answer, error="the checkpoint before is still being written")
-            return
         files = []
         if self._replica is not None and self._replica.names:
             arrays = dense_arrays(self._replica.snapshot())
@@ -401,19 +396,7 @@ class WorkerMember:
         if buffers:
             arrays = dense_arrays(buffers, "buffers")
             files.append(StateFile(f"buffers-stage-{self._stage}.safetensors", arrays, "buffers", self._stage))
-        future = self._writer.write(fields["folder"], files)
-
-        def finished(done: Future[tuple[FileEntry, ...]]) -> None:
-            self._post(lambda: self._report_checkpoint(answer, done))
-
-        future.add_done_callback(finished)
-
-    def _report_checkpoint(self, answer: dict[str, Any], done: Future[tuple[FileEntry, ...]]) -> None:
-        error = done.exception()
-        if error is None:
-            self._link.send("checkpointed", **answer, entries=[asdict(e) for e in done.result()])
-        else:
-            self._link.send("checkpointed", **answer, error=str(error))
+        return files
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
