@@ -160,3 +160,8 @@ def test_a_renewal_counts_from_when_it_was_sent() -> None:
     server.away = True
     clock.now += 2
     assert not first.try_once()
+
+
+def test_however_long_a_lease_lasts_it_is_looked_at_every_few_seconds() -> None:
+    lasting = Lease(Leases(), "system", "operator", "first", seconds=600.0)  # type: ignore[arg-type]
+    assert lasting.pause_seconds <= 3

@@ -17,6 +17,8 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 __all__ = ["Lease"]
 
+_LONGEST_PAUSE_SECONDS = 2.0  # however long a Lease lasts: one that is given back is to be taken soon
+
 
 class Lease:
     """A `coordination.k8s.io` Lease.
@@ -56,7 +58,7 @@ class Lease:
     @property
     def pause_seconds(self) -> float:
         """Between two attempts to take or renew it."""
-        return self._seconds / 5
+        return min(self._seconds / 5, _LONGEST_PAUSE_SECONDS)
 
     def try_once(self) -> bool:
         """Take or renew the Lease; returns whether this process holds it now."""
