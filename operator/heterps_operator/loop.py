@@ -43,6 +43,7 @@ __all__ = ["ControlLoop", "Listener", "Turn"]
 
 _TICK_SECONDS = 0.3
 _SAVE_SECONDS = 1.0
+_SOON_SECONDS = 0.25  # after one that refuses at once, as it does while it starts
 _RETRY_SECONDS = 1.0  # after a coordinator that did not answer
 # An answer that was waited for in vain: each further one doubles the pause. The longest is a part of the time after
 # which a silent coordinator is ended, so that one that was only slow is heard before.
@@ -178,9 +179,10 @@ class ControlLoop:
         if matters or observed.time - self._saved >= self._save_seconds:
             self._store(decision.status, observed.time)
         self.status = decision.status
+        self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails
         for action in decision.actions:
             self._act(action, observed.time)
-        events, self._pending = (*decision.events, *self._pending), []
+        events, self._pending = tuple(self._pending), []
         self._listener.on_turn(Turn(self.job, observed, self.status, self.bill, events))
 
     # --- observing ----------------------------------------------------------------------------------------------------
@@ -239,8 +241,8 @@ class ControlLoop:
 
     def _retry_seconds(self, waited: float) -> float:
         """Pause after a coordinator that did not answer: one that hangs must not hold threads that others need."""
-        if waited < _SLOW_SECONDS:  # it refuses, as one does that is starting
-            return _RETRY_SECONDS
+        if waited < _SLOW_SECONDS:
+            return _SOON_SECONDS if self._last_contact is None else _RETRY_SECONDS
         self._waited_in_vain += 1
         longest = max(_RETRY_SECONDS, self.job.run_policy.hang_timeout_seconds * _LONGEST_RETRY)
         return min(_RETRY_SECONDS * 2.0 ** min(self._waited_in_vain, 10), longest)

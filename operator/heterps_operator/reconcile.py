@@ -169,7 +169,11 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
         known = not _short(outcome.document, observed) if outcome.feasible else alone
         status = replace(status, possible=status.possible or (alone and outcome.feasible))
     if outcome is None or not known:
-        return _ask_planner(room, observed, status, dict(observed.free_units))
+        status, actions = _ask_planner(room, observed, status, dict(observed.free_units))
+        # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
+        if actions and job.goal == "train" and not any(observed.holders.values()):
+            actions += _ensure(observed, status, coordinator())
+        return status, actions
     document = outcome.document
     # A plan by hand that does not fit is refused, where a search finds that there is none.
     if room != job and not alone and not outcome.feasible and (document is not None or job.stages_by_hand):

@@ -30,6 +30,13 @@ def test_a_job_plans_with_what_others_leave() -> None:
     assert limits(world.settle()) == [{"cpu": 3, "gpu": 0}]
 
 
+def test_a_job_that_may_have_to_wait_holds_nothing_while_the_planner_works() -> None:
+    world = profiled(cpu=8, gpu=1)
+    world.holders = {"gpu": (("ml/a", 1),)}
+    world.settle()
+    assert world.running() == set()
+
+
 def test_a_job_keeps_its_own_limit_where_others_leave_more() -> None:
     world = profiled(cpu=100)
     assert limits(world.settle()) == [{"cpu": 8, "gpu": 2}]
@@ -62,6 +69,8 @@ def test_a_job_without_a_plan_in_whole_pools_does_not_wait_for_others() -> None:
     world.answer(INFEASIBLE)
     world.settle()
     world.answer({**INFEASIBLE, "message": "the best is 48,000"})
+    world.settle()
+    world.end("coordinator", -15)
     world.settle()
     assert world.status.phase == "Failed"
     assert world.status.failure is not None
@@ -112,6 +121,8 @@ def test_a_job_that_has_all_pools_to_itself_and_no_plan_fails() -> None:
     world = profiled(cpu=8, gpu=2)
     world.settle()
     world.answer(INFEASIBLE)
+    world.settle()
+    world.end("coordinator", -15)
     world.settle()
     assert world.status.phase == "Failed"
 

@@ -61,7 +61,8 @@ def test_profiles_of_earlier_runs_are_not_measured_again() -> None:
     world.profiles = {"cpu": PROFILE, "gpu": PROFILE}
     world.cached = frozenset(world.profiles)
     actions = world.settle()
-    assert [type(action) for action in actions] == [ComputePlan]
+    assert [type(action) for action in actions] == [ComputePlan, StartProcess]
+    assert started(actions) == ["coordinator"], "it loads while the planner works"
     assert world.status.phase == "Planning"
 
 

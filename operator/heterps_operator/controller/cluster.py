@@ -22,7 +22,7 @@ _LOOKS_PER_SECOND = 20.0
 _UPDATES_PER_SECOND = 5.0  # of jobs' status that only tell of progress
 _PROGRESS_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0
-_CHANGING_SECONDS = 1.0
+_CHANGING_SECONDS = 0.5
 
 
 @dataclass

@@ -286,6 +286,7 @@ class JobController:
             spec.method,
             spec.planner_timeout_seconds,
             stages=spec.stages_by_hand,
+            on_end=self._wake,
         )
         self._substrate = substrate
         self._loop = ControlLoop(

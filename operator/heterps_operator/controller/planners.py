@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from heterps_operator.planning import PlannerProcess
@@ -21,6 +22,7 @@ class QueuedPlanner(PlannerProcess):
         method: of the planner.
         timeout_seconds: for the search itself.
         stages: given by hand.
+        on_end: called, in another thread, when the process has ended: nobody has to look for the answer.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class QueuedPlanner(PlannerProcess):
         timeout_seconds: float,
         *,
         stages: Sequence[Json] = (),
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(folder, method, timeout_seconds, stages=stages)
+        self._on_end = on_end
         self._places = places
         self._waiting: tuple[Json, int, Sequence[Json]] | None = None
         self._holds = False
@@ -69,6 +73,12 @@ class QueuedPlanner(PlannerProcess):
         self._holds = True
         (problem, revision, stages), self._waiting = self._waiting, None
         super().start(problem, revision, stages)
+        assert self._popen is not None
+        threading.Thread(target=self._tell, args=(self._popen,), name="planner", daemon=True).start()
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._on_end()
 
     def _give_back(self) -> None:
         if self._holds:

@@ -243,7 +243,7 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
         container["ports"] = [{"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"}]
         container["readinessProbe"] = {
             "httpGet": {"path": PATH_HEALTH, "port": COORDINATOR_PORT},
-            "periodSeconds": 2,
+            "periodSeconds": 1,  # the job waits for it
             "timeoutSeconds": 2,
         }
     return container
