@@ -143,6 +143,24 @@ def test_a_look_without_news_writes_nothing(world: World) -> None:
     assert world.writes() == []
 
 
+def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: World) -> None:
+    controller, create = world.controller(), world.server.create
+
+    def failing(path: str, body: Json, **options: Any) -> Json:
+        if path == PODS:
+            raise ApiError(503, "ServiceUnavailable", "try again")
+        return create(path, body, **options)
+
+    world.server.create = failing  # type: ignore[method-assign]
+    with pytest.raises(ApiError):
+        controller.turn()
+    world.server.create = create  # type: ignore[method-assign]
+    controller.turn()
+    reasons = [item["reason"] for path, item in world.server.objects.items() if "/events/" in path]
+    assert reasons == ["ProfilingStarted"]
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
 def test_an_operator_that_comes_later_finds_everything_and_makes_nothing_twice(world: World) -> None:
     world.controller().turn()
     world.server.requests.clear()
