@@ -122,4 +122,4 @@ def wait_for_successor(job: ClusterJob, role: str, pod: Json) -> Json:
         names = {p["metadata"]["labels"]["heterps.io/process"]: p for p in others}
         return names.get(pod["metadata"]["labels"]["heterps.io/process"])
 
-    return wait_until(f"another {role}", found, 120, more=job.story)
+    return wait_until(f"another {role}", found, 240, more=job.story)

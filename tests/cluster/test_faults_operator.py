@@ -36,7 +36,7 @@ ACTIONS = (
     "StartProcess profile",
     "StartProcess ps",
     "StartProcess worker",
-    "StopProcess ps",
+    "StopProcess coordinator",
     "StopProcess worker",
     "SaveProfile",
     "ComputePlan",
