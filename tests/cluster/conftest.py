@@ -210,7 +210,8 @@ def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resour
     yield job
     for item in made:
         kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
-        kubectl.try_to("delete", "nodepool", item.pool_name, "--ignore-not-found", "--wait=false")
+        names = [pool["metadata"]["name"] for pool in (item.pool, *item.more_pools)]
+        kubectl.try_to("delete", "nodepools", *names, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture

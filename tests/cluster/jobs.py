@@ -71,6 +71,7 @@ class ClusterJob:
         self.profile = copy.deepcopy(real_job.PROFILE)
         [self.pool] = [d for d in documents if d["kind"] == "NodePool"]
         [self.job] = [d for d in documents if d["kind"] == "HeterPSJob"]
+        self.more_pools: list[Json] = []
         # Pools belong to the whole cluster: each namespace's tests have their own.
         self.pool_name = f"cpu-{kubectl.namespace}"[:40].rstrip("-")
         self.pool["metadata"]["name"] = self.pool_name
@@ -104,23 +105,33 @@ class ClusterJob:
 
     def submit(self, *, profiled: bool = True) -> ClusterJob:
         """Create pool and job."""
-        self.kubectl.apply(self.pool)
+        self.kubectl.apply(self.pool, *self.more_pools)
         if profiled:
             self.keep_profile()
         self.kubectl.apply(self.job)
         return self
 
     def keep_profile(self) -> None:
-        """Put the pool's profile where an earlier job would have kept it."""
+        """Put the pools' profile where an earlier job would have kept it."""
         with_defaults = json.loads(
             self.kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", "--output=json",
                          text=json.dumps(self.job))
         )  # fmt: skip
-        pool = self.kubectl.get("nodepool", self.pool_name)
-        configuration = pod_configuration(read_objects(with_defaults, [pool]))
+        pools = [self.kubectl.get("nodepool", pool["metadata"]["name"]) for pool in (self.pool, *self.more_pools)]
+        configuration = pod_configuration(read_objects(with_defaults, pools))
         assert self.kubectl.namespace is not None
         cache = ConfigMapProfileCache(self._api, self.kubectl.namespace, configuration)
-        cache.save(self.pool_name, self.profile)
+        for pool in pools:
+            cache.save(pool["metadata"]["name"], self.profile)
+
+    def add_pool(self, name: str, **spec: Any) -> str:
+        """Let the job have another pool, which differs from its first one in these fields; returns its name."""
+        pool = copy.deepcopy(self.pool)
+        pool["metadata"]["name"] = f"{name}-{self.kubectl.namespace}"[:40].rstrip("-")
+        pool["spec"] |= spec
+        self.more_pools.append(pool)
+        self.job["spec"]["pools"].append({"name": pool["metadata"]["name"]})
+        return str(pool["metadata"]["name"])
 
     def patch(self, spec: Mapping[str, Any]) -> None:
         """Change fields of the spec."""
