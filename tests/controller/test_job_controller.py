@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +17,13 @@ from heterps_operator.controller.job import JobController
 from heterps_operator.controller.publisher import Publisher
 from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.state import StateTaken
+from heterps_operator.kubernetes.state import Memory, StateTaken
 from heterps_operator.loop import Turn
 from heterps_operator.manifest import load_manifest
 from heterps_operator.status import Status
 from heterps_operator.values import Observed
 from tests.controller.fake_server import FakeServer
+from tests.controller.world import PLAN
 
 Json = dict[str, Any]
 
@@ -49,6 +52,9 @@ class Server(FakeServer):
         return self._store(path, copy.deepcopy(body))
 
     def apply(self, path: str, body: Any, *_: Any, **options: Any) -> Json:
+        before = self.objects.get(path, {})
+        if before.get("immutable") and before.get("data") != body.get("data"):
+            raise ApiError(422, "Invalid", "data: Forbidden: field is immutable when `immutable` is set")
         return super().apply(path, body, "heterps-client", True)
 
     def delete(self, path: str, *_: Any, **options: Any) -> None:
@@ -159,6 +165,33 @@ def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: Wo
     reasons = [item["reason"] for path, item in world.server.objects.items() if "/events/" in path]
     assert reasons == ["ProfilingStarted"]
     assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def planned(world: World) -> None:
+    """The state of a job that has a plan, and none of its pods yet; the plan's ConfigMap is of another state."""
+    world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
+    plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
+    status = replace(Status().with_phase("Starting", world.now), plan=plan, plan_revision=1)
+    owner = {"kind": "HeterPSJob", "uid": "uid-1", "controller": True}
+    memory = Memory(replace(status, started=world.now), Bill())
+    world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
+    other = {"plan.json": "{}"}
+    world.server.put(f"{CONFIGS}/flights-plan-1", immutable=True, data=other, metadata={"ownerReferences": [owner]})
+
+
+def test_a_plan_that_was_written_for_a_state_that_is_lost_is_written_anew(world: World) -> None:
+    planned(world)
+    world.controller().turn()
+    assert "stages" in str(world.server.objects[f"{CONFIGS}/flights-plan-1"]["data"])
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_a_plan_is_not_written_by_an_operator_whose_decision_was_not_kept(world: World) -> None:
+    planned(world)
+    world.server.refusals["update"] = [ApiError(409, "Conflict", "the object has been modified")]
+    with pytest.raises(StateTaken):
+        world.controller().turn()
+    assert world.server.objects[f"{CONFIGS}/flights-plan-1"]["data"] == {"plan.json": "{}"}
 
 
 def test_an_operator_that_comes_later_finds_everything_and_makes_nothing_twice(world: World) -> None:

@@ -84,8 +84,12 @@ class Belongings:
         """
         for item in items:
             what = f"{item['kind']} {item['metadata']['name']}"
-            self._check_owner(job, what, self._api.get(object_path(item)))
+            found = self._api.get(object_path(item))
+            self._check_owner(job, what, found)
             try:
+                if found is not None and found.get("immutable") and found.get("data") != item.get("data"):
+                    # Of a state that is not there any more.
+                    self._api.delete(object_path(item), uid=str(found["metadata"]["uid"]))
                 self._api.apply(object_path(item), item)
             except ApiError as error:
                 raise NotReadyError.of(what, error) from error

@@ -376,10 +376,12 @@ class JobController:
         grant = self._cluster.ledger.reserve(self._name, self._needed(status, plan))
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
-        revisions = self._memory.plans
-        if plan is not None and self._kept != (status.plan_revision, status.incarnation):
-            revisions = self._keep_plan(status, plan, revisions)
-            self._kept = (status.plan_revision, status.incarnation)
+        revisions, new = (
+            self._memory.plans,
+            plan is not None and self._kept != (status.plan_revision, status.incarnation),
+        )
+        if new:
+            revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
         self._substrate.plan_revision, self._substrate.gang = status.plan_revision, frozenset(status.gang)
         generation = _generation(self._cluster.jobs.get(*self._key) or {"metadata": {}})
         self._memory = replace(
@@ -394,6 +396,10 @@ class JobController:
             self._state.save(self._memory)
         except ApiError as error:
             raise NotReadyError.of(f"ConfigMap {state_name(self._key[1])}", error) from error
+        if plan is not None and new:  # not before it is this operator's to decide
+            revisions = self._keep_plan(status, plan, revisions)
+            self._memory = replace(self._memory, plans=revisions)
+            self._kept = (status.plan_revision, status.incarnation)
 
     def _needed(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
         """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
@@ -418,7 +424,6 @@ class JobController:
             *objects.disruption_budgets(job, plan),
             *objects.pod_groups(job, plan, status.incarnation, self._substrate.pools),
         )
-        revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
         old = objects.outdated_plans(revisions)
         for revision in old:
             with contextlib.suppress(ApiError):
