@@ -68,11 +68,16 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
 
 
 def silent_coordinator(job: JobSpec, observed: Observed) -> bool:
-    """Whether the coordinator runs but has not answered within hangTimeoutSeconds, and was not told to end."""
+    """Whether the coordinator runs but has not answered within hangTimeoutSeconds, and was not told to end.
+
+    How long it may take until it runs is said by startDeadlineSeconds.
+    """
     process = observed.process(COORDINATOR)
     if process is None or not process.running or process.stopping or observed.coordinator is not None:
         return False
-    since = max(process.started, observed.last_contact or 0.0)
+    if process.begun is None:
+        return False
+    since = max(process.started, process.begun, observed.last_contact or 0.0)
     return observed.time - since > job.run_policy.hang_timeout_seconds
 
 
@@ -85,6 +90,8 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
     process = observed.process(COORDINATOR)
     if process is not None and process.running and now - status.stopping_since <= _STOP_SECONDS:
         contact = observed.last_contact
+        if contact is None and (status.result or {}).get("phase") in _BEGUN:
+            contact = status.stopping_since  # a controller that came later has not heard it yet
         if view is not None and view.phase in _BEGUN:
             return status
         if view is None and contact is not None and now - contact <= _SILENCE_SECONDS:

@@ -76,6 +76,7 @@ class ProcessView:
     # OOMKilled | Evicted | Preempted | NodeLost | Deleted | StartError
     reason: str = ""
     problem: PodProblem | None = None  # while it does not start
+    begun: float | None = 0.0  # when its program began, if that was after `started`; None: it does not run yet
 
     @property
     def name(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from heterps_operator.failures import backoff_seconds, describe_exit
@@ -154,6 +156,20 @@ def test_a_coordinator_that_is_silent_for_too_long_is_ended_and_everything_resta
     world.end("coordinator", -9)
     world.settle()
     assert world.status.incarnation == 2
+
+
+def test_a_coordinator_that_cannot_start_does_not_hang() -> None:
+    world = World()
+    world.settle()
+    begun = replace(world.processes["coordinator"], begun=None)
+    world.processes["coordinator"] = begun
+    world.time += 2 * world.job.run_policy.hang_timeout_seconds
+    assert world.settle() == []  # startDeadlineSeconds says how long that may take
+    world.processes["coordinator"] = replace(begun, begun=world.time)
+    world.time += 0.9 * world.job.run_policy.hang_timeout_seconds
+    assert world.settle() == []
+    world.time += 0.2 * world.job.run_policy.hang_timeout_seconds
+    assert [type(action).__name__ for action in world.settle()] == ["StopProcess"]
 
 
 def test_a_failure_that_the_coordinator_found_is_reported_with_its_words() -> None:

@@ -88,6 +88,7 @@ def view(
         # Told before the end too: a pod may be gone before its end was seen.
         reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
+        begun=_begun(status),
     )
 
 
@@ -117,6 +118,15 @@ def _terminated(status: Json) -> dict[str, Any] | None:
         if container.get("name") == CONTAINER:
             state: dict[str, Any] | None = (container.get("state") or {}).get("terminated")
             return state
+    return None
+
+
+def _begun(status: Json) -> float | None:
+    """When the runtime's container began to run; None if it has not."""
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            state = container.get("state") or {}
+            return _time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
     return None
 
 
@@ -166,9 +176,11 @@ def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
         return _DISRUPTIONS.get(str(disruption.get("reason")), "Evicted")
     if _condition(status, "TerminationTarget").get("status") == "True":  # set by Kueue
         return "Preempted"
-    if why in _CONTAINER_REASONS:
+    deleted = bool(pod["metadata"].get("deletionTimestamp"))
+    # Kubelets write ContainerStatusUnknown also for a container that never ran, when its pod is deleted.
+    if why in _CONTAINER_REASONS and not (deleted and why == "ContainerStatusUnknown"):
         return _CONTAINER_REASONS[why]
-    if pod["metadata"].get("deletionTimestamp"):
+    if deleted:
         overdue = over and terminated is None and status.get("phase") not in ("Succeeded", "Failed")
         return "NodeLost" if overdue else "" if asked else "Deleted"
     if terminated is None and status.get("phase") not in ("Succeeded", "Failed"):

@@ -130,7 +130,8 @@ class KubernetesSubstrate:
                 self._known[name] = replace(view, ended=now, reason=reason, problem=None)
         self._try_again(now)
         waiting = [
-            ProcessView(refusal.spec, started=now, problem=refusal.problem) for refusal in self._refused.values()
+            ProcessView(refusal.spec, started=now, problem=refusal.problem, begun=None)
+            for refusal in self._refused.values()
         ]
         names = {view.name for view in waiting}
         return (*(view for name, view in self._known.items() if name not in names), *waiting)

@@ -211,3 +211,16 @@ def test_a_pod_that_does_not_start_is_a_process_that_runs_and_has_a_problem() ->
     assert seen.problem is not None
     assert seen.problem.reason == "Unschedulable"
     assert view(observed(deleted=NOW + 30, phase="Pending", conditions=conditions), NOW + 1).problem is None
+
+
+def test_when_the_program_began_is_told_apart_from_when_the_pod_was_made() -> None:
+    assert view(observed(phase="Pending"), NOW).begun is None
+    assert view(observed(phase="Pending", containerStatuses=waiting("ContainerCreating")), NOW).begun is None
+    assert view(observed(phase="Running", containerStatuses=running(NOW + 90)), NOW).begun == NOW + 90
+
+
+@pytest.mark.parametrize(("asked", "reason"), [(True, ""), (False, "Deleted")])
+def test_a_pod_that_was_deleted_before_it_ran_was_not_lost(asked: bool, reason: str) -> None:
+    pod = observed(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown"))
+    pod["metadata"]["deletionTimestamp"] = stamp(NOW + 30)
+    assert view(pod, NOW + 60, asked=asked).reason == reason
