@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ import zmq
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LossSum, resolve_loss
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.process import usable_cores
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
 from heterps_runtime.profiler.readings import Reading
@@ -108,7 +108,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "cpu": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": usable_cores(),
         },
         "remeasured": remeasured,
     }
@@ -195,9 +195,9 @@ def _room(pool: PoolConfig, device: torch.device) -> tuple[int, str]:
     if pool.max_units is not None and pool.max_units < 2 * pool.units_per_pod:
         return 1, f"the pool has units for one worker (maxUnits {pool.max_units})"
     if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         if cores < 2 * pool.units_per_pod:
-            return 1, f"this process may use {cores} core(s), two workers need {2 * pool.units_per_pod}"
+            return 1, f"this process may use {cores:g} core(s), two workers need {2 * pool.units_per_pod}"
         return 2, ""
     cards = torch.cuda.device_count() if device.type == "cuda" else torch.xpu.device_count()
     return (2, "") if cards > 1 else (1, "there is one accelerator here")
