@@ -23,6 +23,8 @@ Json = dict[str, Any]
 MODEL = "small_model:build_held"
 HELD = "held"  # a file that makes training slow, see small_model.py
 HOST = "kubernetes.io/hostname"
+# Of operators, so that none gives its Lease up because a machine is slow, or takes one because it has expired.
+LASTING = ("--lease-seconds", "600")
 
 
 def small_job(

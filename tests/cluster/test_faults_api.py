@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import assert_each_pod_was_made_once, assert_same_model, held, small_job
+from tests.cluster.faults import LASTING, assert_each_pod_was_made_once, assert_same_model, held, small_job
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
 from tests.cluster.operators import Operator
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_training_goes_on_while_the_api_server_is_away(
     make_alone: Make, make_operator: MakeOperator, own_cluster: Cluster, expected_model: Model
 ) -> None:
-    operator = make_operator("operator")
+    operator = make_operator("operator", *LASTING)
     operator.start()
     job = small_job(make_alone, "away", units=2).submit()
     job.wait_for_step(30)
@@ -48,7 +48,7 @@ def test_an_api_server_that_fails_now_and_then_only_takes_time(
     expected_model: Model,
 ) -> None:  # fmt: skip
     with Proxy(operator_kubeconfig, seed=5) as proxy:
-        operator = make_operator("operator", kubeconfig=proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig"))
+        operator = make_operator("operator", *LASTING, kubeconfig=proxy.write_kubeconfig(tmp_path / "proxy.kubeconfig"))
         operator.start()
         job = small_job(make_alone, "proxied", units=2).submit()
         job.wait_for_step(30)

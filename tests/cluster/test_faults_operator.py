@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.faults import (
+    LASTING,
     assert_each_pod_was_made_once,
     assert_same_model,
     held,
@@ -53,8 +54,7 @@ def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperato
 
     Meanwhile one job trains to its end, and the other one loses its server.
     """
-    # So long that nobody takes over because the Lease has expired.
-    first, second = (make_operator(name, "--lease-seconds", "600") for name in ("first", "second"))
+    first, second = make_operator("first", *LASTING), make_operator("second", *LASTING)
     third = make_operator("third", "--lease-name", "third")
     first.start()
     alone, robbed = small_job(make_alone, "alone"), small_job(make_alone, "robbed")
@@ -80,7 +80,7 @@ def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperato
 def test_two_operators_do_not_disturb_each_other(
     make_alone: Make, make_operator: MakeOperator, expected_model: Model
 ) -> None:
-    first, other = make_operator("first"), make_operator("other", "--lease-name", "other")
+    first, other = make_operator("first", *LASTING), make_operator("other", *LASTING, "--lease-name", "other")
     for operator in (first, other):
         operator.start()
     job = small_job(make_alone, "shared", units=2).submit()
