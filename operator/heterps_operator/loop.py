@@ -215,7 +215,7 @@ class ControlLoop:
     def _ask_coordinator(self) -> CoordinatorView | None:
         address = self._substrate.coordinator_address()
         if address is None:
-            self._client = None
+            self._client = self._last_contact = None
             return None
         if self._client is None or self._client.address != address:
             self._client = CoordinatorClient(address, self._token)
@@ -223,6 +223,7 @@ class ControlLoop:
             self._refused.clear()
             self._last_contact = None
             self._retry_at = 0.0
+            self._waited_in_vain = 0
         began = self._clock()
         if began < self._retry_at:
             return None

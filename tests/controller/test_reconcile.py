@@ -282,6 +282,19 @@ def test_a_request_to_stop_before_training_ends_everything_at_once() -> None:
     assert world.status.phase == "Suspended"
 
 
+def test_a_controller_that_has_not_heard_the_coordinator_yet_waits_before_it_gives_the_progress_up() -> None:
+    world = World().training()
+    world.answers, world.last_contact, world.stop_requested = False, None, True  # it came later, in a busy moment
+    assert world.settle() == []
+    world.time += 5
+    world.answers = True
+    assert world.settle() == [RequestStop()]
+    world.set_phase("Stopped")
+    world.settle()
+    assert world.status.outcome == "Suspended"
+    assert world.status.orderly
+
+
 def test_a_request_to_stop_that_the_coordinator_ignores_ends_in_time() -> None:
     world = World().training()
     world.stop_requested = True

@@ -1,0 +1,96 @@
+"""What the operator makes of lists and watches of the same objects. Its threads do not run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.kubernetes.api import KubernetesApi
+
+Json = dict[str, Any]
+
+JOBS, PODS = "/apis/heterps.io/v1alpha1/heterpsjobs", "/api/v1/pods"
+
+
+def job(name: str) -> Json:
+    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {}}
+
+
+def pod(name: str, phase: str = "Running") -> Json:
+    metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+class Lists:
+    """The API server's lists; `meanwhile` happens after one was made and before it is read."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[Json]] = {}
+        self.meanwhile: dict[str, Any] = {}
+
+    def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
+        found = list(self.items.get(path, ()))
+        if path in self.meanwhile:
+            self.meanwhile[path]()
+        yield from found
+
+
+@pytest.fixture
+def lists() -> Lists:
+    return Lists()
+
+
+@pytest.fixture
+def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
+    return Supervisor(Cluster(cast("KubernetesApi", lists), tmp_path))
+
+
+def phases(supervisor: Supervisor) -> dict[str, str]:
+    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job("ml", "flights")}
+
+
+def test_a_list_tells_what_the_watch_has_missed(supervisor: Supervisor, lists: Lists) -> None:
+    for seen in (pod("a"), pod("b")):
+        supervisor.pod_seen(seen)
+    lists.items[PODS] = [pod("a", "Failed"), pod("c")]
+    supervisor.synchronize()
+    assert phases(supervisor) == {"a": "Failed", "c": "Running"}
+
+
+def test_what_the_watch_tells_while_a_list_is_read_is_newer(supervisor: Supervisor, lists: Lists) -> None:
+    for seen in (pod("ended"), pod("deleted")):
+        supervisor.pod_seen(seen)
+    lists.items[PODS] = [pod("ended"), pod("deleted")]
+
+    def happens() -> None:
+        supervisor.pod_seen(pod("ended", "Failed"))
+        supervisor.pod_seen(pod("deleted"), gone=True)
+        supervisor.pod_seen(pod("created"))
+
+    lists.meanwhile[PODS] = happens
+    supervisor.synchronize()
+    assert phases(supervisor) == {"ended": "Failed", "created": "Running"}
+
+
+def test_a_list_without_news_wakes_nobody(supervisor: Supervisor, lists: Lists) -> None:
+    lists.items = {JOBS: [job("flights")], PODS: [pod("a")]}
+    supervisor.synchronize()
+    assert supervisor.schedule.depth() == 1
+    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
+    supervisor.synchronize()
+    assert supervisor.schedule.known() == 0
+
+
+def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervisor) -> None:
+    supervisor.job_seen(job("runs"))
+    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
+    supervisor._wake_waiting()
+    assert supervisor.schedule.known() == 0
+    supervisor._controller(("ml", "new"))  # of which nothing is known yet
+    supervisor._wake_waiting()
+    assert supervisor.schedule.known() == 1
