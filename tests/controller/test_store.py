@@ -49,11 +49,17 @@ def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
     store = PodStore()
     made = pod("a-0", "a", spec={"nodeName": "n", "volumes": [{"name": "v"}] * 50}, status={"phase": "Running"})
     made["metadata"]["managedFields"] = [{"manager": "kubelet"}]
-    store.put(made)
+    made["metadata"]["labels"]["app.kubernetes.io/name"] = "heterps"
+    made["metadata"]["resourceVersion"] = "17"
+    made["status"]["hostIPs"] = [{"ip": "10.0.0.1"}]
+    assert store.put(made)
     [kept] = store.of_job("space", "a")
     assert kept["spec"] == {"nodeName": "n"}
     assert "managedFields" not in kept["metadata"]
     assert kept["status"] == {"phase": "Running"}
+    assert kept["metadata"]["labels"] == {"heterps.io/job": "a"}
+    made["metadata"]["resourceVersion"] = "18"
+    assert not store.put(made)  # something that nobody reads has changed
 
 
 def test_heartbeats_of_a_node_are_no_news() -> None:

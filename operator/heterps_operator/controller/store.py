@@ -5,11 +5,14 @@ Whoever decides reads from here, so a look at a job costs no request.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from heterps_operator.kubernetes.names import LABEL_JOB
 from heterps_operator.values import Json
+from heterps_runtime.contract import API_GROUP
 
 __all__ = ["Key", "ObjectStore", "PodStore", "key_of", "slim_job", "slim_node", "slim_pod"]
 
@@ -19,15 +22,24 @@ _POD_METADATA = (
     "name",
     "namespace",
     "uid",
-    "labels",
-    "annotations",
-    "ownerReferences",
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
-    "resourceVersion",
 )
+_POD_LABELS = (f"{API_GROUP}/", "kueue.x-k8s.io/")
+_POD_ANNOTATIONS = (f"{API_GROUP}/",)
 _POD_SPEC = ("nodeName", "nodeSelector", "schedulerName", "schedulingGates")
+_POD_STATUS = (
+    "phase",
+    "podIP",
+    "reason",
+    "message",
+    "startTime",
+    "conditions",
+    "containerStatuses",
+    "initContainerStatuses",
+)
+_LONGEST_SHARED = 64  # characters of texts of which one copy is kept: names, times, reasons
 
 
 def key_of(item: Json) -> Key:
@@ -44,19 +56,26 @@ def slim_job(job: Json) -> Json:
 
 def slim_pod(pod: Json) -> Json:
     """The part of a pod that anybody here reads: thousands of them are kept."""
-    metadata, spec = pod["metadata"], pod.get("spec") or {}
-    return {
-        "metadata": {key: metadata[key] for key in _POD_METADATA if metadata.get(key) is not None},
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    kept = {key: metadata[key] for key in _POD_METADATA if metadata.get(key) is not None}
+    for key, prefixes in (("labels", _POD_LABELS), ("annotations", _POD_ANNOTATIONS)):
+        kept[key] = {name: text for name, text in (metadata.get(key) or {}).items() if name.startswith(prefixes)}
+    kept["ownerReferences"] = [
+        {"kind": owner.get("kind"), "uid": owner.get("uid")} for owner in metadata.get("ownerReferences") or ()
+    ]
+    found: Json = _shared({
+        "metadata": kept,
         "spec": {key: spec[key] for key in _POD_SPEC if spec.get(key)},
-        "status": pod.get("status") or {},
-    }
+        "status": {key: status[key] for key in _POD_STATUS if status.get(key)},
+    })  # fmt: skip
+    return found
 
 
 def slim_node(node: Json) -> Json:
     """The part of a node that says what it has to give; without the times of its heartbeats."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     ready = [c for c in status.get("conditions") or () if c["type"] == "Ready"]
-    return {
+    found: Json = _shared({
         "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
         "spec": {key: spec[key] for key in ("unschedulable", "taints") if key in spec},
         "status": {
@@ -64,7 +83,19 @@ def slim_node(node: Json) -> Json:
             "capacity": status.get("capacity") or {},
             "conditions": [{"type": c["type"], "status": c["status"]} for c in ready],
         },
-    }
+    })  # fmt: skip
+    return found
+
+
+def _shared(value: Any) -> Any:
+    """The same value, of whose texts that recur from object to object there is one copy in memory."""
+    if isinstance(value, dict):
+        return {sys.intern(str(key)): _shared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shared(item) for item in value]
+    if isinstance(value, str) and len(value) <= _LONGEST_SHARED:
+        return sys.intern(value)
+    return value
 
 
 class ObjectStore:
