@@ -38,12 +38,16 @@ class Kubectl:
 
     def try_to(self, *arguments: str, text: str | None = None) -> Answer:
         """Run a command that may fail."""
-        scope = [f"--namespace={self.namespace}"] if self.namespace else []
         ran = subprocess.run(
-            [_program(), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *scope, *arguments],
+            self.command(*arguments),
             input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return Answer(ran.returncode, ran.stdout, ran.stderr)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command, for those who start it themselves."""
+        scope = [f"--namespace={self.namespace}"] if self.namespace else []
+        return [_program(), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *scope, *arguments]
 
     def __call__(self, *arguments: str, text: str | None = None) -> str:
         """Run a command and return what it prints.

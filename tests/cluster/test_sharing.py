@@ -1,0 +1,86 @@
+"""Jobs on one pool: together they never have more units than it has, and who has to wait says for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.watching import Watching
+
+Make = Callable[..., ClusterJob]
+Json = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(900)
+
+MOST = 4
+EACH = 2  # a worker and a parameter server
+PATIENCE_SECONDS = 240
+
+
+class Units:
+    """The units that the pods of a namespace take together, after each event."""
+
+    def __init__(self) -> None:
+        self.seen = [0]
+        self._held: dict[str, int] = {}
+
+    def take(self, kind: str, pod: Json) -> None:
+        """Take note of an event."""
+        uid, labels = str(pod["metadata"]["uid"]), pod["metadata"]["labels"]
+        ended = kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed")
+        if ended or "heterps.io/pool" not in labels:
+            self._held.pop(uid, None)
+        else:
+            [container] = pod["spec"]["containers"]
+            self._held[uid] = int(container["resources"]["requests"]["cpu"])
+        self.seen.append(sum(self._held.values()))
+
+
+@pytest.fixture
+def units(kubectl: Kubectl) -> Iterator[Units]:
+    units = Units()
+    with Watching(kubectl, "pods", units.take):
+        yield units
+
+
+def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: Units, folder: Path) -> None:
+    (folder / "held").touch()  # nobody is at the end before the others have waited for it
+    spec = {"training.steps": 1_000_000, "model.entrypoint": "small_model:build_held"}
+    jobs = [
+        make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}}).submit() for name in ("one", "two", "three")
+    ]
+
+    def waiting() -> list[ClusterJob]:
+        return [job for job in jobs if job.condition("Planned")["reason"] == "WaitingForCapacity"]
+
+    def holders(*others: ClusterJob) -> set[str]:
+        return {f"{job.kubectl.namespace}/{job.name} has {EACH} of {job.pool_name}" for job in others}
+
+    def begun() -> list[ClusterJob]:
+        return [job for job in jobs if job.step() > 0]
+
+    wait_until("two train and one waits", lambda: len(begun()) == 2 and len(waiting()) == 1, PATIENCE_SECONDS)
+    [last], [first, second] = waiting(), begun()
+
+    def told(job: ClusterJob, *others: ClusterJob) -> bool:
+        return all(words in job.condition("Planned")["message"] for words in holders(*others))
+
+    wait_until("it says for whom", lambda: told(last, first, second), PATIENCE_SECONDS, more=last.story)
+    assert f"0 of {MOST} of {last.pool_name} are free" in last.condition("Planned")["message"]
+
+    # What one gives back goes to who waits, and is not the first one's any more when it wants to go on.
+    first.patch({"runPolicy": {"suspend": True}})
+    wait_until("the next one trains", lambda: last.step() > 0, PATIENCE_SECONDS, more=last.story)
+    first.patch({"runPolicy": {"suspend": False}})
+    first.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
+    wait_until("it says for whom", lambda: told(first, second, last), PATIENCE_SECONDS, more=first.story)
+    second.delete()
+    first.wait_for_condition("Planned", "True", "Replanned", PATIENCE_SECONDS)
+    wait_until("it goes on", lambda: first.told("Resumed"), PATIENCE_SECONDS, more=first.story)
+    assert first.told("Resumed")[0].startswith("resuming from step ")
+    assert max(units.seen) == MOST
