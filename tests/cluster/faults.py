@@ -124,4 +124,4 @@ def wait_for_successor(job: ClusterJob, role: str, pod: Json) -> Json:
         names = {p["metadata"]["labels"]["heterps.io/process"]: p for p in others}
         return names.get(pod["metadata"]["labels"]["heterps.io/process"])
 
-    return wait_until(f"another {role}", found, 240, more=job.story)
+    return wait_until(f"another {role}", found, 600, more=job.story)

@@ -35,7 +35,7 @@ from tests.controller import real_job
 Json = dict[str, Any]
 
 SHARED = "/shared"  # where the job's folder is mounted in its pods
-PATIENCE_SECONDS = 240
+PATIENCE_SECONDS = 600
 FINAL = ("Succeeded", "Failed", "Suspended")
 
 

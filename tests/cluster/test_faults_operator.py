@@ -28,7 +28,7 @@ Make = Callable[..., ClusterJob]
 MakeOperator = Callable[..., Operator]
 Model = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 # Phases of the job's life below in which an operator dies before and after it keeps a decision, and tells of it.
 PHASES = ("Profiling", "Planning", "Starting", "Running", "Restarting", "Stopping", "Suspended", "Succeeded")
@@ -69,7 +69,7 @@ def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperato
         second.kill()
         victim = only_pod(robbed, "ps")
         robbed.kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
-    wait_until("its worker has ended", lambda: alone.pods("worker")[0]["status"]["phase"] == "Succeeded", 240)
+    wait_until("its worker has ended", lambda: alone.pods("worker")[0]["status"]["phase"] == "Succeeded", 600)
     third.start()
     for job in (alone, robbed):
         assert job.wait_for_phase("Succeeded")["restarts"] == 0

@@ -15,7 +15,7 @@ from tests.cluster.kubectl import wait_until
 Make = Callable[..., ClusterJob]
 Model = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.parametrize(
