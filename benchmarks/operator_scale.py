@@ -56,6 +56,7 @@ UNITS = 16  # of each node
 LAYERS = ("tables", "linear", "output")
 PATIENCE_SECONDS = 3600
 SAMPLE_SECONDS = 5.0
+SHORT_SECONDS = 60.0  # of looking at a step that is not the last
 SERVERS_AND_COORDINATOR = 2
 
 
@@ -138,7 +139,7 @@ PROFILE: Json = {
 
 
 @contextmanager
-def running(folder: Path, nodes: int) -> Iterator[tuple[Cluster, KubernetesApi, Operator]]:
+def running(folder: Path, nodes: int, planners: int) -> Iterator[tuple[Cluster, KubernetesApi, Operator]]:
     """The cluster with everything but jobs; the calling thread is in its network inside the block."""
     programs = building.build((*building.CLUSTER, building.KWOK), say)
     with Cluster((), say=say, node_grace_seconds=NODE_GRACE_SECONDS) as cluster, cluster.entered():
@@ -156,7 +157,7 @@ def running(folder: Path, nodes: int) -> Iterator[tuple[Cluster, KubernetesApi, 
             [sys.executable, "-m", "tests.cluster.coordinators", str(COORDINATOR_PORT)], cwd=building.ROOT
         )
         try:
-            options = ("--metrics-port", str(METRICS_PORT))
+            options = ("--metrics-port", str(METRICS_PORT), "--max-planners", str(planners))
             with Operator(cluster.place.kubeconfig, folder, *options) as operator:
                 yield cluster, api, operator
         finally:
@@ -308,18 +309,18 @@ def rest(jobs: int, seconds: float) -> Json:
     }
 
 
-def measure(steps: Sequence[int], pods: int, nodes: int, steady: float) -> list[Json]:
+def measure(steps: Sequence[int], pods: int, nodes: int, planners: int, steady: float) -> list[Json]:
     """Start more and more jobs, and look at the operator after each step."""
     rows: list[Json] = []
     with (
         tempfile.TemporaryDirectory(prefix="heterps-scale-") as folder,
-        running(Path(folder), nodes) as (cluster, api, operator),
+        running(Path(folder), nodes, planners) as (cluster, api, operator),
     ):
         keep_profiles(cluster, api, pods)
         done = 0
         for jobs in steps:
             say(f"{jobs} jobs with {pods} pods each on {nodes} nodes")
-            row = start(api, done, jobs, pods) | rest(jobs, steady)
+            row = start(api, done, jobs, pods) | rest(jobs, steady if jobs == steps[-1] else min(steady, SHORT_SECONDS))
             say(json.dumps(row))
             rows.append(row)
             done = jobs
@@ -362,14 +363,15 @@ def main() -> None:
     parser.add_argument("--jobs", default="20,100,500", help="steps, ascending (default: %(default)s)")
     parser.add_argument("--pods", type=int, default=20, help="of each job (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=1000, help="default: %(default)s")
-    text = "seconds of looking at each step; a resync comes every 300 (default: %(default)g)"
+    parser.add_argument("--planners", type=int, default=2, help="at a time (default, the operator's: %(default)s)")
+    text = "seconds of looking at the last step; a resync comes every 300 (default: %(default)g)"
     parser.add_argument("--steady", type=float, default=360.0, help=text)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     steps = [int(text) for text in options.jobs.split(",")]
     if steps != sorted(set(steps)) or steps[0] < 1 or options.pods < SERVERS_AND_COORDINATOR + 2:
         parser.error("--jobs must ascend from at least 1, and a job needs at least 4 pods")
-    rows = measure(steps, options.pods, options.nodes, options.steady)
+    rows = measure(steps, options.pods, options.nodes, options.planners, options.steady)
     cores = len(os.sched_getaffinity(0))
     if options.output == "json":
         print(json.dumps({"cores": cores, "nodes": options.nodes, "podsPerJob": options.pods, "rows": rows}, indent=1))

@@ -18,7 +18,7 @@ __all__ = ["Cluster"]
 
 # A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
 # how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
-_LOOKS_PER_SECOND = 20.0
+_LOOKS_PER_SECOND = 12.5
 _UPDATES_PER_SECOND = 5.0  # of jobs' status that only tell of progress
 _PROGRESS_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0

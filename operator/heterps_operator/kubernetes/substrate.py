@@ -262,6 +262,8 @@ class KubernetesSubstrate:
         known = self._known.get(view.name)
         if known is not None and _age(known) == _age(view) and not known.running:
             return known
+        if view.running and not self._stopped:
+            return view
         name = pod_name(self._job_name, view.spec)
         if not view.running and view.exit_code != 0 and not view.last_lines:
             view = replace(view, last_lines=self._api.log_tail(self._namespace, name, self._tail_lines))
