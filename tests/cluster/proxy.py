@@ -71,8 +71,7 @@ class Proxy:
         self.injected: Counter[str] = Counter()
         self.created: Counter[str] = Counter()
         handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     def __enter__(self) -> Proxy:
@@ -133,6 +132,13 @@ class Proxy:
         """A connection to the API server."""
         assert self._upstream.hostname is not None
         return http.client.HTTPSConnection(self._upstream.hostname, self._upstream.port, timeout=60, context=self._tls)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: clients come and go."""
 
 
 class _Handler(BaseHTTPRequestHandler):
