@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import kopf
 import pytest
 
+from heterps_operator.controller import handlers
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
@@ -48,6 +51,10 @@ def lists() -> Lists:
 @pytest.fixture
 def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
     return Supervisor(Cluster(cast("KubernetesApi", lists), tmp_path))
+
+
+def server() -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(server="http://127.0.0.1:1")
 
 
 def phases(supervisor: Supervisor) -> dict[str, str]:
@@ -94,3 +101,46 @@ def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervi
     supervisor._controller(("ml", "new"))  # of which nothing is known yet
     supervisor._wake_waiting()
     assert supervisor.schedule.known() == 1
+
+
+def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
+    supervisor: Supervisor, lists: Lists, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heterps_operator.controller.supervisor._GATHER_SECONDS", 0.01)
+    supervisor.start()
+    try:
+        supervisor.pod_seen(pod("deleted"))  # and nobody says that it is gone
+        compared = threading.Event()
+        lists.meanwhile[JOBS] = compared.set  # the last of the lists
+        supervisor.listed()
+        assert compared.wait(20)
+        assert phases(supervisor) == {}
+    finally:
+        supervisor.stop()
+
+
+def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, runs = threading.Event(), []
+
+    async def run(**options: Any) -> None:
+        runs.append(options["registry"])
+        if len(runs) < 3:
+            raise RuntimeError("Error in the watch-stream")
+        stop.set()
+
+    monkeypatch.setattr(kopf, "operator", run)
+    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
+    handlers.watch(supervisor, stop, namespaces=(), login=server)
+    assert len(runs) == 3
+
+
+def test_watches_that_fail_again_and_again_end_the_operator(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(**_: Any) -> None:
+        raise RuntimeError("Error in the watch-stream")
+
+    monkeypatch.setattr(kopf, "operator", run)
+    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="watch-stream"):
+        handlers.watch(supervisor, threading.Event(), namespaces=(), login=server)

@@ -7,7 +7,9 @@ deleted while no operator runs, and nothing of ours stays behind.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +21,13 @@ from heterps_runtime.contract import API_GROUP
 
 __all__ = ["watch"]
 
+_LOG = logging.getLogger("heterps.operator")
 _VERSION = "v1alpha1"
 _PAGE = 500  # objects of one answer
 _IDLE_SECONDS = 1.0  # that a task is kept for an object without news: there are thousands of pods
+_WELL_SECONDS = 120.0  # watches that have lasted so long were well
+_MOST_FAILURES = 8  # one after the other: two minutes
+_LONGEST_PAUSE_SECONDS = 30.0
 _WATCH_SECONDS = 600  # after which the API server ends a watch, and another one begins
 
 
@@ -33,6 +39,9 @@ def watch(
     login: Callable[[], kopf.ConnectionInfo],
 ) -> None:
     """Report everything that happens to jobs, their pods, node pools and nodes; returns when `stop` is set.
+
+    kopf ends at what it does not expect of a watch: an error other than 410, a line that was cut, a refusal that lasts.
+    Then the watches begin anew. If that fails again and again, so does this function.
 
     Args:
         supervisor: is told.
@@ -56,6 +65,8 @@ def watch(
     def report(seen: Callable[..., None]) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
             seen(dict(event["object"]), gone=event["type"] == "DELETED")
+            if event["type"] is None:  # of the list that a watch begins with
+                supervisor.listed()
 
         return handler
 
@@ -64,13 +75,27 @@ def watch(
     kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(supervisor.pod_seen))
     kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(supervisor.node_seen))
 
-    asyncio.run(
-        kopf.operator(
-            registry=registry,
-            settings=settings,
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=list(namespaces),
-            stop_flag=stop,
-        )
-    )
+    failures = 0
+    while not stop.is_set():
+        began, failure = time.monotonic(), Exception("kopf has ended")
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=registry,
+                    settings=settings,
+                    standalone=True,
+                    clusterwide=not namespaces,
+                    namespaces=list(namespaces),
+                    stop_flag=stop,
+                )
+            )
+        except Exception as error:  # whatever it is, watches are needed
+            failure = error
+        if stop.is_set():
+            return
+        failures = failures + 1 if time.monotonic() - began < _WELL_SECONDS else 1
+        if failures > _MOST_FAILURES:
+            raise failure
+        pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
+        _LOG.warning("the watches have failed (%s), and begin anew in %.0f s", failure, pause)
+        stop.wait(pause)

@@ -26,6 +26,9 @@ __all__ = ["Supervisor"]
 
 _LOG = logging.getLogger("heterps.operator")
 _RESYNC_SECONDS = 300.0  # between two comparisons of what is remembered with what there is
+_GATHER_SECONDS = 2.0  # after a watch has begun anew: its list comes in pieces, and others begin anew with it
+_MOST_GATHERED = 5
+_RESYNC_RETRY_SECONDS = 10.0
 _POOLS_SECONDS = 5.0  # at most, between a change and the pools' status
 _LONGEST_RETRY_SECONDS = 60.0
 _STUCK_SECONDS = 180.0  # a turn waits some seconds for the API server, and some for a coordinator
@@ -62,6 +65,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pools_changed = threading.Event()
+        self._relisted = threading.Event()
         self._held: dict[str, int] = {}  # of each pool, when its status was written last
         self._threads = [
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
@@ -87,6 +91,7 @@ class Supervisor:
         """Let running turns end, and begin no more; pods run on."""
         self._stop.set()
         self._pools_changed.set()
+        self._relisted.set()
         self.schedule.close()
         for thread in self._threads:
             if thread.is_alive():
@@ -140,6 +145,10 @@ class Supervisor:
         """A node has appeared, changed or gone."""
         if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
             self._pools_changed.set()
+
+    def listed(self) -> None:
+        """A watch has begun anew with a list: what was deleted before that was not reported."""
+        self._relisted.set()
 
     def synchronize(self) -> None:
         """Compare what is remembered with what there is: watches may miss what was deleted while they reconnected.
@@ -200,11 +209,20 @@ class Supervisor:
                     _LOG.warning("pool %s: %s", pool["metadata"]["name"], error)
 
     def _keep_synced(self) -> None:
-        while not self._stop.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter())):
+        while not self._stop.is_set():
+            self._relisted.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter()))
+            for _ in range(_MOST_GATHERED):
+                if self._relisted.is_set() and not self._stop.is_set():
+                    self._relisted.clear()
+                    self._stop.wait(_GATHER_SECONDS)
+            if self._stop.is_set():
+                return
             try:
                 self.synchronize()
             except ApiError as error:
-                _LOG.warning("resync: %s", error)
+                _LOG.warning("resync: %s; tried again in %.0f s", error, _RESYNC_RETRY_SECONDS)
+                self._stop.wait(_RESYNC_RETRY_SECONDS)
+                self._relisted.set()
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
