@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.cluster.cluster import POOL_LABEL, Cluster
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
 
@@ -68,3 +71,53 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     assert (status["restarts"], status["phase"]) == (0, "Running")
     step = int(status["progress"]["step"])
     job.wait_for_step(step + 5)
+
+
+@pytest.fixture
+def cordoned(own_cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """Lets nodes take no more pods, until the test ends."""
+    nodes: list[str] = []
+
+    def cordon(node: str) -> None:
+        nodes.append(node)
+        own_cluster.kubectl("cordon", node)
+
+    yield cordon
+    for node in nodes:
+        own_cluster.kubectl("uncordon", node)
+
+
+def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goes_on(
+    make: Make, cordoned: Callable[[str], None], folder: Path
+) -> None:
+    held = folder / "held"
+    held.touch()  # it is not at its end before all this has happened
+    spec = {"model.entrypoint": "small_model:build_held", "checkpoint.everySteps": 5}
+    job = make("moved", spec={**spec, "scheduling": {}, "elasticity": {"cooldownSeconds": 1}}, pool={"maxUnits": 2})
+    job.pool["spec"]["nodeSelector"] = {}
+    cheap = job.add_pool("cheap", nodeSelector={POOL_LABEL: "accelerator"}, pricePerUnitHour="0.01")
+    job.submit().wait_for_step(6)
+    [worker] = job.pods("worker")
+    assert worker["spec"]["nodeName"] == "accelerator-0"
+    assert job.status()["plan"]["summary"] == f"{cheap} x1 [tables..output]"
+
+    # Only a pod that has to start anew finds no room.
+    cordoned("accelerator-0")
+    job.kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=0", "--force")
+    wait_until("it is told", lambda: job.told("PoolShrunk"), PATIENCE_SECONDS, more=job.story)
+    assert job.told("PoolShrunk")[0].startswith(f"pool {cheap} has 0 of the 2 units of plan 1, and worker-0-0 finds no")
+    wait_until("it goes on", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)
+    held.unlink()
+    plan = job.status()["plan"]
+    assert (plan["revision"], plan["reason"]) == (2, "Replanned")
+    assert plan["summary"] == f"{job.pool_name} x1 [tables..output]"
+    assert job.told("Replanned") == [f"plan 2 by optimal: {plan['summary']}"]
+    resumed = int(job.told("Resumed")[0].split()[3])
+    assert 5 <= resumed < 400
+    assert job.wait_for_phase("Succeeded")["progress"]["step"] == 400
+
+    whole = make("whole", spec=spec).submit()
+    whole.wait_for_phase("Succeeded")
+    expected = whole.model()
+    for name, values in job.model().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
