@@ -7,6 +7,8 @@ second, hence only when the first rule is evaluated: `heterps --help` does not p
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -19,6 +21,10 @@ from heterps_operator.quantity import parse_quantity
 __all__ = ["RuleError", "holds", "is_transition_rule"]
 
 _OLD = re.compile(r"\boldSelf\b")
+# By digest of rule and value. An operator reads the same pools for every job, and jobs that differ in a name: to
+# evaluate their rules anew takes 40 ms each.
+_RESULTS: dict[bytes, bool] = {}
+_MOST_RESULTS = 16_384
 
 
 class RuleError(Exception):
@@ -41,6 +47,20 @@ def holds(rule: str, value: Any, old: Any = MISSING) -> bool:
     Raises:
         RuleError: the value has other types than the rule expects.
     """
+    try:
+        text = json.dumps([rule, value, None if old is MISSING else [old]], sort_keys=True)
+    except (TypeError, ValueError):  # keys of several types, say: no JSON, but not for this to refuse
+        return _evaluate(rule, value, old)
+    digest = hashlib.sha256(text.encode()).digest()
+    known = _RESULTS.get(digest)
+    if known is None:
+        if len(_RESULTS) >= _MOST_RESULTS:
+            _RESULTS.clear()
+        known = _RESULTS[digest] = _evaluate(rule, value, old)
+    return known
+
+
+def _evaluate(rule: str, value: Any, old: Any) -> bool:
     from celpy.adapter import json_to_cel
     from celpy.evaluation import CELEvalError
 

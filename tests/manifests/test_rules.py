@@ -222,3 +222,12 @@ def test_values_of_any_types_can_be_compared(one: Any, other: Any, equal: bool) 
     assert cel.holds("type(self) == int", 1)
     assert cel.holds("type(self) != int", "1")
     assert not cel.holds("self.missing == 1 && false", {})
+
+
+def test_a_result_that_is_remembered_is_that_of_the_very_value() -> None:
+    rule = "type(self) == int"
+    values = (1, True, "1", [1], {"x": 1})
+    for _ in range(2):
+        assert [cel.holds(rule, value) for value in values] == [True, False, False, False, False]
+    assert not cel.holds("self == oldSelf", 1, 2)
+    assert cel.holds("self == oldSelf", 1, 1)
