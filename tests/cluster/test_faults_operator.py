@@ -58,11 +58,11 @@ def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperato
     third = make_operator("third", "--lease-name", "third")
     first.start()
     alone, robbed = small_job(make_alone, "alone"), small_job(make_alone, "robbed")
-    for job in (alone, robbed):
-        job.submit()
-    for job in (alone, robbed):
-        job.wait_for_step(30)
     with held(alone, robbed):
+        for job in (alone, robbed):
+            job.submit()
+        for job in (alone, robbed):
+            job.wait_for_step(2)
         second.start(standby=True)
         first.stop()
         second.wait_until_active()

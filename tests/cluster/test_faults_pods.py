@@ -62,11 +62,11 @@ def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
     """
     patient = small_job(make, "patient", worker_on=lonely_node, tolerated_seconds=900)
     hasty = small_job(make, "hasty", worker_on=lonely_node, tolerated_seconds=1)
-    for job in (patient, hasty):
-        job.submit()
-    for job in (patient, hasty):
-        job.wait_for_step(30)
     with held(patient, hasty):
+        for job in (patient, hasty):
+            job.submit()
+        for job in (patient, hasty):
+            job.wait_for_step(2)
         before = {job.name: only_pod(job, "worker") for job in (patient, hasty)}
         assert {pod["spec"]["nodeName"] for pod in before.values()} == {lonely_node}
         kubelet = own_cluster.nodes[lonely_node].kubelet

@@ -78,11 +78,10 @@ class Sleeping(nn.Linear):
 
 
 class Held(nn.Linear):
-    """Takes half a second per step while a file `held` lies beside this module."""
+    """Takes half a second per step while a file `held` lies beside this module, and a fiftieth of one otherwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if Path(__file__).with_name("held").exists():
-            time.sleep(0.5)
+        time.sleep(0.5 if Path(__file__).with_name("held").exists() else 0.02)
         return super().forward(x)
 
 
