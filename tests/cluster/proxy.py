@@ -39,7 +39,8 @@ UNANSWERED = ("reset before", "reset after")  # the request is carried out by th
 READS = ("429", "500", "503", *UNANSWERED)
 WRITES = (*REFUSALS, *UNANSWERED)
 WATCHES = ("watch cut", "watch gone", "watch ended")
-KINDS = (*WRITES, *WATCHES)
+WATCH_ERRORS = 2  # "watch error", which ends all watches of an operator: not more of them
+KINDS = (*WRITES, *WATCHES, "watch error")
 WATCH_SECONDS = (2.0, 6.0)  # at least and at most, until a watch fails
 RETRY_SECONDS = 1  # that a 429 asks for
 PASSED_ON = ("Authorization", "Accept", "Content-Type", "User-Agent")
@@ -67,6 +68,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._gap = gap
         self._left = gap
+        self._watch_errors = WATCH_ERRORS
         self._turns = {kinds: self._take_turns(kinds) for kinds in (READS, WRITES, WATCHES)}
         self.injected: Counter[str] = Counter()
         self.created: Counter[str] = Counter()
@@ -110,7 +112,11 @@ class Proxy:
     def watch_fault(self) -> tuple[float, str]:
         """After how many seconds a watch fails, and how."""
         with self._lock:
-            return self._random.uniform(*WATCH_SECONDS), next(self._turns[WATCHES])
+            seconds, kind = self._random.uniform(*WATCH_SECONDS), next(self._turns[WATCHES])
+            if kind == "watch ended" and self._watch_errors:
+                self._watch_errors -= 1
+                kind = "watch error"
+            return seconds, kind
 
     def note_created(self, path: str, name: str) -> None:
         """An object was created."""
@@ -214,6 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        rest = b""  # of a line that has not come to its end
         with contextlib.suppress(TimeoutError):
             while (left := deadline - time.monotonic()) > 0:
                 upstream.settimeout(left)
@@ -221,18 +228,24 @@ class _Handler(BaseHTTPRequestHandler):
                 if not data:
                     fault = "watch ended"
                     break
-                self._chunk(data)
+                lines, newline, rest = (rest + data).rpartition(b"\n")
+                if newline:
+                    self._chunk(lines + newline)
         self.proxy.note_fault(fault)
         match fault:
             case "watch cut":
                 self._chunk(b'{"type":"MODIFIED","object":{"apiVersion":')
                 self._reset()
             case "watch gone":
-                error = _status(410, "Expired", "too old resource version: 1 (2)")
-                self._chunk(b'{"type":"ERROR","object":' + error + b"}\n")
-                self._chunk(b"")
+                self._end_watch(_status(410, "Expired", "too old resource version: 1 (2)"))
+            case "watch error":
+                self._end_watch(_status(500, "InternalError", "unable to decode an event from the watch stream"))
             case _:
                 self._chunk(b"")
+
+    def _end_watch(self, status: bytes) -> None:
+        self._chunk(b'{"type":"ERROR","object":' + status + b"}\n")
+        self._chunk(b"")
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
