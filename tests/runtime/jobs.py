@@ -44,7 +44,7 @@ from heterps_runtime.worker.main import run_worker
 TOKEN = "a token of the tests"
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 
 Stage = tuple[str, int, int]  # pool, last layer, workers
 
