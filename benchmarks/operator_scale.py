@@ -302,8 +302,8 @@ def rest(jobs: int, seconds: float) -> Json:
         "steadyLongestTurnSeconds": longest(first.turn_buckets, last.turn_buckets),
         "steadyLongestWaitSeconds": longest(first.wait_buckets, last.wait_buckets),
         "steadyMegabytes": round(last.memory_bytes / 1e6),
-        # A resync shows as lists of pods, and a storm after it as many requests within seconds.
-        "resyncs": requests["list", "nodes"],
+        # A resync shows as a list of pools, and a storm after it as many requests within seconds.
+        "resyncs": requests["list", "nodepools"],
         "requestsPerSecondMean": round(sum(requests.values()) / passed, 2),
         "requestsPerSecondPeak": round(max(rates), 2),
     }

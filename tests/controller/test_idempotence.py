@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heterps_operator.status import FINAL_PHASES, Status
+from tests.controller.life import Life
 from tests.controller.world import MEMBERS, PLAN, World
 
+EVENTS = "/api/v1/namespaces/ml/events"
 NAMES = ("coordinator", "profile-cpu", "profile-gpu", *MEMBERS)
-EVENTS = st.one_of(
+HAPPENINGS = st.one_of(
     st.tuples(st.just("end"), st.sampled_from(NAMES), st.sampled_from([0, 1, 2, 130, -9, -15])),
     st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 5.0, 30.0, 150.0])),
     st.tuples(st.just("phase"), st.sampled_from(["Training", "Evaluating", "Succeeded", "Stopped", "Failed"])),
@@ -67,7 +73,7 @@ def obey(world: World) -> None:
 
 
 @settings(max_examples=250, deadline=None)
-@given(st.lists(EVENTS, max_size=25))
+@given(st.lists(HAPPENINGS, max_size=25))
 def test_decisions_come_to_rest_after_every_event_and_a_stop_always_ends(events: list[tuple[object, ...]]) -> None:
     world = World()
     world.settle()  # asserts that another look does nothing, and that no process is started or ended twice
@@ -86,7 +92,7 @@ def test_decisions_come_to_rest_after_every_event_and_a_stop_always_ends(events:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(EVENTS, max_size=25))
+@given(st.lists(HAPPENINGS, max_size=25))
 def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[object, ...]]) -> None:
     world = World()
     world.settle()
@@ -106,3 +112,33 @@ def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[obje
         if world.status.phase == "Running":
             return
     raise AssertionError(f"is still {world.status.phase}")
+
+
+# --- on a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_no_state_of_a_jobs_life_does_a_second_look_or_another_operator_do_anything(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states are those that jobs really come to, with deaths, deletions, changes and operators that die."""
+    life, rng, story = Life(tmp_path, monkeypatch), np.random.default_rng(seed), ["begin"]
+    for step in range(30):
+        life.settle()
+        reached = life.state()
+        life.server.requests.clear()
+        life.sent.clear()
+        life.operator.turn()
+        assert (life.writes(), life.sent) == ([], []), f"a second look acts: {story}"
+        if life.coordinator is not None and life.coordinator.silent:
+            story.append(life.happen(rng))  # for how long only this operator knows, so another one may decide otherwise
+            continue
+        life.look_of_another_operator(2)
+        # What is told again bears the same name, and is counted.
+        made = [(verb, path) for verb, path in life.writes() if verb in ("create", "delete") and path != EVENTS]
+        assert made == [], f"another operator acts: {story}"
+        assert life.state() == reached, f"another operator changes something: {story}"
+        if life.status["phase"] in ("Succeeded", "Failed"):
+            return
+        # Troubles begin at another point of each life.
+        story.append(life.happen(rng) if step >= seed else life.go_on())
