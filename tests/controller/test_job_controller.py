@@ -167,11 +167,11 @@ def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: Wo
     assert world.names(PODS) == {"flights-coordinator-1-1"}
 
 
-def planned(world: World) -> None:
+def planned(world: World, phase: str = "Starting") -> None:
     """The state of a job that has a plan, and none of its pods yet; the plan's ConfigMap is of another state."""
     world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
     plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
-    status = replace(Status().with_phase("Starting", world.now), plan=plan, plan_revision=1)
+    status = replace(Status().with_phase(phase, world.now), plan=plan, plan_revision=1)
     owner = {"kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = Memory(replace(status, started=world.now), Bill())
     world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
@@ -301,6 +301,27 @@ def test_a_job_that_is_born_suspended_begins_when_it_is_let(world: World) -> Non
     for _ in range(3):
         controller.turn()
     assert world.names(PODS) == {"flights-coordinator-2-1"}
+
+
+def test_a_suspended_job_whose_stages_have_changed_is_planned_anew(world: World) -> None:
+    planned(world, "Suspended")
+    world.edit(lambda job: job["spec"]["runPolicy"].__setitem__("suspend", True))
+    controller = world.controller()
+    for _ in range(2):
+        controller.turn()
+    assert world.status["phase"] == "Suspended"
+    assert world.status["plan"]["revision"] == 1
+
+    def change(job: Json) -> None:
+        job["spec"]["runPolicy"]["suspend"] = False
+        job["spec"]["objective"]["maxCostPerHour"] = "7"
+
+    world.edit(change)
+    for _ in range(2):
+        controller.turn()
+    assert world.status["phase"] == "Profiling"
+    kept = world.server.objects[f"{CONFIGS}/flights-state"]["data"]["status.json"]
+    assert json.loads(kept)["plan"] is None
 
 
 def test_a_job_of_the_same_name_starts_afresh(world: World) -> None:

@@ -329,10 +329,7 @@ class JobController:
         if self._stopped_for_change():
             status = self._loop.status.begin_again(self._cluster.clock())
             if self._restart >= Effect.REPLAN:
-                status = replace(status, plan=None)
-                status = status.with_condition(
-                    "Planned", None, "Replanning", "the spec has changed", status.phase_since
-                )
+                status = _without_plan(status)
             self._memory = replace(self._memory, status=status, bill=self._loop.bill, spec=manifest.job["spec"])
             self._restart = Effect.NONE
             self._start_loop(job, manifest, spec)
@@ -353,7 +350,10 @@ class JobController:
         if change.effect == Effect.NONE or (change.effect == Effect.LIVE and not final):
             self._loop.job = spec
             return
-        self._memory = replace(self._memory, status=self._loop.status, bill=self._loop.bill)
+        status = self._loop.status
+        if change.effect >= Effect.REPLAN and status.phase in _BEGINS_AGAIN:
+            status = _without_plan(status)
+        self._memory = replace(self._memory, status=status, bill=self._loop.bill)
         self._start_loop(job, manifest, spec)
 
     def _stopped_for_change(self) -> bool:
@@ -467,3 +467,9 @@ def _lasting(status: Status) -> tuple[Any, ...]:
 
 def _generation(job: Json) -> int:
     return int(job["metadata"].get("generation") or 0)
+
+
+def _without_plan(status: Status) -> Status:
+    """The status of a job that is to be planned anew."""
+    status = replace(status, plan=None)
+    return status.with_condition("Planned", None, "Replanning", "the spec has changed", status.phase_since)
