@@ -296,3 +296,12 @@ def test_credentials_that_cannot_be_used_are_said_so(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, "http://127.0.0.1:1")
     with pytest.raises(ClusterError, match="elsewhere"):
         connect(str(path), "elsewhere")
+
+
+@pytest.mark.parametrize(("strict", "query"), [(True, {"fieldValidation": ["Strict"]}), (False, {})])
+def test_unknown_fields_are_refused_where_that_is_asked_for(
+    api: KubernetesApi, script: Script, strict: bool, query: dict[str, list[str]]
+) -> None:
+    script.then(201, {"kind": "Pod", "metadata": {"name": "x"}})
+    api.create(PODS, {"kind": "Pod", "metadata": {"name": "x"}}, strict=strict)
+    assert script.requests[0][2] == query
