@@ -114,6 +114,7 @@ def test_operators_may_crash_at_any_point(
         job.patch({"runPolicy": {"suspend": False}, "scheduling": job.job["spec"]["scheduling"]})
     status = job.wait_for_phase("Succeeded")
     assert status["restarts"] == 2  # the worker's and the server's death, each counted once
+    assert [stage["pods"] for stage in status["plan"]["stages"]] == [1]
     assert_same_model(job, expected_model)
     points = re.findall(r"^dies (.+)$", operator.story(), re.MULTILINE)
     print(f"{len(points)} operators died: {', '.join(points)}")  # noqa: T201  # pytest shows it if asked to

@@ -81,7 +81,9 @@ class Held(nn.Linear):
     """Takes half a second per step while a file `held` lies beside this module, and a fiftieth of one otherwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.5 if Path(__file__).with_name("held").exists() else 0.02)
+        # A length cannot be traced: so the layer stays as it is, and is called in every step.
+        samples = len(x)
+        time.sleep(0.5 if samples and Path(__file__).with_name("held").exists() else 0.02)
         return super().forward(x)
 
 
