@@ -19,10 +19,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster test test-local test-cluster cluster-build cluster-up cluster-down check benchmark experiments lock clean
+.PHONY: help venv data demo demo-cluster test test-local test-cluster cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.installed ## install everything into .venv (again only if requirements.lock or pyproject.toml change)
 
@@ -88,9 +88,16 @@ check: venv ## run the linters, the type checker, the import contracts and the g
 	$(BIN)/lint-imports --cache-dir $(CACHE)/import-linter
 	$(BIN)/python -m pytest --quiet tests/repo
 
-benchmark: data ## run every script in benchmarks/ and print its figures
-	@set -- benchmarks/[a-z]*.py; test -e "$$1" || { echo "benchmarks/ holds no script" >&2; exit 1; }; \
-	for script in "$$@"; do echo "== $$script"; $(BIN)/python "$$script"; done
+ON_CLUSTER := benchmarks/first_step.py benchmarks/operator_scale.py
+
+benchmark: data ## run the scripts in benchmarks/ that need no Kubernetes, and print their figures
+	@for script in $(filter-out $(ON_CLUSTER),$(wildcard benchmarks/[a-z]*.py)); do \
+		echo "== $$script"; $(BIN)/python "$$script"; done
+
+benchmark-operator: data ## time from apply to first step, then what hundreds of jobs cost (ARGUMENTS=--jobs=20: fewer)
+	@$(BIN)/python -m tests.cluster build-benchmark
+	@$(BIN)/python -m benchmarks.first_step
+	@$(BIN)/python -m benchmarks.operator_scale $(ARGUMENTS)
 
 # Cells run side by side, so that numerical libraries get one thread each; what is done already is not done again.
 experiments: venv ## repeat the paper's tables and figures and ours: docs/experiments.md (ARGUMENTS=--quick: a small part)
