@@ -55,7 +55,7 @@ def refused_pod(spec: Json, *words: str) -> Wrong:
 
 INVALID = ("Planned", "InvalidSpec")
 FAILED_PLAN = ("Failed", "PlannerFailed")
-IN_A_LOOP = {"name": "loop", "image": "heterps.test/base:1", "imagePullPolicy": "Never", "command": ["false"]}
+FAILING = {"name": "failing", "image": "heterps.test/base:1", "imagePullPolicy": "Never", "command": ["false"]}
 WRONG: dict[str, Wrong] = {
     # What only a job in pods must have.
     "no-image": Wrong({"image": ...}, INVALID, ("spec.image: must be set",)),
@@ -129,7 +129,7 @@ WRONG: dict[str, Wrong] = {
                      ("a=b", TEMPLATE)),
     "no-scheduler": Wrong({"runPolicy.schedulingPolicy": {"schedulerName": "nobody"}}, ("PodsReady", "NotScheduled"),
                           ("nobody", "runPolicy.schedulingPolicy")),
-    "failing-init": Wrong({"workers.template.spec.initContainers": [IN_A_LOOP], "runPolicy.backoffLimit": 0},
+    "failing-init": Wrong({"workers.template.spec.initContainers": [FAILING], "runPolicy.backoffLimit": 0},
                           ("Failed", "BackoffLimitExceeded"), ("coordinator", "runPolicy.backoffLimit")),
     "too-short": Wrong({"workers.template.spec.nodeSelector": {"a": "b"}, "runPolicy.activeDeadlineSeconds": 1},
                        ("Failed", "ActiveDeadlineExceeded"), ("runPolicy.activeDeadlineSeconds",)),

@@ -229,15 +229,25 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
         if reason in ("RunContainerError", "StartError", "CreateContainerError"):
             return PodProblem(reason, f"{where}, container {name}: {start_error(words)}")
         if reason == "CrashLoopBackOff":
-            fix = f"see kubectl logs {pod['metadata'].get('name')} --container {name} --previous"
-            return PodProblem(reason, f"{where}: container {name} ends again and again; {fix}")
+            return _crashes(pod, where, name, "")
         creating = creating or reason == "ContainerCreating"
         if reason == "PodInitializing" and since >= _INITIALISING_SECONDS:
             fix = f"see kubectl logs {pod['metadata'].get('name')} --all-containers"
             return PodProblem("Initialising", f"{where}: init containers have run for {since:.0f} s; {fix}")
+    for container in _containers(pod.get("status") or {}, "initContainerStatuses"):
+        # Of a sidecar that starts before the others, kubelets show the last end until it is started again.
+        end = (container.get("state") or {}).get("terminated") or {}
+        if container.get("restartCount") and end.get("exitCode"):
+            return _crashes(pod, where, str(container.get("name")), str(end.get("message") or ""))
     if creating:
         return _creating(pod, where, since, events)
     return None
+
+
+def _crashes(pod: Json, where: str, name: str, words: str) -> PodProblem:
+    said = f" ({_quote(words)})" if words else ""
+    fix = f"see kubectl logs {pod['metadata'].get('name')} --container {name} --previous"
+    return PodProblem("CrashLoopBackOff", f"{where}: container {name} ends again and again{said}; {fix}")
 
 
 def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> PodProblem | None:

@@ -115,6 +115,12 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "sidecar ends again and again": (
         stuck("CrashLoopBackOff", "back-off 5m0s", "proxy"), 0, "CrashLoopBackOff", ("--container proxy --previous",),
     ),
+    "sidecar that starts first ends again and again": (
+        observed(phase="Pending", conditions=[SCHEDULED], containerStatuses=waiting("PodInitializing"),
+                 initContainerStatuses=[{"name": "proxy", "restartCount": 2, "state": {
+                     "terminated": {"exitCode": 128, "reason": "StartError", "message": "exec: not found"}}}]),
+        0, "CrashLoopBackOff", ("container proxy ends again and again (exec: not found)", "--previous"),
+    ),
     "preparing takes too long": (
         stuck("ContainerCreating"), 95, "ContainerCreating", ("kubectl describe pod flights-worker-0-1-1-1",),
     ),
