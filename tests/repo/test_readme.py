@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
+from heterps_operator.__main__ import main
 from heterps_operator.manifest import load_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +25,9 @@ def text_of(name: str) -> str:
 @functools.cache
 def help_of(verb: str) -> str:
     """What `heterps VERB --help` prints; nothing if there is no such command."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "heterps_operator", verb, "--help"], capture_output=True, text=True, check=False
-    )
-    return ran.stdout
+    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
+        main([verb, "--help"])
+    return shown.getvalue()
 
 
 @pytest.mark.parametrize("name", GUIDES)
