@@ -17,32 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from _processes import Processes, pool_document, stage_document
+
 from heterps_operator.job import JobSpec
 from heterps_operator.manifest import load_manifest
 from heterps_operator.profiles import build_problem
 from heterps_planner import Plan, Problem, evaluate
-from heterps_runtime.contract import (
-    ENV_CONFIG,
-    ENV_COORDINATOR,
-    ENV_TOKEN,
-    PATH_PLAN,
-    PATH_PROFILES,
-    PATH_SHUTDOWN,
-    PATH_STATUS,
-    JobPhase,
-)
+from heterps_runtime.contract import PATH_PROFILES, PATH_STATUS, JobPhase
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,12 +118,17 @@ class Job:
 
     def profiles(self) -> dict[str, Any]:
         """Measure all pools, one after the other."""
-        with _Processes(self._document, self.folder) as processes:
+        with self._processes() as processes:
             for pool in self.spec.pools:
-                code = processes.start("profile", "--pool", pool.name).wait()
-                if code:
-                    raise SystemExit(f"profile of pool {pool.name} ended with code {code}: {processes.last_line()}")
+                processes.start("profile", "--pool", pool.name).wait()
+                processes.check()
             return dict(processes.request("GET", PATH_PROFILES))
+
+    def _processes(self) -> Processes:
+        """A coordinator that knows nothing of earlier runs."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        self._document["job"]["spec"]["checkpoint"]["path"] = str(folder / "checkpoints")
+        return Processes(self._document, folder)
 
     def problem(self, profiles: Mapping[str, Any]) -> Problem:
         """The planning problem of some profiles, without a floor or limits."""
@@ -144,29 +138,11 @@ class Job:
     def run(self, plan: Plan, servers: int) -> float:
         """Train by a plan; returns samples per second."""
         stages: list[dict[str, Any]] = []
-        first = 0
-        for i, stage in enumerate(plan.stages):
-            stages.append(
-                {
-                    "name": f"stage-{i}",
-                    "pool": stage.pool,
-                    "firstLayer": first,
-                    "lastLayer": stage.last_layer,
-                    "layers": [],
-                    "units": stage.units,
-                    "pods": stage.pods,
-                }
-            )
-            first = stage.last_layer + 1
-        with _Processes(self._document, self.folder) as processes:
-            servers_pool = {"pool": plan.stages[0].pool, "replicas": servers, "units": servers}
-            processes.request("PUT", PATH_PLAN, {"stages": stages, "parameterServer": servers_pool})
-            for index in range(servers):
-                processes.start("ps", "--index", str(index), "--pool", plan.stages[0].pool)
-            for i, document in enumerate(stages):
-                for index in range(document["pods"]):
-                    place = ("--stage", str(i), "--index", str(index), "--pool", document["pool"])
-                    processes.start("worker", *place)
+        for stage in plan.stages:
+            first = stages[-1]["lastLayer"] + 1 if stages else 0
+            stages.append(stage_document(len(stages), stage.pool, first, stage.last_layer, stage.units, stage.pods))
+        with self._processes() as processes:
+            processes.train(stages, servers, plan.stages[0].pool)
             deadline = time.monotonic() + PATIENCE_SECONDS
             seen: list[tuple[float, int]] = []
             while time.monotonic() < deadline:
@@ -179,62 +155,9 @@ class Job:
                         raise SystemExit(f"the run failed: {status['error']}")
                     (t0, n0), (t1, n1) = seen[0], seen[-1]
                     return (n1 - n0) / (t1 - t0)
+                processes.check()
                 time.sleep(0.02)
         raise SystemExit("the run does not end")
-
-
-class _Processes:
-    """A coordinator and what else is started, ended with the context."""
-
-    def __init__(self, document: dict[str, Any], folder: Path) -> None:
-        self._folder = Path(tempfile.mkdtemp(dir=folder))
-        document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
-        (self._folder / "config.json").write_text(json.dumps(document))
-        self._token = secrets.token_hex(8)
-        self._environment = dict(os.environ) | {
-            ENV_CONFIG: str(self._folder / "config.json"),
-            ENV_TOKEN: self._token,
-            "OMP_NUM_THREADS": "1",
-        }
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._log = (self._folder / "log").open("wb")
-
-    def __enter__(self) -> _Processes:
-        ready = self._folder / "ready.json"
-        self.start("coordinator", "--ready-file", str(ready))
-        while not ready.exists():
-            if self._started[0].poll() is not None:
-                raise SystemExit(f"the coordinator ended: {self.last_line()}")
-            time.sleep(0.05)
-        self._url = json.loads(ready.read_text())["http"]
-        self._environment[ENV_COORDINATOR] = self._url
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.request("POST", PATH_SHUTDOWN)
-        for process in self._started:
-            process.terminate()
-        for process in self._started:
-            process.wait()
-        self._log.close()
-
-    def start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a process of the runtime."""
-        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
-        self._started.append(subprocess.Popen(command, env=self._environment, stderr=self._log))
-        return self._started[-1]
-
-    def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Call the coordinator."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Authorization": f"Bearer {self._token}"})
-        request.method = method
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"null")
-
-    def last_line(self) -> str:
-        """The last line that any of the processes wrote."""
-        return (self._folder / "log").read_text().strip().rpartition("\n")[2]
 
 
 def flights(folder: Path, steps: int) -> Job:
@@ -247,22 +170,8 @@ def clicks(folder: Path, steps: int) -> Job:
     """The benchmark model on synthetic clicks."""
     data = write_click_log(ROOT / ".cache" / "benchmarks" / "clicks", ClickLogSpec(seed=3), CLICK_ROWS)
     pools = [
-        {
-            "apiVersion": "heterps.io/v1alpha1",
-            "kind": "NodePool",
-            "metadata": {"name": name},
-            "spec": {
-                "deviceType": device,
-                "resourceName": resource,
-                "torchDevice": "cpu",
-                "maxUnits": units,
-                "pricePerUnitHour": price,
-            },
-        }
-        for name, device, resource, units, price in (
-            ("cpu", "CPU", "cpu", 2, "0.04"),
-            ("accelerator", "GPU", "nvidia.com/gpu", 1, "2.42"),
-        )
+        pool_document("cpu", "CPU", "cpu", 2, "0.04"),
+        pool_document("accelerator", "GPU", "nvidia.com/gpu", 1, "2.42"),
     ]
     job = {
         "apiVersion": "heterps.io/v1alpha1",

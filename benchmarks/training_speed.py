@@ -19,20 +19,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from _clicks import NETWORKS, build_arguments
+from _processes import Processes, pool_document, stage_document
 
 from heterps_operator.manifest import load_manifest
-from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_PLAN, PATH_SHUTDOWN, PATH_STATUS
+from heterps_runtime.contract import PATH_SHUTDOWN, PATH_STATUS
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 HERE = Path(__file__).resolve().parent
@@ -86,18 +85,7 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) 
 
 def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, Any]]:
     """The HeterPS job and its pool."""
-    pool = {
-        "apiVersion": "heterps.io/v1alpha1",
-        "kind": "NodePool",
-        "metadata": {"name": "cpu"},
-        "spec": {
-            "deviceType": "CPU",
-            "resourceName": "cpu",
-            "torchDevice": "cpu",
-            "maxUnits": WORKERS,
-            "pricePerUnitHour": "0.04",
-        },
-    }
+    pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
     job = {
         "apiVersion": "heterps.io/v1alpha1",
         "kind": "HeterPSJob",
@@ -147,48 +135,19 @@ class Moment(NamedTuple):
     status: dict[str, Any]
 
 
-class HeterPS:
-    """A job of real processes, ended with the context."""
+class HeterPS(Processes):
+    """A job of one stage with one server."""
 
     def __init__(self, documents: list[dict[str, Any]], folder: Path) -> None:
         (folder / "job.yaml").write_text("---\n".join(json.dumps(part) + "\n" for part in documents))
-        loaded = load_manifest(folder / "job.yaml")
-        (folder / "config.json").write_text(json.dumps(loaded.run_configuration(folder / "work", [HERE])))
         (folder / "work").mkdir()
-        self._folder = folder
-        self._token = secrets.token_hex(8)
-        self._environment = dict(os.environ) | {
-            ENV_CONFIG: str(folder / "config.json"),
-            ENV_TOKEN: self._token,
-            "OMP_NUM_THREADS": "1",
-        }
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._log = (folder / "log").open("wb")
-        self._url = ""
+        super().__init__(load_manifest(folder / "job.yaml").run_configuration(folder / "work", [HERE]), folder)
+        self._last_layer = documents[1]["spec"]["model"]["arguments"]["layers"] - 1
 
     def __enter__(self) -> HeterPS:
-        ready = self._folder / "ready.json"
-        self._start("coordinator", "--ready-file", str(ready))
-        while not ready.exists():
-            self._check()
-            time.sleep(0.05)
-        self._url = self._environment[ENV_COORDINATOR] = json.loads(ready.read_text())["http"]
-        stage = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "layers": [], "units": WORKERS, "pods": WORKERS}
-        arguments = json.loads((self._folder / "config.json").read_text())["job"]["spec"]["model"]["arguments"]
-        stage["lastLayer"] = arguments["layers"] - 1
-        servers = {"pool": "cpu", "replicas": 1, "units": 1}
-        self._request("PUT", PATH_PLAN, {"stages": [stage], "parameterServer": servers})
-        self._start("ps", "--index", "0", "--pool", "cpu")
-        for index in range(WORKERS):
-            self._start("worker", "--stage", "0", "--index", str(index), "--pool", "cpu")
+        super().__enter__()
+        self.train([stage_document(0, "cpu", 0, self._last_layer, WORKERS, WORKERS)], 1, "cpu")
         return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self._started:
-            process.terminate()
-        for process in self._started:
-            process.wait()
-        self._log.close()
 
     def measure(self, steps: int) -> Outcome:
         """Wait for the end; throughput of the steps after the first `SKIP`, from commits, and where the time went."""
@@ -196,9 +155,9 @@ class HeterPS:
         end = self._await(steps, steps)
         status = end.status
         while status["phase"] not in ("Succeeded", "Failed", "Stopped"):
-            self._check()
+            self.check()
             time.sleep(0.1)
-            status = self._request("GET", PATH_STATUS)
+            status = self.request("GET", PATH_STATUS)
         if status["phase"] != "Succeeded":
             raise SystemExit(f"the job ended as {status['phase']}: {status['error']}")
         cpu = [after - before for before, after in zip(begin.cpu_seconds, end.cpu_seconds, strict=True)]
@@ -211,8 +170,8 @@ class HeterPS:
             "logLoss": status["evaluation"]["logLoss"],
             "millisecondsPerStep": self._breakdown(begin.status, end.status),
         }
-        self._request("POST", PATH_SHUTDOWN)
-        for process in self._started:
+        self.request("POST", PATH_SHUTDOWN)
+        for process in self.started:
             process.wait(timeout=PATIENCE_SECONDS)
         return outcome
 
@@ -224,20 +183,20 @@ class HeterPS:
         deadline = time.monotonic() + PATIENCE_SECONDS
         before = -1
         while time.monotonic() < deadline:
-            status = self._request("GET", PATH_STATUS)
+            status = self.request("GET", PATH_STATUS)
             committed = status["committedSteps"]
             if committed >= step and (before >= 0 or committed >= last) and committed != before:
                 return Moment(time.monotonic(), self._cpu_seconds(), status["samples"], status)
             close = committed >= step - 4
             before = committed if close else -1
             time.sleep(0.02 if close else 0.1)
-            self._check()
+            self.check()
         raise SystemExit("the job does not end")
 
     def _cpu_seconds(self) -> list[float]:
         """Processor time that each process of the job has used: coordinator, server, workers."""
         seconds = []
-        for process in self._started:
+        for process in self.started:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
             seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))  # user and system
         return seconds
@@ -257,21 +216,6 @@ class HeterPS:
             if delta:
                 result[member["name"]] = delta
         return result
-
-    def _start(self, role: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", "heterps_runtime", role, *arguments]
-        self._started.append(subprocess.Popen(command, env=self._environment, stderr=self._log))
-
-    def _check(self) -> None:
-        if any(process.poll() for process in self._started):
-            raise SystemExit(f"a process of the job failed:\n{(self._folder / 'log').read_text()[-3000:]}")
-
-    def _request(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Authorization": f"Bearer {self._token}"})
-        request.method = method
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"null")
 
 
 def heterps(variant: str, data: Path, steps: int, folder: Path, wire: str) -> Outcome:
