@@ -19,6 +19,7 @@ import copy
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -371,6 +372,8 @@ def main() -> None:
     steps = [int(text) for text in options.jobs.split(",")]
     if steps != sorted(set(steps)) or steps[0] < 1 or options.pods < SERVERS_AND_COORDINATOR + 2:
         parser.error("--jobs must ascend from at least 1, and a job needs at least 4 pods")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit("ended by a signal"))  # with all that was started
     rows = measure(steps, options.pods, options.nodes, options.planners, options.steady)
     cores = len(os.sched_getaffinity(0))
     if options.output == "json":

@@ -23,7 +23,7 @@ __all__ = ["watch"]
 
 _LOG = logging.getLogger("heterps.operator")
 _VERSION = "v1alpha1"
-_PAGE = 500  # objects of one answer
+_PAGE = 200  # objects of one answer
 _IDLE_SECONDS = 1.0  # that a task is kept for an object without news: there are thousands of pods
 _WELL_SECONDS = 120.0  # watches that have lasted so long were well
 _MOST_FAILURES = 8  # one after the other: two minutes

@@ -31,6 +31,7 @@ _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 3.0
 _PATIENCE_SECONDS = 8.0  # for all pauses of one request together: the control loop's turns must stay short
 _PAGE = 500  # objects of one answer
+_SMALL_PAGE = 200  # where they are not all kept: a pod takes 80 kB while it is read
 _LOG_BYTES = 65_536
 _CONNECTIONS = 16
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
@@ -168,7 +169,7 @@ class KubernetesApi:
             version = str((page.get("metadata") or {}).get("resourceVersion") or "")
         return items, version
 
-    def each(self, path: str, label_selector: str = "", limit: int = _PAGE) -> Iterator[dict[str, Any]]:
+    def each(self, path: str, label_selector: str = "", limit: int = _SMALL_PAGE) -> Iterator[dict[str, Any]]:
         """All objects of a kind one by one, of which never more than one page is in memory.
 
         Where the list takes so long that it has to be begun again, objects come a second time.
