@@ -311,11 +311,11 @@ class ThreadedJob:
         """Wait for all members, whom the coordinator tells that the job is over, then end the coordinator."""
         coordinator, *members = self._threads
         for thread in members:
-            thread.join(timeout=30)
+            thread.join(timeout=PATIENCE_SECONDS)
         for process in self._processes:
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_SECONDS)
         self.credentials.request("POST", PATH_SHUTDOWN)
-        coordinator.join(timeout=30)
+        coordinator.join(timeout=PATIENCE_SECONDS)
         left = [thread.name for thread in self._threads if thread.is_alive()]
         assert not left, f"{left} do not end"
 
