@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import urllib.error
 import urllib.request
@@ -174,3 +175,27 @@ def test_every_path_but_health_and_metrics_wants_the_token(tmp_path: Path) -> No
         assert _status(url, "PUT", "/v1/allocation", good, body) == 400, body
     assert _status(url, "PUT", "/v1/profiles/no-such-pool", good, b"{}") == 400
     job.close()
+
+
+def test_tokens_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, Any]] = []
+
+    def compare(given: Any, expected: Any) -> bool:
+        compared.append((given, expected))
+        return bool(given == expected)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    job = ThreadedJob(configuration(tmp_path / "job"))
+    assert _status(job.credentials.url, "GET", "/v1/status", "Bearer wrong") == 401
+    assert (b"Bearer wrong", f"Bearer {TOKEN}".encode()) in compared
+    job.close()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    TokenAuthority(context, TOKEN)
+    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    stranger = connect_socket(context, address, "stranger", "wrong")
+    send(stranger, Message("intrusion"))
+    assert not listener.poll(300)
+    assert (b"wrong", TOKEN.encode()) in compared
+    stranger.close(linger=0)
+    listener.close(linger=0)
+    context.term()
