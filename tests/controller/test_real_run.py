@@ -65,9 +65,10 @@ def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
     assert plan["costPerHour"] == pytest.approx(2 * 0.04)
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_the_next_run_ends_with_the_same_model(
+def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
 ) -> None:
+    # Ctrl-C makes a checkpoint of its own.
     job = RealJob(tmp_path / "job", checkpoint__everySteps=10_000)
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
@@ -80,31 +81,27 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_next_run_ends_with_the_same_model(
     assert step == report["progress"]["committedSteps"]
     assert 30 <= step < STEPS
     assert f"small: stopped at step {step} of {STEPS}; checkpoint at step {step}" in stopped.err
-    again = job.run()
-    assert again.code == 0, again.text
-    assert f"resuming from step {step} of {STEPS}" in again.out
-    assert_same_model(job, trained[2])
 
-
-def test_a_killed_command_leaves_nothing_and_a_truncated_checkpoint_is_passed_over(
-    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
-) -> None:
-    job = RealJob(tmp_path / "job")
+    # The next run goes on there. It is killed, and leaves nothing that runs.
+    job.change(checkpoint__everySteps=20)
     process = job.start("run", "job.yaml")
-    job.await_status(process, lambda status: (status["checkpoint"]["lastStep"] or 0) >= 60)
+    job.await_status(process, lambda status: (status["checkpoint"]["lastStep"] or 0) >= step + 40)
     children = job.survivors()
     process.kill()
-    process.communicate()
+    out, _ = process.communicate()
+    assert f"resuming from step {step} of {STEPS}" in out
     assert len(children) >= 4  # heterps itself, coordinator, server, worker
     await_none(job)
+
+    # The newest checkpoint is damaged: the last run starts from the one before.
     *_, before, newest = job.checkpoints()
     largest = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    again = job.run()
-    assert again.code == 0, again.text
+    last = job.run()
+    assert last.code == 0, last.text
     step = int(before.name.removeprefix("step-"))
-    assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", again.out), again.out
-    assert f"resuming from step {step} of {STEPS}" in again.out
+    assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", last.out), last.out
+    assert f"resuming from step {step} of {STEPS}" in last.out
     assert_same_model(job, trained[2])
 
 
