@@ -8,19 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import ClusterJob
+from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import wait_until
 from tests.cluster.quotas import limit_processor, preferred
 
 Make = Callable[..., ClusterJob]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 BATCH = 512
 # Of one processor.
 FAST, SLOW = 0.3, 0.075
 MEASURED_STEPS = 12
-PATIENCE_SECONDS = 180
 
 
 class Division:

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.jobs import ClusterJob
+from tests.cluster.faults import HELD, MODEL
+from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.watching import Watching
 
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 MOST = 4
 EACH = 2  # a worker and a parameter server
-PATIENCE_SECONDS = 240
 
 
 class Units:
@@ -49,8 +49,8 @@ def units(kubectl: Kubectl) -> Iterator[Units]:
 
 
 def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: Units, folder: Path) -> None:
-    (folder / "held").touch()  # nobody is at the end before the others have waited for it
-    spec = {"training.steps": 1_000_000, "model.entrypoint": "small_model:build_held"}
+    (folder / HELD).touch()  # without end, but also without taking the processor from others
+    spec = {"training.steps": 1_000_000, "model.entrypoint": MODEL}
     jobs = [
         make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}}).submit() for name in ("one", "two", "three")
     ]
