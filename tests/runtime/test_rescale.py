@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
+from heterps_runtime.ps.shard import Push, Shard
 
 from .coordinator_world import CARDS, ONE_CPU, World
-from .jobs import Stage, ThreadedJob, assert_same_model, configuration, plan_document
+from .jobs import PATIENCE_SECONDS, Stage, ThreadedJob, assert_same_model, configuration, plan_document
 from .plain_torch import train
 
 LAST = 10  # last layer of models.Flights
@@ -87,24 +89,33 @@ def test_more_than_workers_cannot_change(change: str) -> None:
 
 
 @pytest.mark.slow
-def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path) -> None:
+def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 150
     reference = train(RunConfig.from_json(configuration(tmp_path / "reference", steps=steps)), torch.float64)
-    few: list[Stage] = [("cpu", 4, 1), ("cpu", LAST, 1)]
-    many: list[Stage] = [("cpu", 4, 1), ("cpu", LAST, 2)]
-    job = ThreadedJob(configuration(tmp_path / "job", steps=steps))
-    feeder = job.start(few, 1, as_process="worker-0-0")
-    assert feeder is not None
+    few: list[Stage] = [("cpu", 4, 1), ("card", LAST, 1)]
+    many: list[Stage] = [("cpu", 4, 1), ("card", LAST, 2)]  # the newcomer is handed the dense parameters
+    going, push = threading.Event(), Shard.push
+    going.set()
+
+    def push_when_going(self: Shard, step: int, worker: str, given: Push) -> None:
+        going.wait()
+        push(self, step, worker, given)
+
+    monkeypatch.setattr(Shard, "push", push_when_going)
+    document = configuration(tmp_path / "job", steps=steps)
+    document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = 2 * PATIENCE_SECONDS
+    job = ThreadedJob(document)
+    job.start(few, 1)
     job.wait(lambda s: s["committedSteps"] >= 15)
-    job.kill(feeder, "worker-0-0")  # so that training waits until the newcomer is there
+    going.clear()  # or training is over before the newcomer, a process, is there
     job.credentials.request("PUT", PATH_PLAN, plan_document(many, 1))
     newcomer = job.start_process("worker-1-1", many)
     job.wait(lambda s: any(m["name"] == "worker-1-1" and m["state"] != "absent" for m in s["members"]))
-    job.start_process("worker-0-0", many)
+    going.set()
     grown = job.wait(lambda s: s["committedSteps"] >= 60)
     assert [len(stage) for stage in grown["allocation"]] == [1, 2]
     job.credentials.request("PUT", PATH_PLAN, plan_document(few, 1))
-    assert newcomer.wait(timeout=60) == 0
+    assert newcomer.wait(timeout=PATIENCE_SECONDS) == 0
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)
