@@ -55,11 +55,11 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     again = make("again", spec=ENDLESS, pool=roomy)
 
     profiling.submit(profiled=False)
+    profiling.wait_for_phase("Profiling")  # before there is a profile that it could take
     again.keep_profile()
     starting.keep_profile()
     for job in (again, starting):
         job.kubectl.apply(job.job)
-    profiling.wait_for_phase("Profiling")
     starting.wait_for_phase("Starting")
     again.wait_for_step(1)
     planning.kubectl.apply(planning.job)  # for which the others leave no room
