@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
+from kopf._cogs.aiokits.aioadapters import wait_flag
 
 from heterps_operator.controller import handlers
 from heterps_operator.controller.cluster import Cluster
@@ -124,9 +126,12 @@ def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytes
 
     async def run(**options: Any) -> None:
         runs.append(options["registry"])
+        waiter = asyncio.create_task(wait_flag(options["stop_flag"]))  # as kopf does; a thread would never end
+        await asyncio.sleep(0)
         if len(runs) < 3:
             raise RuntimeError("Error in the watch-stream")
         stop.set()
+        await waiter
 
     monkeypatch.setattr(kopf, "operator", run)
     monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)

@@ -28,6 +28,7 @@ _IDLE_SECONDS = 1.0  # that a task is kept for an object without news: there are
 _WELL_SECONDS = 120.0  # watches that have lasted so long were well
 _MOST_FAILURES = 8  # one after the other: two minutes
 _LONGEST_PAUSE_SECONDS = 30.0
+_STOP_SECONDS = 0.2  # between two looks at whether the operator is to end
 _WATCH_SECONDS = 600  # after which the API server ends a watch, and another one begins
 
 
@@ -79,16 +80,7 @@ def watch(
     while not stop.is_set():
         began, failure = time.monotonic(), Exception("kopf has ended")
         try:
-            asyncio.run(
-                kopf.operator(
-                    registry=registry,
-                    settings=settings,
-                    standalone=True,
-                    clusterwide=not namespaces,
-                    namespaces=list(namespaces),
-                    stop_flag=stop,
-                )
-            )
+            asyncio.run(_watch_once(registry, settings, namespaces, stop))
         except Exception as error:  # whatever it is, watches are needed
             failure = error
         if stop.is_set():
@@ -99,3 +91,29 @@ def watch(
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         _LOG.warning("the watches have failed (%s), and begin anew in %.0f s", failure, pause)
         stop.wait(pause)
+
+
+async def _watch_once(
+    registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, namespaces: Sequence[str], stop: threading.Event
+) -> None:
+    """Let kopf watch until `stop` is set, or it fails."""
+    # kopf would wait for a thread's event in a thread, which nothing ends when kopf itself fails.
+    ended = asyncio.Event()
+
+    async def follow() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(_STOP_SECONDS)
+        ended.set()
+
+    follower = asyncio.create_task(follow())
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=settings,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            stop_flag=ended,
+        )
+    finally:
+        follower.cancel()
