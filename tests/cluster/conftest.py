@@ -169,7 +169,7 @@ def operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def make_operator(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+def make_operator(admin: Kubectl, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
     """Operators of one test, by name, which are not started; those that run end with the test."""
     made: list[Operator] = []
 
@@ -180,6 +180,8 @@ def make_operator(operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callabl
     yield operator
     for item in made:
         item.stop()
+    # Of those that were killed; the next test's operators must not wait for them to expire.
+    admin("delete", "leases", "--all", f"--namespace={NAMESPACE}")
 
 
 @pytest.fixture(scope="module")

@@ -320,7 +320,9 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     """The operator runs in the chart's own pod; the person who submits has `edit` in one namespace, no other right."""
     assert kubectl.namespace is not None
     tmp_path.chmod(0o777)
-    job = ClusterJob(kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told")
+    job = ClusterJob(
+        kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told", spec={"training.steps": 4000}
+    )  # it trains while the commands look at it
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump_all([job.pool, job.job]))
     kubectl("create", "serviceaccount", "ann")

@@ -107,10 +107,10 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
                    "spec": {"hard": {"pods": "1"}, **selector}})  # fmt: skip
     crashing = {"name": "crashing", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", "exit 1"],
                 "restartPolicy": "Always"}  # fmt: skip
+    nowhere = {"spec": {"nodeSelector": {"a": "b"}}}  # no pod of it takes the room that those of "crashing" need
     wrong: dict[str, tuple[Json, str, str]] = {
         "no-image": (NO_IMAGE, "ErrImageNeverPull", "load it onto the node"),
-        "no-node": ({"workers.templates": {"cpu": {"spec": {"nodeSelector": {"a": "b"}}}}}, "Unschedulable",
-                    "label nodes with a=b"),
+        "no-node": ({"workers.templates": {"cpu": nowhere, "ps": nowhere}}, "Unschedulable", "label nodes with a=b"),
         "no-quota": ({"runPolicy.schedulingPolicy": {"priorityClassName": priority}}, "QuotaExceeded",
                      "raise the ResourceQuota"),
         "crashing": ({"workers.template.spec.initContainers": [crashing]}, "CrashLoopBackOff", "kubectl logs"),
