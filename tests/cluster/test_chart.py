@@ -16,6 +16,7 @@ import yaml
 
 from heterps_operator.kubernetes.api import connect
 from tests.cluster.building import ROOT
+from tests.cluster.faults import MODEL, held
 from tests.cluster.helm import CHART, Helm, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
@@ -321,8 +322,8 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     assert kubectl.namespace is not None
     tmp_path.chmod(0o777)
     job = ClusterJob(
-        kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told", spec={"training.steps": 4000}
-    )  # it trains while the commands look at it
+        kubectl, connect(str(admin.kubeconfig)), tmp_path / "shared", "told", spec={"model.entrypoint": MODEL}
+    )
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump_all([job.pool, job.job]))
     kubectl("create", "serviceaccount", "ann")
@@ -355,12 +356,13 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     installed("upgrade", "heterps", str(CHART), f"--values={values}", "--wait", "--timeout=120s")
     try:
         with ThreadPoolExecutor(2) as executor:
-            waiting = executor.submit(heterps, "submit", str(file), "--wait")
-            wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
-            wait_until("its first pod runs", lambda: job.pods("coordinator"), 120)
-            following = executor.submit(heterps, "logs", "told", "--follow")
-            job.wait_for_step(20)
-            seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
+            with held(job):  # it trains while the commands look at it
+                waiting = executor.submit(heterps, "submit", str(file), "--wait")
+                wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
+                wait_until("its first pod runs", lambda: job.pods("coordinator"), 120)
+                following = executor.submit(heterps, "logs", "told", "--follow")
+                job.wait_for_step(2)
+                seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
             end, followed = waiting.result(timeout=300), following.result(timeout=60)
     finally:
         print(admin.try_to("logs", "deployment/heterps", f"--namespace={NAMESPACE}").output)  # noqa: T201

@@ -84,10 +84,10 @@ def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
         hasty.wait_for_step(hasty.step() + 2)
         own_cluster.nodes[lonely_node].start_kubelet()
         patient.wait_for_condition("PodsReady", "True", seconds=240)
+        assert only_uid(patient, "worker") == before["patient"]["metadata"]["uid"]
     for job in (patient, hasty):
         assert job.wait_for_phase("Succeeded")["restarts"] == 0
         assert_same_model(job, expected_model)
-    assert only_uid(patient, "worker") == before["patient"]["metadata"]["uid"]
 
 
 def is_ready(cluster: Cluster, name: str) -> bool:
