@@ -84,7 +84,6 @@ class ControlLoop:
         status: of an earlier run, made ready by `Status.begin_again`, or a new one.
         bill: what was charged so far.
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
-        save_seconds: between two savings while nothing happens but that money is spent.
         listener: is shown every turn.
         measurement: of throughput and workers' speeds; None: the coordinator is scraped.
         clock: Unix seconds.
@@ -103,7 +102,6 @@ class ControlLoop:
         known_profiles: Mapping[str, Json] | None = None,
         status: Status | None = None,
         bill: Bill | None = None,
-        save_seconds: float = _SAVE_SECONDS,
         measurement: Measurement | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -120,7 +118,7 @@ class ControlLoop:
         self._cache = cache
         self._token = token
         self._save = save
-        self._save_seconds = save_seconds
+        self.save_seconds = _SAVE_SECONDS  # between two savings while nothing happens but that money is spent
         self._listener = listener
         self._clock = clock
         self._meter = Meter(measurement or Scraping(), clock)
@@ -176,7 +174,7 @@ class ControlLoop:
         # What was done is kept at the next look: a process that ends unseen must be known to have been there.
         matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
         self._acted = bool(decision.actions)
-        if matters or observed.time - self._saved >= self._save_seconds:
+        if matters or observed.time - self._saved >= self.save_seconds:
             self._store(decision.status, observed.time)
         self.status = decision.status
         self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from heterps_operator.controller import cluster
 from tests.controller.life import Life
 
 
@@ -58,7 +59,10 @@ def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_
     assert life.coordinator is coordinator
 
 
-def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(life: Life) -> None:
+def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_SAVE_SECONDS", 300.0)  # as with many jobs
     life.train()
     saved = life.server.objects["/api/v1/namespaces/ml/configmaps/flights-state"]
     for _ in range(20):

@@ -21,6 +21,8 @@ __all__ = ["Cluster"]
 _LOOKS_PER_SECOND = 12.5
 _UPDATES_PER_SECOND = 5.0  # of jobs' status that only tell of progress
 _PROGRESS_SECONDS = 10.0
+_SAVES_PER_SECOND = 2.5  # of jobs' state while nothing is decided: `heterps top` shows it, and what a bill lacks, the
+_SAVE_SECONDS = 15.0  # pods' times tell the next operator
 _RUNNING_SECONDS = 2.0
 _CHANGING_SECONDS = 0.5
 
@@ -64,3 +66,8 @@ class Cluster:
     def progress_seconds(self) -> float:
         """Between two updates of a job's status that only tell of progress."""
         return max(_PROGRESS_SECONDS, self.active_jobs / _UPDATES_PER_SECOND)
+
+    @property
+    def save_seconds(self) -> float:
+        """Between two savings of a job's state while nothing is decided."""
+        return max(_SAVE_SECONDS, self.active_jobs / _SAVES_PER_SECOND)

@@ -49,8 +49,6 @@ __all__ = ["CapacityTakenError", "JobController"]
 
 MANAGED_BY = "heterps.io/operator"
 PAUSED_ANNOTATION = "heterps.io/paused"
-# Between two savings while nothing happens: what a bill lacks, the pods' times tell the next operator.
-_SAVE_SECONDS = 300.0
 _QUIET = 1.5  # each look that finds nothing new makes the pause before the next one longer
 _FIRST_PAUSE_SECONDS = 0.25
 _LOOK_SECONDS = 10.0  # for what no watch reports
@@ -128,6 +126,7 @@ class JobController:
             self._loop.free_units = ledger.free_units(self._name, pools)
             self._loop.room = {pool: ledger.free(pool, excluding=self._name) for pool in pools}
             self._loop.holders = {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
+            self._loop.save_seconds = self._cluster.save_seconds
             self._loop.turn()
         except CapacityTakenError:
             return _FIRST_PAUSE_SECONDS
@@ -300,7 +299,6 @@ class JobController:
             known_profiles=cache.load([pool.name for pool in spec.pools]),
             status=status,
             bill=self._memory.bill,
-            save_seconds=_SAVE_SECONDS,
             measurement=cluster.measurement(*self._key),
             clock=cluster.clock,
         )
