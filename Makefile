@@ -88,11 +88,11 @@ check: venv ## run the linters, the type checker, the import contracts and the g
 	$(BIN)/lint-imports --cache-dir $(CACHE)/import-linter
 	$(BIN)/python -m pytest --quiet tests/repo
 
-ON_CLUSTER := benchmarks/first_step.py benchmarks/operator_scale.py
+ON_CLUSTER := first_step operator_scale
+ALONE := $(filter-out $(ON_CLUSTER),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
-benchmark: data ## run the scripts in benchmarks/ that need no Kubernetes, and print their figures
-	@for script in $(filter-out $(ON_CLUSTER),$(wildcard benchmarks/[a-z]*.py)); do \
-		echo "== $$script"; $(BIN)/python "$$script"; done
+benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
+	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 benchmark-operator: data ## time from apply to first step, then what hundreds of jobs cost (ARGUMENTS=--jobs=20: fewer)
 	@$(BIN)/python -m tests.cluster build-benchmark

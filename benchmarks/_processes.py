@@ -18,7 +18,7 @@ __all__ = ["Processes", "pool_document", "stage_document"]
 
 
 def pool_document(name: str, device: str, resource: str, units: int, price: str) -> dict[str, Any]:
-    """A NodePool of this machine."""
+    """A NodePool whose workers compute on processors, whatever it is called."""
     return {
         "apiVersion": "heterps.io/v1alpha1",
         "kind": "NodePool",

@@ -1,6 +1,6 @@
 """One process of plain PyTorch training the benchmark model; started by training_speed.py.
 
-    python benchmarks/_pytorch.py SETTINGS.json RANK
+    python -m benchmarks._pytorch SETTINGS.json RANK
 
 The whole log lies in memory, already in the order of training, so a batch is a slice. With more than one process the
 model is DistributedDataParallel over gloo, with what helps it here: gradients live in the buckets, and the graph is
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _clicks import build_arguments, read_log
+from benchmarks._clicks import build_arguments, read_log
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._processes import pool_document
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster import building
 from tests.cluster.cluster import Cluster
@@ -82,19 +83,9 @@ def make_nodes(number: int) -> list[FakeNode]:
 
 def make_pool(name: str, device: str, resource: str, price: str) -> Json:
     """A NodePool that takes all nodes of its kind."""
-    return {
-        "apiVersion": "heterps.io/v1alpha1",
-        "kind": "NodePool",
-        "metadata": {"name": name},
-        "spec": {
-            "deviceType": device,
-            "resourceName": resource,
-            "torchDevice": "cpu",
-            "maxUnits": 1_000_000,
-            "pricePerUnitHour": price,
-            "nodeSelector": {POOL_LABEL: name},
-        },
-    }
+    pool = pool_document(name, device, resource, 1_000_000, price)
+    pool["spec"]["nodeSelector"] = {POOL_LABEL: name}
+    return pool
 
 
 def make_job(name: str, pods: int) -> Json:

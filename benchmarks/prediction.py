@@ -1,6 +1,6 @@
 """Predicted against measured throughput, for plans of the flights model and of the click model.
 
-    python benchmarks/prediction.py [--model flights|clicks|both] [--steps 80] [--rounds 2] [--output table|json]
+    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 80] [--rounds 2] [--output table|json]
 
 Each pool is profiled as `heterps profile` does it, the cost model predicts each plan's throughput from the profiles,
 and the plan is run by the real processes. Profiles and runs alternate over the rounds, and medians are compared, since
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _processes import Processes, pool_document, stage_document
+from benchmarks._processes import Processes, pool_document, stage_document
 
 from heterps_operator.job import JobSpec
 from heterps_operator.manifest import load_manifest

@@ -1,4 +1,4 @@
-"""How fast the storage engine is, beside numpy and torch doing the same, in one run: `python benchmarks/store.py`.
+"""How fast the storage engine is, beside numpy and torch doing the same, in one run: `python -m benchmarks.store`.
 
 One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, which is what a
 click log's batch of 4,096 samples with 26 fields comes down to. Contenders take turns. Times are CPU times of the one

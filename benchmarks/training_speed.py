@@ -1,6 +1,6 @@
 """Training speed: HeterPS beside PyTorch's DistributedDataParallel and single-process PyTorch on the same machine.
 
-    python benchmarks/training_speed.py [--model deep|wide|both] [--rounds 5] [--steps 70] [--output table|json]
+    python -m benchmarks.training_speed [--model deep|wide|both] [--rounds 5] [--steps 70] [--output table|json]
                                         [--wire fp16] [--chart FILE.png]
 
 All train the same network on the same batches in the same order with the same optimizers, in float32:
@@ -27,8 +27,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _clicks import NETWORKS, build_arguments
-from _processes import Processes, pool_document, stage_document
+from benchmarks._clicks import NETWORKS, build_arguments
+from benchmarks._processes import Processes, pool_document, stage_document
 
 from heterps_operator.manifest import load_manifest
 from heterps_runtime.contract import PATH_SHUTDOWN, PATH_STATUS
@@ -68,7 +68,8 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) 
     environment = dict(os.environ) | {"OMP_NUM_THREADS": str(WORKERS // processes)}
     started = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "_pytorch.py"), str(folder / "settings.json"), str(rank)],
+            [sys.executable, "-m", "benchmarks._pytorch", str(folder / "settings.json"), str(rank)],
+            cwd=HERE.parent,
             env=environment,
             stdout=subprocess.PIPE,
             text=True,

@@ -132,12 +132,13 @@ def plan_table(plan: Json, view: CoordinatorView | None) -> Table:
         view: the coordinator; None: nothing is measured yet.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "layers", "pool"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("units", justify="right")
-    table.add_column("predicted", justify="right")
-    table.add_column("measured", justify="right")
-    table.add_column("busy")
+    # Where there is little room, the names that people chose go over several lines and figures stay whole.
+    table.add_column("stage", no_wrap=True)
+    for name in ("layers", "pool"):
+        table.add_column(name, overflow="fold")
+    for name in ("units", "predicted", "measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("busy", no_wrap=True)
     measured = {} if view is None else {s["name"]: s for s in view.document.get("stages") or ()}
     for stage in plan["stages"]:
         layers = list(stage["layers"])

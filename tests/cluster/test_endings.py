@@ -35,13 +35,19 @@ def left_of(kubectl: Kubectl, *jobs: str) -> list[str]:
     ]
 
 
+def held_units(pool: str, kubectl: Kubectl) -> int:
+    """Units of the pool that jobs hold, as its status says; it follows within seconds."""
+    return int(kubectl.get("nodepool", pool).get("status", {}).get("allocatedUnits", -1))
+
+
 def wait_until_free(pool: str, kubectl: Kubectl) -> None:
     """Wait until no job holds a unit of the pool."""
+    wait_until(f"all units of {pool} are free", lambda: held_units(pool, kubectl) == 0, PATIENCE_SECONDS)
 
-    def held() -> int:
-        return int(kubectl.get("nodepool", pool).get("status", {}).get("allocatedUnits", -1))
 
-    wait_until(f"all units of {pool} are free", lambda: held() == 0, PATIENCE_SECONDS)
+def wait_until_held(pool: str, kubectl: Kubectl, units: int) -> None:
+    """Wait until jobs hold at least so many units of the pool."""
+    wait_until(f"{units} units of {pool} are held", lambda: held_units(pool, kubectl) >= units, PATIENCE_SECONDS)
 
 
 def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(make: Make, kubectl: Kubectl) -> None:
@@ -65,7 +71,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     planning.kubectl.apply(planning.job)  # for which the others leave no room
     planning.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
     assert planning.status()["phase"] == "Planning"
-    assert kubectl.get("nodepool", profiling.pool_name)["status"]["allocatedUnits"] >= 2
+    wait_until_held(profiling.pool_name, kubectl, 2)
 
     for job in (profiling, planning, starting, again):
         job.delete()
@@ -127,7 +133,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
         assert jobs[name].status()["message"] == condition["message"]
         wait_until(f"{name} has an event", lambda job=jobs[name], reason=reason: job.told(reason), 30)  # type: ignore[misc]
         print(f"{name}: told {lag(kubectl, name, reason):.0f} s after its pod showed it")  # noqa: T201
-    assert kubectl.get("nodepool", jobs["no-node"].pool_name)["status"]["allocatedUnits"] >= 2 * len(jobs)
+    wait_until_held(jobs["no-node"].pool_name, kubectl, 2 * len(jobs))
 
     # They wait, and hold their units, until they are given up.
     for job in jobs.values():

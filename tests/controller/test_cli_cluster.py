@@ -48,9 +48,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     return fake
 
 
-def put_state(server: FakeServer) -> None:
+def put_state(server: FakeServer, pool: str = "cpu") -> None:
     """A job that trains, of which one worker cannot start."""
-    worker = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1"), "cpu", 1)
+    worker = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1"), pool, 1)
     member = {"name": "worker-0-0", "role": "worker", "state": "ready", "stage": 0, "index": 0, "pool": "cpu"}
     result = {
         "phase": "Training",
@@ -264,6 +264,19 @@ def test_top_shows_stages_workers_batches_and_what_does_not_start(server: FakeSe
     assert "Insufficient cpu" in out or "no node" in out
     assert out.index("coordinator") < out.index("worker-0-0") < out.index("worker-0-1")
     assert "profile-cpu" not in out
+
+
+def test_top_in_a_narrow_terminal_shortens_no_name_and_no_figure(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    server.put(JOB, spec={}, status=RUNNING)
+    put_state(server, pool="a-pool-whose-name-is-as-long-as-people-make-them")
+    out = printed(capsys, "top", "tiny")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    for word in ("coordinator", "worker-0-0", "worker-0-1", "stage-0", "predicted", "measured", "51,234", "384"):
+        assert word in out
 
 
 def test_top_before_there_is_anything_to_see(server: FakeServer, capsys: Any) -> None:

@@ -102,8 +102,9 @@ def render_top(job: JobView, memory: Memory | None) -> RenderableType:
 
 def _processes(memory: Memory) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("pod of", "pool", "state"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("pod of", no_wrap=True)
+    table.add_column("pool", overflow="fold")
+    table.add_column("state", no_wrap=True)
     for name in ("units", "batch", "step", "compute", "waits"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("message", overflow="fold")
