@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from decimal import Decimal
 
@@ -19,6 +20,7 @@ _FACTORS = {
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?")
 
 
+@functools.lru_cache(maxsize=4096)  # thousands of nodes and pods share a few
 def parse_quantity(value: int | str) -> Decimal:
     """Read a Kubernetes quantity, such as `10Gi`, `500m` or 4096.
 

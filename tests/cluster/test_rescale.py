@@ -95,6 +95,8 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
         job.submit().wait_for_step(6)
         [worker] = job.pods("worker")
         assert worker["spec"]["nodeName"] == "accelerator-0"
+        [coordinator] = job.pods("coordinator")  # which would have taken one of the two units there
+        assert coordinator["spec"]["nodeName"] != "accelerator-0"
         assert job.status()["plan"]["summary"] == f"{cheap} x1 [tables..output]"
 
         # Only a pod that has to start anew finds no room.

@@ -13,12 +13,11 @@ from prometheus_client.core import Metric
 
 from heterps_operator.bill import Bill
 from heterps_operator.errors import UsageError
-from heterps_operator.kubernetes.pools import pool_status
 from heterps_operator.loop import Turn
 from heterps_operator.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
 from heterps_operator.status import Event
 from heterps_runtime.coordinator.figures import JobMetrics
-from tests.controller.test_pools import make_node, make_pool
+from tests.controller.test_pools import make_node, make_pool, status_of
 from tests.controller.world import PLAN, World
 from tests.runtime.coordinator_world import World as CoordinatorWorld
 
@@ -165,7 +164,7 @@ def test_a_phase_that_is_over_disappears() -> None:
 
 def test_pools_show_what_they_have_until_they_are_gone() -> None:
     metrics, pool = make_metrics(), make_pool()
-    metrics.update_pool(pool, pool_status(pool, [make_node("a"), make_node("b", "2")], 5, now=NOW))
+    metrics.update_pool(pool, status_of(pool, [make_node("a"), make_node("b", "2")], 5))
     found = samples(metrics.registry)
     assert {name: rows for name, rows in found.items() if name.startswith("heterps_pool_")} == {
         "heterps_pool_max_units": {("cpu",): 32},

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from heterps_operator.kubernetes.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.pools import Capacity, pool_capacity, pool_limit, pool_status
 
 NOW = 1_700_000_000.0
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,10 @@ def make_node(
             "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
         },
     }
+
+
+def status_of(pool: dict[str, Any], nodes: list[dict[str, Any]], held: int = 0, now: float = NOW) -> dict[str, Any]:
+    return pool_status(pool, pool_capacity(pool, nodes), held, now=now)
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -137,7 +141,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]], int, tuple[str, str
 def test_the_status_says_what_is_the_matter_and_fits_the_schema(
     spec: dict[str, Any], nodes: list[dict[str, Any]], held: int, expected: tuple[str, str], words: str
 ) -> None:
-    status = pool_status(make_pool(**spec), nodes, held, now=NOW)
+    status = status_of(make_pool(**spec), nodes, held)
     ready = condition(status, "Ready")
     assert (ready["status"], ready["reason"]) == expected
     assert words in ready["message"]
@@ -151,9 +155,9 @@ def test_the_status_says_what_is_the_matter_and_fits_the_schema(
 
 def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
     pool = make_pool()
-    first = pool_status(pool, [READY], 0, now=NOW)
-    second = pool_status(pool | {"status": first}, [READY, make_node("b")], 0, now=NOW + 60)
-    third = pool_status(pool | {"status": second}, [make_node("a", ready="False")], 0, now=NOW + 120)
+    first = status_of(pool, [READY])
+    second = status_of(pool | {"status": first}, [READY, make_node("b")], now=NOW + 60)
+    third = status_of(pool | {"status": second}, [make_node("a", ready="False")], now=NOW + 120)
     times = [condition(status, "Ready")["lastTransitionTime"] for status in (first, second, third)]
     assert times == ["2023-11-14T22:13:20Z", "2023-11-14T22:13:20Z", "2023-11-14T22:15:20Z"]
     assert condition(second, "Ready")["message"] == "2 nodes with 8 units"
@@ -161,14 +165,13 @@ def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
 
 def test_the_same_world_gives_the_same_status_in_whatever_order_the_nodes_come() -> None:
     nodes = [make_node(f"n{i}", ready="True" if i % 2 else "False") for i in range(8)]
-    status = pool_status(make_pool(), nodes, 0, now=NOW)
-    assert pool_status(make_pool() | {"status": status}, nodes[::-1], 0, now=NOW + 30) == status
+    status = status_of(make_pool(), nodes)
+    assert status_of(make_pool() | {"status": status}, nodes[::-1], now=NOW + 30) == status
 
 
 def test_the_limit_is_the_smaller_of_maxunits_and_what_the_nodes_have() -> None:
-    assert pool_limit(make_pool(), [READY]) == 4
-    assert pool_limit(make_pool(maxUnits=3), [READY]) == 3
-    assert pool_limit(make_pool(), None) == 32, "nodes are not known yet"
+    assert pool_limit(make_pool(), Capacity(4)) == 4
+    assert pool_limit(make_pool(maxUnits=3), Capacity(4)) == 3
     scaled = make_pool()
     scaled["metadata"]["annotations"] = {"heterps.io/autoscaled": "true"}
-    assert pool_limit(scaled, []) == 32, "nodes come when pods wait for them"
+    assert pool_limit(scaled, Capacity(0)) == 32, "nodes come when pods wait for them"

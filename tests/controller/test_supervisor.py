@@ -16,10 +16,13 @@ from heterps_operator.controller import handlers
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
+from tests.controller.test_claims import pod_on
+from tests.controller.test_pools import make_node, make_pool
 
 Json = dict[str, Any]
 
 JOBS, PODS = "/apis/heterps.io/v1alpha1/heterpsjobs", "/api/v1/pods"
+POOLS, NODES = "/apis/heterps.io/v1alpha1/nodepools", "/api/v1/nodes"
 
 
 def job(name: str) -> Json:
@@ -103,6 +106,19 @@ def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervi
     supervisor._controller(("ml", "new"))  # of which nothing is known yet
     supervisor._wake_waiting()
     assert supervisor.schedule.known() == 1
+
+
+def test_a_coordinator_on_a_node_takes_a_unit_from_its_pool(supervisor: Supervisor, lists: Lists) -> None:
+    coordinator = pod_on("a", "flights-coordinator-1-1", "100m")
+    lists.items = {POOLS: [make_pool()], NODES: [make_node("a", "4")], PODS: [coordinator]}
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert ledger.free("cpu") == 3
+    supervisor._pools_changed.clear()
+    supervisor.pod_seen({**coordinator, "status": {"phase": "Succeeded"}})
+    assert supervisor._pools_changed.is_set(), "the thread that keeps the pools looks at once"
+    supervisor._refresh_limits()
+    assert ledger.free("cpu") == 4
 
 
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from heterps_operator.kubernetes.claims import Claimed, Claims, claim_of
 from heterps_operator.kubernetes.names import LABEL_JOB
 from heterps_operator.values import Json
 from heterps_runtime.contract import API_GROUP
@@ -103,9 +104,13 @@ class ObjectStore:
 
     Args:
         slim: what is kept of an object.
+
+    Attributes:
+        version: counts changes.
     """
 
     def __init__(self, slim: Callable[[Json], Json] = lambda item: item) -> None:
+        self.version = 0
         self._slim = slim
         self._lock = threading.Lock()
         self._items: dict[Key, Json] = {}
@@ -117,6 +122,7 @@ class ObjectStore:
             if self._items.get(key) == kept:
                 return False
             self._items[key] = kept
+            self.version += 1
             return True
 
     def remove(self, item: Json) -> bool:
@@ -127,6 +133,7 @@ class ObjectStore:
             if known is None or (uid and known["metadata"].get("uid") not in (None, uid)):
                 return False
             del self._items[key]
+            self.version += 1
             return True
 
     def get(self, namespace: str, name: str) -> Json | None:
@@ -146,11 +153,12 @@ class ObjectStore:
 
 
 class PodStore(ObjectStore):
-    """Pods of all jobs, found by job."""
+    """Pods of all jobs, found by job, with what they request of their nodes."""
 
     def __init__(self) -> None:
         super().__init__(slim_pod)
         self._by_job: dict[Key, dict[str, Json]] = {}
+        self._claims = Claims()
 
     def put(self, item: Json) -> bool:
         """Note a pod; returns whether it has changed."""
@@ -160,6 +168,7 @@ class PodStore(ObjectStore):
             with self._lock:
                 if (kept := self._items.get(key_of(item))) is not None:
                     self._by_job.setdefault(key, {})[name] = kept
+                    self._claims.note(key_of(item), claim_of(item))
         return changed
 
     def remove(self, item: Json) -> bool:
@@ -174,9 +183,25 @@ class PodStore(ObjectStore):
         with self._lock:
             return tuple((self._by_job.get((namespace, job)) or {}).values())
 
+    @property
+    def claims_version(self) -> int:
+        """See `Claims.version`."""
+        return self._claims.version
+
+    @property
+    def claims_version_beside(self) -> int:
+        """See `Claims.version_beside`."""
+        return self._claims.version_beside
+
+    def claimed(self) -> Claimed:
+        """What all pods request of their nodes."""
+        with self._lock:
+            return self._claims.by_node()
+
     def _unlink(self, item: Json) -> None:
         key = _job_of(item)
         with self._lock:
+            self._claims.note(key_of(item), None)
             pods = self._by_job.get(key) or {}
             pods.pop(str(item["metadata"]["name"]), None)
             if not pods:

@@ -17,7 +17,14 @@ from heterps_operator.controller.schedule import Schedule
 from heterps_operator.controller.store import Key, ObjectStore, key_of
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import LABEL_JOB, jobs_path, pods_path
-from heterps_operator.kubernetes.pools import job_key, occupied_units, pool_limit, pool_status
+from heterps_operator.kubernetes.pools import (
+    Capacity,
+    job_key,
+    occupied_units,
+    pool_capacity,
+    pool_limit,
+    pool_status,
+)
 from heterps_operator.kubernetes.state import StateTaken
 from heterps_operator.values import Json
 from heterps_runtime.contract import API_VERSION
@@ -62,6 +69,8 @@ class Supervisor:
         self._controllers: dict[Key, JobController] = {}
         self._failures: dict[Key, int] = {}
         self._limits: dict[str, int] = {}
+        self._capacities: dict[str, Capacity] = {}
+        self._counted: tuple[int, ...] = ()  # versions of what they were counted from
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pools_changed = threading.Event()
@@ -121,12 +130,16 @@ class Supervisor:
 
     def pod_seen(self, item: Json, *, gone: bool = False) -> None:
         """A pod of a job has appeared, changed or gone."""
-        changed = self._cluster.pods.remove(item) if gone else self._cluster.pods.put(item)
+        pods = self._cluster.pods
+        version = pods.claims_version_beside
+        changed = pods.remove(item) if gone else pods.put(item)
+        if pods.claims_version_beside != version:  # a coordinator on a node may leave it a unit less
+            self._pools_changed.set()
         name = (item["metadata"].get("labels") or {}).get(LABEL_JOB)
         if changed and name:
             namespace, job = key_of(item)[0], str(name)
             # Also of a job that is gone: its pods occupy what they occupy until they have ended.
-            units = occupied_units(self._cluster.pods.of_job(namespace, job))
+            units = occupied_units(pods.of_job(namespace, job))
             self._cluster.ledger.occupy(job_key(namespace, job), units.get(job_key(namespace, job), {}))
             self.schedule.wake((namespace, job))
 
@@ -159,8 +172,8 @@ class Supervisor:
         cluster = self._cluster
         self._compare(cluster.nodes, [_NODES], self.node_seen)
         self._compare(cluster.pools, [_POOLS], self.pool_seen)
-        self._refresh_limits()
         self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
+        self._refresh_limits()
         self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)
 
     # --- threads ------------------------------------------------------------------------------------------------------
@@ -278,8 +291,14 @@ class Supervisor:
 
     def _refresh_limits(self) -> bool:
         """Tell the ledger what the pools have; returns whether that has changed."""
-        nodes = self._cluster.nodes.all()
-        limits = {str(pool["metadata"]["name"]): pool_limit(pool, nodes) for pool in self._cluster.pools.all()}
+        cluster = self._cluster
+        pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
+        counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version
+        if counted != self._counted or pools.keys() != self._capacities.keys():  # thousands of nodes take a while
+            nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
+            self._capacities = {name: pool_capacity(pool, nodes, claimed) for name, pool in pools.items()}
+            self._counted = counted
+        limits = {name: pool_limit(pool, self._capacities[name]) for name, pool in pools.items()}
         changed, self._limits = limits != self._limits, limits
         self._cluster.ledger.set_limits(limits)
         return changed
@@ -287,7 +306,10 @@ class Supervisor:
     def _publish_pool(self, pool: Json) -> None:
         name = str(pool["metadata"]["name"])
         held = self._cluster.ledger.held(name)
-        status = pool_status(pool, self._cluster.nodes.all(), held, now=self._cluster.clock())
+        capacity = self._capacities.get(name)
+        if capacity is None:  # it has just appeared
+            return
+        status = pool_status(pool, capacity, held, now=self._cluster.clock())
         self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return

@@ -7,7 +7,7 @@ constraints, and replace what is only proposed; it cannot change what the contro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from heterps_operator.environment import process_variables
@@ -51,6 +51,7 @@ def build_pod(
     coordinator: str | None,
     plan_revision: int = 0,
     gang_size: int = 0,
+    pools: Iterable[Json] = (),
 ) -> dict[str, Any]:
     """The pod that runs a process.
 
@@ -61,11 +62,15 @@ def build_pod(
         coordinator: `http://IP:PORT`; None for the coordinator itself.
         plan_revision: the plan that the process belongs to; 0: none yet.
         gang_size: members that Kueue is to admit together, this one among them; 0: this pod is admitted by itself.
+        pools: all of the job; the coordinator leaves their nodes to them where it can.
     """
     name = str(job["metadata"]["name"])
     template = _template(job, pool, spec.role)
     container = named((template.get("spec") or {}).get("containers"), CONTAINER)
-    pod: dict[str, Any] = merge(_proposed(job, pool, spec, container), template)
+    proposed = _proposed(job, pool, spec, container)
+    if pool is None and (elsewhere := _off_the_pools(pools)):
+        proposed["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}}
+    pod: dict[str, Any] = merge(proposed, template)
     _drop_conflicts(pod, spec)
     labels, annotations = _queue(job, spec, gang_size)
     required = {
@@ -172,6 +177,25 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
     if scheduler:
         proposed["schedulerName"] = str(scheduler)
     return {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}}, "spec": proposed}
+
+
+def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
+    """Preferences for nodes of no pool, then of the cheapest one.
+
+    A coordinator needs little, but on a node that counts whole cores it costs a unit, and a node with accelerators that
+    nobody uses is not given back while it runs there.
+    """
+    choosing = [pool["spec"] for pool in pools if pool["spec"].get("nodeSelector")]
+    highest = max((float(spec["pricePerUnitHour"]) for spec in choosing), default=0.0)
+    return [
+        {
+            # Half for being a pool's at all: a scheduler's other reasons should not outweigh it.
+            "weight": round(50 + 50 * float(spec["pricePerUnitHour"]) / highest) if highest else 100,
+            "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
+        }
+        for spec in choosing
+        for key, value in sorted(spec["nodeSelector"].items())
+    ]
 
 
 def _proposed_requests(pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What a NodePool has to give, and which job holds how much of it. Pure; the `Ledger` alone remembers.
 
-A pool's capacity is read from the nodes that its pods can run on. The ledger keeps all jobs together within it: units
-are reserved before a pod is made, and stay held as long as the pod exists, whatever the job has decided since.
+A pool's capacity is read from the nodes that its pods can run on, and from what other pods of HeterPS request there.
+The ledger keeps all jobs together within it: units are reserved before a pod is made, and stay held as long as the pod
+exists, whatever the job has decided since.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
+from heterps_operator.kubernetes.claims import Claimed
 from heterps_operator.kubernetes.names import LABEL_JOB, process_of
 from heterps_operator.quantity import parse_quantity
 from heterps_operator.values import Json
@@ -53,6 +56,7 @@ class Capacity:
     """What the nodes of a pool have to give."""
 
     units: int = 0  # of nodes that take pods now; whole pods per node
+    taken: int = 0  # that would be there but for other pods of HeterPS: coordinators, workers of another pool
     ready: tuple[str, ...] = ()  # those nodes
     not_ready: tuple[str, ...] = ()
     cordoned: tuple[str, ...] = ()
@@ -65,7 +69,7 @@ class Capacity:
         return len(self.ready) + len(self.not_ready) + len(self.cordoned) + len(self.tainted)
 
 
-def pool_capacity(pool: Json, nodes: Iterable[Json]) -> Capacity:
+def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = None) -> Capacity:
     """Count the units of a pool.
 
     A node gives whole pods only: 3.92 cores are three units, and with `unitsPerPod: 2` they are two.
@@ -73,11 +77,12 @@ def pool_capacity(pool: Json, nodes: Iterable[Json]) -> Capacity:
     Args:
         pool: a NodePool.
         nodes: all nodes of the cluster.
+        claimed: what pods of HeterPS request of them.
     """
     spec = pool["spec"]
     resource, per_pod = _resource(spec), int(spec.get("unitsPerPod", 1))
     groups: dict[str, list[str]] = {}
-    units = 0
+    units = taken = 0
     for node in sorted(nodes, key=lambda n: str(n["metadata"]["name"])):
         name, labels = str(node["metadata"]["name"]), node["metadata"].get("labels") or {}
         if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
@@ -97,20 +102,24 @@ def pool_capacity(pool: Json, nodes: Iterable[Json]) -> Capacity:
             groups.setdefault("tainted", []).append(f"{name} ({taint})")
         else:
             groups.setdefault("ready", []).append(name)
-            units += whole // per_pod * per_pod
-    return Capacity(units, **{group: tuple(names) for group, names in groups.items()})
+            amounts = (claimed or {}).get(name, {})
+            others = sum(a for (what, of), a in amounts.items() if what == resource and of != pool["metadata"]["name"])
+            left = whole if not others else max(0, _whole_units(status["allocatable"][resource], others))
+            units += left // per_pod * per_pod
+            taken += whole // per_pod * per_pod - left // per_pod * per_pod
+    return Capacity(units, taken, **{group: tuple(names) for group, names in groups.items()})
 
 
-def pool_status(pool: Json, nodes: Iterable[Json], allocated_units: int, *, now: float) -> dict[str, Any]:
+def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
     """The `status` of a NodePool.
 
     Args:
         pool: as the API server has it; its present conditions keep their times where nothing changed.
-        nodes: all nodes of the cluster.
+        capacity: `pool_capacity` of it.
         allocated_units: that jobs hold.
         now: Unix seconds.
     """
-    capacity, spec = pool_capacity(pool, nodes), pool["spec"]
+    spec = pool["spec"]
     generation = int(pool["metadata"].get("generation") or 0)
     found = _found(capacity, spec)
     conditions = (found, _ready(capacity, spec, allocated_units, found))
@@ -124,18 +133,18 @@ def pool_status(pool: Json, nodes: Iterable[Json], allocated_units: int, *, now:
     }
 
 
-def pool_limit(pool: Json, nodes: Iterable[Json] | None) -> int:
+def pool_limit(pool: Json, capacity: Capacity) -> int:
     """Units that all jobs together may hold of a pool.
 
     Args:
         pool: a NodePool.
-        nodes: all nodes of the cluster; None: not known yet.
+        capacity: `pool_capacity` of it.
     """
     most = int(pool["spec"]["maxUnits"])
     annotations = pool["metadata"].get("annotations") or {}
-    if nodes is None or annotations.get(AUTOSCALED_ANNOTATION) == "true":
+    if annotations.get(AUTOSCALED_ANNOTATION) == "true":
         return most
-    return min(most, pool_capacity(pool, nodes).units)
+    return min(most, capacity.units)
 
 
 def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
@@ -169,6 +178,8 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
         reason = "NodesNotReady" if capacity.not_ready or capacity.cordoned else "TaintsNotTolerated"
         return _condition("Ready", False, reason, f"no node of the pool takes pods; {away}")
     text = f"{_count(len(capacity.ready), 'node')} with {_count(capacity.units, 'unit')}"
+    if capacity.taken:
+        text += f" besides the place of {capacity.taken} that other pods of HeterPS take, such as coordinators"
     if away:
         text += f"; {away}"
     if allocated > min(limit, capacity.units):
@@ -205,8 +216,8 @@ def _resource(spec: Json) -> str:
     return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
 
 
-def _whole_units(quantity: object) -> int:
-    return 0 if quantity is None else int(parse_quantity(str(quantity)))
+def _whole_units(quantity: object, others: Decimal | int = 0) -> int:
+    return 0 if quantity is None else int(parse_quantity(str(quantity)) - others)
 
 
 def _is_ready(status: Json) -> bool:

@@ -176,7 +176,15 @@ class KubernetesSubstrate:
         assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
         # A queue's group never changes: workers that a later plan adds are admitted by themselves.
         gang = len(self.gang) if spec.name in self.gang else 0
-        body = build_pod(self.job, pool, spec, coordinator=address, plan_revision=self.plan_revision, gang_size=gang)
+        body = build_pod(
+            self.job,
+            pool,
+            spec,
+            coordinator=address,
+            plan_revision=self.plan_revision,
+            gang_size=gang,
+            pools=self.pools.values(),
+        )
         now = self._clock()
         try:
             # A misspelt field of a template would be dropped in silence otherwise.

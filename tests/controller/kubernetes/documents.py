@@ -21,13 +21,16 @@ SPECS = (COORDINATOR, SERVER, CPU_WORKER, GPU_WORKER, PROFILER)
 POOLS: dict[str, Json] = {
     "cpu": {
         "metadata": {"name": "cpu"},
-        "spec": {"deviceType": "CPU", "resourceName": "cpu", "torchDevice": "cpu", "unitsPerPod": 4, "maxUnits": 64},
+        "spec": {
+            "deviceType": "CPU", "resourceName": "cpu", "torchDevice": "cpu", "unitsPerPod": 4, "maxUnits": 64,
+            "pricePerUnitHour": "0.04",
+        },
     },
     "v100": {
         "metadata": {"name": "v100"},
         "spec": {
             "deviceType": "GPU", "resourceName": "nvidia.com/gpu", "torchDevice": "cuda", "unitsPerPod": 1,
-            "maxUnits": 8, "nodeSelector": {"node.example.com/gpu": "v100"},
+            "maxUnits": 8, "pricePerUnitHour": "2.42", "nodeSelector": {"node.example.com/gpu": "v100"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         },
     },
