@@ -380,7 +380,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     assert set(seen["logs"].output.splitlines()) <= set(followed.output.splitlines())
     for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
-        "logs": ("coordinator  | ", "worker-0-0   | ", "ps-0         | "),
+        "logs": ("coordinator | ", "worker-0-0 | ", "ps-0 | "),
         "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get nodepools"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():

@@ -69,6 +69,7 @@ def test_a_finished_job_shows_its_result_and_starts_over_when_asked(heterps: Run
     code, out, _ = heterps("run", "job.yaml", "--fresh")
     assert "profile of accelerator, cpu: taken from an earlier run" in out
     assert "resuming" not in out
+    assert heterps("run", "job.yaml", "--fresh", "--quiet") == (0, "", "")
 
 
 def test_a_worker_that_dies_is_replaced_and_the_job_succeeds(heterps: Runner) -> None:
@@ -93,10 +94,17 @@ def test_a_coordinator_that_dies_sends_the_job_back_to_its_checkpoint(heterps: R
 def test_a_worker_that_keeps_dying_fails_the_job_with_its_last_lines(heterps: Runner) -> None:
     manifest = heterps.folder / "job.yaml"
     manifest.write_text(manifest.read_text() + "  runPolicy: {backoffLimit: 0}\n")
-    code, out, _ = heterps("run", "job.yaml", die={"worker-0-0": {"how": "kill", "times": 9}})
+    code, out, err = heterps("run", "job.yaml", "--output", "json", die={"worker-0-0": {"how": "kill", "times": 9}})
     assert code == 1
-    assert "BackoffLimitExceeded: worker-0-0 ended (killed by SIGKILL" in out
-    assert "| worker-0-0: about to end, as the scenario says" in out
+    assert "BackoffLimitExceeded: worker-0-0 ended (killed by SIGKILL" in err
+    assert "| worker-0-0: about to end, as the scenario says" in err
+    report = json.loads(out)
+    failure = report["failure"]
+    assert (report["phase"], failure["reason"]) == ("Failed", "BackoffLimitExceeded")
+    assert (failure["member"], failure["exitCode"]) == ("worker-0-0", -9)
+    assert "the limit of 0 restarts (runPolicy.backoffLimit) is used up" in failure["message"]
+    assert failure["lastLines"]
+    assert Path(failure["log"]).read_text().splitlines()[-1] == failure["lastLines"][-1]
 
 
 def test_bad_input_found_by_a_worker_ends_the_job_with_code_2(heterps: Runner) -> None:

@@ -1,8 +1,13 @@
-"""The strongest promise: in `sync`, any plan trains the model that plain PyTorch trains in one process."""
+"""The strongest promise: in `sync`, any plan trains the model that plain PyTorch trains in one process.
+
+The plans are drawn at random, and a job costs seconds of processor time: of the first 60, those were chosen that have
+every model with every sparse optimizer (their numbers modulo 15 are all different), and all that the last test names.
+"""
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,7 @@ from heterps_runtime.intake import build_model, trace_model
 from .jobs import Stage, configuration, run_job
 from .plain_torch import train
 
-CASES = 32
+CASES = (3, 5, 8, 13, 15, 22, 24, 25, 26, 27, 31, 34, 36, 44, 47)
 DENSE = [
     {"name": "sgd", "learningRate": "0.1"},
     {"name": "sgd", "learningRate": "0.05", "momentum": "0.9"},
@@ -54,7 +59,7 @@ def _draw(number: int, folder: Path) -> tuple[dict[str, Any], list[Stage], int]:
     return document, stages, draw.choice([1, 1, 2, 3])
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", CASES)
 def test_any_plan_trains_the_model_that_one_pytorch_process_trains(number: int, folder: Path) -> None:
     document, stages, servers = _draw(number, folder)
     config = RunConfig.from_json(document)
@@ -67,3 +72,26 @@ def test_any_plan_trains_the_model_that_one_pytorch_process_trains(number: int, 
     for name, values in expected.items():
         scale = np.abs(values).max() or 1.0
         np.testing.assert_allclose(trained[name], values, rtol=relative, atol=relative * scale, err_msg=name)
+
+
+def test_the_plans_have_every_shape_and_setting(folder: Path) -> None:
+    pairs, settings, shapes = set(), set(), set()
+    for number in CASES:
+        document, stages, servers = _draw(number, folder)
+        spec = document["job"]["spec"]
+        training, optimizer = spec["training"], spec["training"]["optimizer"]
+        pairs.add((spec["model"]["entrypoint"], optimizer["sparse"]["name"]))
+        dense = (optimizer["dense"]["name"], "momentum" in optimizer["dense"])
+        for name in ("precision", "microBatches", "globalBatchSize"):
+            settings.add((name, training[name]))
+        settings |= {("servers", servers), ("dense", dense), ("stages", len(stages))}
+        workers = [count for _, _, count in stages]
+        shapes |= {("replicas update", pool, dense) for pool, _, count in stages if count > 1}
+        shapes |= {("pools", one, next_one) for (one, _, _), (next_one, _, _) in pairwise(stages)}
+        shapes |= {("workers", min(one, 2), min(next_one, 2)) for one, next_one in pairwise(workers)}
+        shapes |= {("workers differ", one > next_one) for one, next_one in pairwise(workers) if min(one, next_one) > 1}
+    assert len(pairs) == 3 * len(SPARSE)
+    assert len(settings) == 2 + 3 + 3 + 3 + len(DENSE) + 4
+    assert {shape[0] for shape in shapes} == {"replicas update", "pools", "workers", "workers differ"}
+    assert len([s for s in shapes if s[0] == "replicas update"]) == 2 * len(DENSE)
+    assert len([s for s in shapes if s[0] == "pools"]) == len([s for s in shapes if s[0] == "workers"]) == 4
