@@ -115,9 +115,5 @@ def build_squaring() -> Squaring:
     return Squaring()
 
 
-def build_number() -> int:
-    return 17
-
-
 def build_branching() -> Branching:
     return Branching()

@@ -75,7 +75,9 @@ def test_any_plan_trains_the_model_that_one_pytorch_process_trains(number: int, 
 
 
 def test_the_plans_have_every_shape_and_setting(folder: Path) -> None:
-    pairs, settings, shapes = set(), set(), set()
+    pairs: set[tuple[str, str]] = set()
+    settings: set[tuple[str, Any]] = set()
+    shapes: set[tuple[Any, ...]] = set()
     for number in CASES:
         document, stages, servers = _draw(number, folder)
         spec = document["job"]["spec"]
