@@ -7,6 +7,7 @@ Figures are used together or not at all: a worker's seconds mean something with 
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import math
@@ -16,7 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from heterps_operator.errors import UsageError
@@ -82,8 +84,7 @@ class Figures:
     workers: Mapping[tuple[int, int], WorkerFigures] = field(default_factory=dict)  # by stage and index
 
 
-@dataclass(frozen=True)
-class _Sample:
+class _Sample(NamedTuple):  # thousands are made per second
     name: str
     labels: Mapping[str, str]
     value: float
@@ -163,17 +164,24 @@ def _read_sample(line: str) -> _Sample:
     found = _LINE.fullmatch(line)
     if found is not None:
         name, inside, value = found.groups()
-        labels, end = {}, 0
-        for label in _LABEL.finditer(inside or ""):
-            if label.start() != end:
-                break
-            labels[label[1]], end = label[2], label.end()
-        if end == len(inside or ""):
+        labels = _read_labels(inside or "")
+        if labels is not None:
             try:
                 return _Sample(name, labels, float(value))
             except ValueError:
                 pass
     raise MeasurementError(f"its answer is no Prometheus text: {line[:200]!r}")
+
+
+@functools.lru_cache(maxsize=4096)  # they are the same in each answer, and alike in those of most jobs
+def _read_labels(text: str) -> Mapping[str, str] | None:
+    """What is between the braces; None if it is not labels."""
+    labels, end = {}, 0
+    for label in _LABEL.finditer(text):
+        if label.start() != end:
+            break
+        labels[label[1]], end = label[2], label.end()
+    return MappingProxyType(labels) if end == len(text) else None
 
 
 def _gather(samples: Iterable[_Sample]) -> Figures:

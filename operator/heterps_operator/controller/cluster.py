@@ -18,10 +18,10 @@ __all__ = ["Cluster"]
 
 # A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
 # how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
-_LOOKS_PER_SECOND = 12.5
-_UPDATES_PER_SECOND = 5.0  # of jobs' status that only tell of progress
+_LOOKS_PER_SECOND = 10.0
+_UPDATES_PER_SECOND = 3.0  # of jobs' status that only tell of progress
 _PROGRESS_SECONDS = 10.0
-_SAVES_PER_SECOND = 2.5  # of jobs' state while nothing is decided: `heterps top` shows it, and what a bill lacks, the
+_SAVES_PER_SECOND = 1.5  # of jobs' state while nothing is decided: `heterps top` shows it, and what a bill lacks, the
 _SAVE_SECONDS = 15.0  # pods' times tell the next operator
 _RUNNING_SECONDS = 2.0
 _CHANGING_SECONDS = 0.5
