@@ -58,6 +58,7 @@ def watch(
     settings.watching.chunk_size = _PAGE  # ten thousand pods at once would take half a gigabyte
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["pods"] = LABEL_JOB
+    settings.persistence.diffbase_storage = _NoDifferences()
 
     @kopf.on.login(registry=registry)
     def _log_in(**_: Any) -> kopf.ConnectionInfo:
@@ -91,6 +92,19 @@ def watch(
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         _LOG.warning("the watches have failed (%s), and begin anew in %.0f s", failure, pause)
         stop.wait(pause)
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Of handlers that are told of every event. kopf would copy each object twice to see what has changed in it."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("nothing is to be written on objects")
 
 
 async def _watch_once(
