@@ -65,7 +65,7 @@ test: data ## run all tests, those that need a Kubernetes included
 	exit $$status
 
 test-local: data ## run the tests that need no Kubernetes
-	@$(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Where the programs cannot be built, the tests themselves say why they are skipped, or, if CI is set, fail.
 test-cluster: venv ## run the tests that need a Kubernetes, on two of them
