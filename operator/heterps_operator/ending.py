@@ -13,7 +13,16 @@ from heterps_operator.elasticity import stranded
 from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR
 from heterps_operator.status import Failure, Status
-from heterps_operator.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
+from heterps_operator.values import (
+    Action,
+    FailJob,
+    Observed,
+    ProcessView,
+    RequestStop,
+    Shutdown,
+    StopProcess,
+    plan_request,
+)
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
 __all__ = ["judge", "orderly_stop", "silent_coordinator", "wind_down"]
@@ -67,18 +76,19 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     return status
 
 
-def silent_coordinator(job: JobSpec, observed: Observed) -> bool:
-    """Whether the coordinator runs but has not answered within hangTimeoutSeconds, and was not told to end.
+def silent_coordinator(job: JobSpec, observed: Observed) -> ProcessView | None:
+    """The coordinator, if it runs but has not answered within hangTimeoutSeconds, and was not told to end.
 
-    How long it may take until it runs is said by startDeadlineSeconds.
+    How long it may take until it runs is said by startDeadlineSeconds. It hangs only if its node does not find it ready
+    either (`ProcessView.ready`): else something is between it and the controller, and training goes on.
     """
     process = observed.process(COORDINATOR)
     if process is None or not process.running or process.stopping or observed.coordinator is not None:
-        return False
+        return None
     if process.begun is None:
-        return False
+        return None
     since = max(process.started, process.begun, observed.last_contact or 0.0)
-    return observed.time - since > job.run_policy.hang_timeout_seconds
+    return process if observed.time - since > job.run_policy.hang_timeout_seconds else None
 
 
 def _begin_stop(observed: Observed, status: Status) -> Status:

@@ -27,6 +27,7 @@ from heterps_operator.values import (
     CoordinatorView,
     Decision,
     Observed,
+    PodProblem,
     ProcessSpec,
     ProcessView,
     ReportLost,
@@ -49,6 +50,12 @@ _ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
 _HOLDERS_NAMED = 3  # of the units that a job waits for
+_UNREACHABLE = PodProblem(
+    "CoordinatorUnreachable",
+    "the coordinator answers its node, but not the operator: let the operator reach the port http of the job's pods "
+    "(is there a NetworkPolicy, a proxy or a mesh between them?); training goes on meanwhile, but units, batch sizes "
+    "and what is shown of it stay as they are",
+)
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
@@ -108,7 +115,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
 def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
     """Take the next step towards a trained model."""
     now = observed.time
-    if ending.silent_coordinator(job, observed):  # its end is then judged like any other death
+    silent = ending.silent_coordinator(job, observed)
+    if silent is not None and not silent.ready:  # its end is then judged like any other death
         return status, (StopProcess(COORDINATOR, _STALE_GRACE_SECONDS),)
     stale = [p for p in observed.processes if p.running and p.spec.incarnation != status.incarnation]
     if stale:
@@ -340,6 +348,9 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
     if status.outcome is not None:
         return status
     troubled = [p for p in observed.processes if p.running and p.problem is not None]
+    silent = ending.silent_coordinator(job, observed)
+    if silent is not None and silent.ready:
+        troubled.append(replace(silent, problem=_UNREACHABLE))
     status = _tell_problems(troubled, status, now)
     if view is None or status.plan is None or view.phase == JobPhase.PROFILING:
         return status

@@ -77,6 +77,7 @@ class ProcessView:
     reason: str = ""
     problem: PodProblem | None = None  # while it does not start
     begun: float | None = 0.0  # when its program began, if that was after `started`; None: it does not run yet
+    ready: bool = False  # its node says that it answers; one machine has nobody who says so
 
     @property
     def name(self) -> str:

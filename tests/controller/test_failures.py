@@ -158,6 +158,29 @@ def test_a_coordinator_that_is_silent_for_too_long_is_ended_and_everything_resta
     assert world.status.incarnation == 2
 
 
+def test_a_coordinator_that_answers_its_node_and_not_the_controller_trains_on() -> None:
+    world = World().training()
+    world.answers = False
+    world.processes["coordinator"] = replace(world.processes["coordinator"], ready=True)
+    world.time += 121
+    assert world.settle() == []
+    said = world.status.condition("PodsReady")
+    assert (said.status, said.reason) == ("False", "CoordinatorUnreachable")
+    assert [event.reason for event in world.events].count("CoordinatorUnreachable") == 1
+    world.time += 3600
+    assert world.settle() == []
+    assert world.status.phase == "Running"
+    world.answers = True
+    world.settle()
+    assert world.status.condition("PodsReady").reason == "AllReady"
+    assert (world.status.incarnation, world.status.failures) == (1, 0)
+
+    world.answers = False
+    world.processes["coordinator"] = replace(world.processes["coordinator"], ready=False)
+    world.time += 121
+    assert world.settle() == [StopProcess("coordinator", 5.0)], "its node finds it silent, too"
+
+
 def test_a_coordinator_that_cannot_start_does_not_hang() -> None:
     world = World()
     world.settle()

@@ -89,6 +89,7 @@ def view(
         reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
         begun=_begun(status),
+        ready=heard and not over and _condition(status, "Ready").get("status") == "True",
     )
 
 

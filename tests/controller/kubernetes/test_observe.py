@@ -42,6 +42,15 @@ def test_a_pod_that_runs_is_a_process_that_runs() -> None:
     assert stopping.stopping
 
 
+def test_a_pod_answers_if_its_node_says_so_and_is_heard_of() -> None:
+    pod = observed(phase="Running", containerStatuses=running(), conditions=READY)
+    assert view(pod, NOW + 100).ready
+    assert not view(pod, NOW + 100, heard=False).ready
+    silent = observed(phase="Running", containerStatuses=running(), conditions=[condition("Ready", "False")])
+    assert not view(silent, NOW + 100).ready
+    assert not view(observed(phase="Failed", containerStatuses=terminated(1), conditions=READY), NOW + 100).ready
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [(0, 0), (1, 1), (2, 2), (128, 128), (130, 130), (134, -6), (137, -9), (139, -11), (143, -15), (255, 255)],
