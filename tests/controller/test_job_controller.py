@@ -243,6 +243,18 @@ def test_a_missing_pool_is_named_with_what_there_is(world: World) -> None:
     assert world.writes() == []  # said once
 
 
+def test_a_pool_that_was_deleted_and_made_anew_is_another_one(world: World) -> None:
+    controller = world.controller()
+    controller.turn()
+    again = copy.deepcopy(world.pools[0])
+    again["metadata"]["uid"] = "another"  # its generation is 1 again
+    again["spec"] |= {"unitsPerPod": 5, "maxUnits": 4}
+    world.cluster.pools.put(again)
+    controller.turn()
+    assert world.condition("Planned")["reason"] == "InvalidSpec"
+    assert again["metadata"]["name"] in world.status["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [

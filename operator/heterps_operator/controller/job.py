@@ -182,11 +182,12 @@ class JobController:
         names = [str(pool["name"]) for pool in job["spec"]["pools"]]
         pools = [self._cluster.pools.get("", name) for name in names]
         paused = (job["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
-        generations = tuple(pool and pool["metadata"].get("generation") for pool in pools)
-        seen = (job["metadata"].get("generation"), paused, generations)
+        # A pool that was deleted and made anew begins with generation 1 again.
+        versions = tuple(pool and (pool["metadata"].get("uid"), pool["metadata"].get("generation")) for pool in pools)
+        seen = (job["metadata"].get("generation"), paused, versions)
         if self._loop is not None and seen == self._taken_up and not self._stopped_for_change():
             return
-        if self._loop is not None and self._loop.status.phase in _ENDED and None in generations:
+        if self._loop is not None and self._loop.status.phase in _ENDED and None in versions:
             return  # what it has reached needs no pools any more
         manifest: Manifest | None
         try:
