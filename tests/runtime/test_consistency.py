@@ -25,12 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("consistency", ["hybrid", "async"])
 @pytest.mark.parametrize("model", sorted(PLANS))
 def test_relaxed_pipelines_apply_every_sample_once_and_learn(model: str, consistency: str, folder: Path) -> None:
-    document = configuration(folder / f"{model}-{consistency}", model, consistency=consistency, steps=20)
+    document = configuration(folder / f"{model}-{consistency}", model, consistency=consistency, steps=40)
     status = run_job(document, PLANS[model], 2)
     assert status["phase"] == "Succeeded", status["error"]
-    assert status["committedSteps"] == 20
-    # 300 rows in batches of 32: nine whole batches and one of 12 per epoch, two epochs.
-    assert status["samples"] == 2 * 300
+    assert status["committedSteps"] == 40
+    # 300 rows in batches of 32: nine whole batches and one of 12 per epoch, four epochs.
+    assert status["samples"] == 4 * 300
     assert 0 < status["loss"] < 0.75
 
 
