@@ -318,7 +318,7 @@ def values_of_this_checkout() -> Object:
 def test_a_job_lives_with_the_operator_of_the_chart(
     installed: Installed, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
 ) -> None:
-    """The operator runs in the chart's own pod; the person who submits has `edit` in one namespace, no other right."""
+    """The operator runs in the chart's own pods, of which one is killed; the person may `edit` in one namespace."""
     assert kubectl.namespace is not None
     tmp_path.chmod(0o777)
     job = ClusterJob(
@@ -353,7 +353,13 @@ def test_a_job_lives_with_the_operator_of_the_chart(
 
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump(values_of_this_checkout()))
-    installed("upgrade", "heterps", str(CHART), f"--values={values}", "--wait", "--timeout=120s")
+    installed("upgrade", "heterps", str(CHART), f"--values={values}", "--set=replicas=2", "--wait", "--timeout=120s")
+
+    def active() -> str:
+        """The pod that has the Lease."""
+        lease = json.loads(admin("get", "lease", "heterps", f"--namespace={NAMESPACE}", "--output=json"))
+        return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
+
     try:
         with ThreadPoolExecutor(2) as executor:
             with held(job):  # it trains while the commands look at it
@@ -363,6 +369,9 @@ def test_a_job_lives_with_the_operator_of_the_chart(
                 following = executor.submit(heterps, "logs", "told", "--follow")
                 job.wait_for_step(2)
                 seen = {command: heterps(command, "told") for command in ("top", "logs", "explain", "status")}
+                first = active()
+                admin("delete", "pod", first, f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
+                wait_until("the other replica works", lambda: active() not in ("", first), 60)
             end, followed = waiting.result(timeout=300), following.result(timeout=60)
     finally:
         print(admin.try_to("logs", "deployment/heterps", f"--namespace={NAMESPACE}").output)  # noqa: T201

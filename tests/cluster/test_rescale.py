@@ -115,3 +115,19 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
     assert 5 <= resumed < 400
     assert job.wait_for_phase("Succeeded")["progress"]["step"] == 400
     assert_same_model(job, expected_model)
+
+
+def test_a_changed_spec_that_divides_the_model_otherwise_is_planned_and_training_goes_on(
+    make: Make, expected_model: Json
+) -> None:
+    job = make("divided", spec={"model.entrypoint": MODEL, "checkpoint.everySteps": 5}, pool={"maxUnits": 4})
+    with held(job):
+        job.submit().wait_for_step(6)
+        ends = ("tables", "output")
+        job.patch({"scheduling": {"stages": [{"pool": job.pool_name, "lastLayer": end, "units": 1} for end in ends]}})
+        wait_until("it goes on", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)
+    assert len(job.told("SpecChanged")) == 1
+    assert int(job.told("Resumed")[0].split()[3]) >= 5
+    status = job.wait_for_phase("Succeeded")
+    assert (status["plan"]["revision"], len(status["plan"]["stages"]), status["restarts"]) == (2, 2, 0)
+    assert_same_model(job, expected_model)
