@@ -21,8 +21,16 @@ from safetensors.numpy import load_file
 
 from heterps_operator.client import CoordinatorClient, CoordinatorError
 from heterps_operator.controller.admission import pod_configuration
-from heterps_operator.kubernetes.api import KubernetesApi
-from heterps_operator.kubernetes.names import COORDINATOR_PORT
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.names import (
+    COORDINATOR_PORT,
+    events_path,
+    job_path,
+    object_path,
+    pods_path,
+    secret_path,
+    token_secret_name,
+)
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.manifest import read_objects
 from tests.cluster.building import ROOT
@@ -60,8 +68,9 @@ class ClusterJob:
         spec: Mapping[str, Any] | None = None,
         pool: Mapping[str, Any] | None = None,
     ) -> None:
+        assert kubectl.namespace is not None
         self.kubectl, self.name, self.folder = kubectl, name, folder
-        self._api = api
+        self._api, self._namespace = api, kubectl.namespace
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "data").exists():
             (folder / "data").mkdir()
@@ -119,8 +128,7 @@ class ClusterJob:
         )  # fmt: skip
         pools = [self.kubectl.get("nodepool", pool["metadata"]["name"]) for pool in (self.pool, *self.more_pools)]
         configuration = pod_configuration(read_objects(with_defaults, pools))
-        assert self.kubectl.namespace is not None
-        cache = ConfigMapProfileCache(self._api, self.kubectl.namespace, configuration)
+        cache = ConfigMapProfileCache(self._api, self._namespace, configuration)
         for pool in pools:
             cache.save(pool["metadata"]["name"], self.profile)
 
@@ -141,11 +149,18 @@ class ClusterJob:
         """Delete the job, and return at once."""
         self.kubectl("delete", "heterpsjob", self.name, "--wait=false")
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- looking: over and over again while tests wait, for which a kubectl each time would take a whole core ---------
 
     def status(self) -> Json:
-        """The job's status."""
-        value: Json = self.kubectl.get("heterpsjob", self.name).get("status") or {}
+        """The job's status.
+
+        Raises:
+            ClusterError: there is no such job.
+        """
+        job = self._api.get(job_path(self._namespace, self.name))
+        if job is None:
+            raise ClusterError(f"there is no HeterPSJob {self._namespace}/{self.name}")
+        value: Json = job.get("status") or {}
         return value
 
     def condition(self, kind: str) -> Json:
@@ -156,7 +171,13 @@ class ClusterJob:
     def pods(self, role: str | None = None) -> list[Json]:
         """Its pods."""
         selector = f"heterps.io/job={self.name}" + (f",heterps.io/role={role}" if role else "")
-        return self.kubectl.items("pods", f"--selector={selector}")
+        pods, _ = self._api.list(pods_path(self._namespace), selector)
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def held_units(self) -> int:
+        """Units of its first pool that jobs hold, as the pool's status says; it follows within seconds."""
+        found = self._api.get(object_path(self.pool)) or {}
+        return int((found.get("status") or {}).get("allocatedUnits", -1))
 
     def wait_for_phase(self, *phases: str, seconds: float = PATIENCE_SECONDS) -> Json:
         """Wait until the job is in one of these phases; returns the status."""
@@ -191,21 +212,21 @@ class ClusterJob:
     def coordinator(self) -> CoordinatorClient:
         """The coordinator that trains it, as the operator talks to it."""
         [pod] = [pod for pod in self.pods("coordinator") if pod["status"].get("phase") == "Running"]
-        token = b64decode(self.kubectl.get("secret", f"{self.name}-token")["data"]["token"]).decode()
+        secret = self._api.get(secret_path(self._namespace, token_secret_name(self.name)))
+        if secret is None:
+            raise ClusterError(f"job {self.name} has no token")
+        token = b64decode(secret["data"]["token"]).decode()
         return CoordinatorClient(f"http://{pod['status']['podIP']}:{COORDINATOR_PORT}", token)
 
     def told(self, reason: str) -> list[str]:
         """Messages of its events with this reason, the oldest first."""
-        events = [
-            e
-            for e in self.kubectl.items("events", "--sort-by=.firstTimestamp")
-            if e["reason"] == reason and e["involvedObject"]["name"] == self.name
-        ]
-        return [str(event["message"]) for event in events]
+        chosen = f"reason={reason},involvedObject.name={self.name}"
+        events, _ = self._api.list(events_path(self._namespace), field_selector=chosen)
+        return [str(event["message"]) for event in sorted(events, key=_first_time)]
 
     def step(self) -> int:
         """Steps that are committed now; the status says so only every few seconds."""
-        with contextlib.suppress(CoordinatorError, ClusterError, ValueError):  # none is there, or answers
+        with contextlib.suppress(CoordinatorError, ClusterError, ApiError, ValueError):  # none is there, or answers
             return int(self.coordinator().status()["committedSteps"])
         return int((self.status().get("progress") or {}).get("step") or 0)
 
@@ -221,3 +242,7 @@ class ClusterJob:
         for pod in self.pods():
             parts.append(self.kubectl.try_to("logs", pod["metadata"]["name"], "--tail=15"))
         return "\n".join(part.output + part.errors for part in parts)
+
+
+def _first_time(event: Json) -> str:
+    return str(event.get("firstTimestamp") or event.get("eventTime") or "")

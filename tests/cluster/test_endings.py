@@ -35,19 +35,14 @@ def left_of(kubectl: Kubectl, *jobs: str) -> list[str]:
     ]
 
 
-def held_units(pool: str, kubectl: Kubectl) -> int:
-    """Units of the pool that jobs hold, as its status says; it follows within seconds."""
-    return int(kubectl.get("nodepool", pool).get("status", {}).get("allocatedUnits", -1))
+def wait_until_free(job: ClusterJob) -> None:
+    """Wait until no job holds a unit of the job's pool."""
+    wait_until(f"all units of {job.pool_name} are free", lambda: job.held_units() == 0, PATIENCE_SECONDS)
 
 
-def wait_until_free(pool: str, kubectl: Kubectl) -> None:
-    """Wait until no job holds a unit of the pool."""
-    wait_until(f"all units of {pool} are free", lambda: held_units(pool, kubectl) == 0, PATIENCE_SECONDS)
-
-
-def wait_until_held(pool: str, kubectl: Kubectl, units: int) -> None:
-    """Wait until jobs hold at least so many units of the pool."""
-    wait_until(f"{units} units of {pool} are held", lambda: held_units(pool, kubectl) >= units, PATIENCE_SECONDS)
+def wait_until_held(job: ClusterJob, units: int) -> None:
+    """Wait until jobs hold at least so many units of the job's pool."""
+    wait_until(f"{units} units of {job.pool_name} are held", lambda: job.held_units() >= units, PATIENCE_SECONDS)
 
 
 def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(make: Make, kubectl: Kubectl) -> None:
@@ -71,7 +66,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     planning.kubectl.apply(planning.job)  # for which the others leave no room
     planning.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
     assert planning.status()["phase"] == "Planning"
-    wait_until_held(profiling.pool_name, kubectl, 2)
+    wait_until_held(profiling, 2)
 
     for job in (profiling, planning, starting, again):
         job.delete()
@@ -96,7 +91,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     assert (status["restarts"], status["progress"]["step"]) == (0, 60)
     assert not [reason for reason in ("JobRestarts", "ProcessRestarts") if again.told(reason)]
     wait_until("its pods are gone (cleanPodPolicy)", lambda: not again.pods(), PATIENCE_SECONDS)
-    wait_until_free(again.pool_name, kubectl)
+    wait_until_free(again)
     again.patch({"runPolicy": {"ttlSecondsAfterFinished": 0}})
     again.kubectl("wait", "--for=delete", "heterpsjob/again", f"--timeout={PATIENCE_SECONDS}s")
     wait_until("nothing is left", lambda: not left_of(kubectl, "again"), PATIENCE_SECONDS)
@@ -133,7 +128,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
         assert jobs[name].status()["message"] == condition["message"]
         wait_until(f"{name} has an event", lambda job=jobs[name], reason=reason: job.told(reason), 30)  # type: ignore[misc]
         print(f"{name}: told {lag(kubectl, name, reason):.0f} s after its pod showed it")  # noqa: T201
-    wait_until_held(jobs["no-node"].pool_name, kubectl, 2 * len(jobs))
+    wait_until_held(jobs["no-node"], 2 * len(jobs))
 
     # They wait, and hold their units, until they are given up.
     for job in jobs.values():
@@ -143,7 +138,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
         assert job.condition("Failed")["reason"] == "StartDeadlineExceeded"
         assert "runPolicy.startDeadlineSeconds" in status["message"]
         assert status["restarts"] == 0
-    wait_until_free(jobs["no-node"].pool_name, kubectl)
+    wait_until_free(jobs["no-node"])
     assert [pod["metadata"]["name"] for job in jobs.values() for pod in job.pods() if runs(pod)] == []
     admin("delete", "priorityclass", priority)
 

@@ -38,11 +38,6 @@ def workers(job: ClusterJob) -> dict[str, str]:
     }
 
 
-def allocated(job: ClusterJob) -> int:
-    """Units of the pool that jobs hold, as its status says."""
-    return int((job.kubectl.get("nodepool", job.pool_name).get("status") or {}).get("allocatedUnits", 0))
-
-
 def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     job = make("elastic", spec=SPEC, pool={"maxUnits": 4, "nodeSelector": {}})
     for layer in job.profile["layers"]:
@@ -51,19 +46,19 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     survivors = workers(job)
     assert list(survivors) == ["worker-0-0"]
     assert float(job.status()["plan"]["predictedSamplesPerSecond"]) > 50_000
-    before = allocated(job)
+    before = job.held_units()
 
     wait_until("there are more workers", lambda: len(workers(job)) > 1, PATIENCE_SECONDS, more=job.story)
     job.wait_for_condition("ThroughputMet", "True", "AboveFloor", PATIENCE_SECONDS)
     grown = workers(job)
     assert grown.items() > survivors.items()
-    wait_until("the pool shows them", lambda: allocated(job) == before + len(grown) - 1, PATIENCE_SECONDS)
+    wait_until("the pool shows them", lambda: job.held_units() == before + len(grown) - 1, PATIENCE_SECONDS)
     assert job.condition("Rescaled")["reason"] == "UnitsChanged"
     assert "samples/s are measured, the floor is 11,000: " in job.told("UnitsChanged")[0]
 
     job.patch({"objective": {"minSamplesPerSecond": 2_000}})
     wait_until("one is left", lambda: workers(job) == survivors, PATIENCE_SECONDS, more=job.story)
-    wait_until("its units are free", lambda: allocated(job) == before, PATIENCE_SECONDS, more=job.story)
+    wait_until("its units are free", lambda: job.held_units() == before, PATIENCE_SECONDS, more=job.story)
     status = job.status()
     assert (status["restarts"], status["phase"]) == (0, "Running")
     step = int(status["progress"]["step"])
