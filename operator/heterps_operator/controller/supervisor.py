@@ -294,11 +294,12 @@ class Supervisor:
         cluster = self._cluster
         pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
         counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version
-        if counted != self._counted or pools.keys() != self._capacities.keys():  # thousands of nodes take a while
+        capacities = self._capacities
+        if counted != self._counted or pools.keys() != capacities.keys():  # thousands of nodes take a while
             nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
-            self._capacities = {name: pool_capacity(pool, nodes, claimed) for name, pool in pools.items()}
-            self._counted = counted
-        limits = {name: pool_limit(pool, self._capacities[name]) for name, pool in pools.items()}
+            capacities = {name: pool_capacity(pool, nodes, claimed) for name, pool in pools.items()}
+            self._capacities, self._counted = capacities, counted
+        limits = {name: pool_limit(pool, capacities[name]) for name, pool in pools.items()}
         changed, self._limits = limits != self._limits, limits
         self._cluster.ledger.set_limits(limits)
         return changed
