@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from heterps_operator.controller.planners import Places
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_job, slim_node
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.pools import Ledger
@@ -44,12 +44,12 @@ class Cluster:
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
     pods: PodStore = field(default_factory=PodStore)
     ledger: Ledger = field(default_factory=Ledger)
-    places: threading.Semaphore = field(init=False)
+    places: Places = field(init=False)
     active_jobs: int = 0  # that are looked at regularly
 
     def __post_init__(self) -> None:
         """Make the places of planners."""
-        self.places = threading.Semaphore(self.most_planners)
+        self.places = Places(self.most_planners)
 
     def hears_of(self, node: str) -> bool:
         """Whether a node's kubelet reports; the pods of one that is gone are cleared away by Kubernetes."""

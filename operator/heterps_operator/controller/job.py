@@ -280,6 +280,8 @@ class JobController:
         )
         substrate.plan_revision, substrate.gang = status.plan_revision, frozenset(status.gang)
         cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
+        if self._planner is not None:  # of the spec before: it must not keep its place
+            self._planner.close()
         self._planner = QueuedPlanner(
             cluster.places,
             self._folder,

@@ -10,24 +10,70 @@ from pathlib import Path
 from heterps_operator.planning import PlannerProcess
 from heterps_operator.values import Json, PlanOutcome
 
-__all__ = ["QueuedPlanner"]
+__all__ = ["Places", "QueuedPlanner"]
+
+
+class Places:
+    """Places for a few of many, who get them in the order in which they have asked. Thread-safe.
+
+    A place that becomes free is the next one's at once, who is told: if it had to be asked for again, hundreds who ask
+    less and less often would leave it empty most of the time.
+
+    Args:
+        number: of places.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._lock = threading.Lock()
+        self._free = number
+        self._taken: set[object] = set()
+        self._waiting: dict[object, Callable[[], None]] = {}  # in order
+
+    def ask(self, who: object, tell: Callable[[], None]) -> bool:
+        """Whether `who` has a place; if not, it waits for one, and `tell` is called when it has it."""
+        with self._lock:
+            if who in self._taken:
+                return True
+            if self._free:
+                self._free -= 1
+                self._taken.add(who)
+                return True
+            self._waiting.setdefault(who, tell)
+            return False
+
+    def leave(self, who: object) -> None:
+        """Give a place back, or wait for none any more."""
+        tell = None
+        with self._lock:
+            self._waiting.pop(who, None)
+            if who not in self._taken:
+                return
+            self._taken.remove(who)
+            if self._waiting:
+                following = next(iter(self._waiting))
+                tell = self._waiting.pop(following)
+                self._taken.add(following)
+            else:
+                self._free += 1
+        if tell is not None:
+            tell()
 
 
 class QueuedPlanner(PlannerProcess):
     """A planner that waits for its place.
 
     Args:
-        places: shared by all jobs' planners; one is held while the process runs.
+        places: shared by all jobs' planners; one is held from the start of the process until its answer is read.
         folder: see `PlannerProcess`, as the others.
         method: of the planner.
         timeout_seconds: for the search itself.
         stages: given by hand.
-        on_end: called, in another thread, when the process has ended: nobody has to look for the answer.
+        on_end: called, in another thread, when there is a place or the process has ended: nobody has to look for that.
     """
 
     def __init__(
         self,
-        places: threading.Semaphore,
+        places: Places,
         folder: Path,
         method: str,
         timeout_seconds: float,
@@ -39,7 +85,6 @@ class QueuedPlanner(PlannerProcess):
         self._on_end = on_end
         self._places = places
         self._waiting: tuple[Json, int, Sequence[Json]] | None = None
-        self._holds = False
 
     @property
     def running(self) -> bool:
@@ -58,19 +103,18 @@ class QueuedPlanner(PlannerProcess):
             return None
         outcome = super().poll()
         if outcome is not None:
-            self._give_back()
+            self._places.leave(self)
         return outcome
 
     def close(self) -> None:
         """End a planner that is still at work, or waits."""
         self._waiting = None
         super().close()
-        self._give_back()
+        self._places.leave(self)
 
     def _begin(self) -> None:
-        if self._waiting is None or not self._places.acquire(blocking=False):
+        if self._waiting is None or not self._places.ask(self, self._on_end):
             return
-        self._holds = True
         (problem, revision, stages), self._waiting = self._waiting, None
         super().start(problem, revision, stages)
         assert self._popen is not None
@@ -79,8 +123,3 @@ class QueuedPlanner(PlannerProcess):
     def _tell(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         self._on_end()
-
-    def _give_back(self) -> None:
-        if self._holds:
-            self._holds = False
-            self._places.release()
