@@ -16,6 +16,7 @@ from decimal import Decimal
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -368,9 +369,12 @@ def _handler(registry: CollectorRegistry, alive: Callable[[], str | None]) -> ty
 
         def do_GET(self) -> None:
             """Answer."""
-            match self.path.partition("?")[0]:
+            path, _, query = self.path.partition("?")
+            match path:
                 case "/metrics":
-                    self._answer(HTTPStatus.OK, generate_latest(registry), CONTENT_TYPE_LATEST)
+                    names = parse_qs(query).get("name[]")  # jobs have twenty series each
+                    chosen = registry.restricted_registry(names) if names else registry
+                    self._answer(HTTPStatus.OK, generate_latest(chosen), CONTENT_TYPE_LATEST)
                 case "/healthz":
                     wrong = alive()
                     code = HTTPStatus.OK if wrong is None else HTTPStatus.SERVICE_UNAVAILABLE

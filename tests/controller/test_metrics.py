@@ -214,10 +214,13 @@ def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
 def test_the_port_serves_metrics_and_says_whether_the_loops_turn() -> None:
     registry, wrong = CollectorRegistry(), [None, "the control loops do not turn"]
     Counter("heterps_test_total", "x", registry=registry).inc()
+    Counter("heterps_other_total", "x", registry=registry).inc()
     server = MetricsServer(registry, 0, lambda: wrong[0])
     try:
         code, text = get(server.port, "/metrics")
-        assert (code, "heterps_test_total 1.0" in text) == (200, True)
+        assert (code, "heterps_test_total 1.0" in text, "heterps_other" in text) == (200, True, True)
+        code, text = get(server.port, "/metrics?name[]=heterps_test_total&name[]=heterps_none")
+        assert (code, "heterps_test_total 1.0" in text, "heterps_other" in text) == (200, True, False)
         assert get(server.port, "/healthz") == (200, "ok\n")
         wrong.pop(0)
         assert get(server.port, "/healthz") == (503, "the control loops do not turn\n")

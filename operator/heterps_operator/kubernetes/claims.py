@@ -6,9 +6,12 @@ a second pool that chooses the same nodes. What those request is not there for t
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 from heterps_operator.kubernetes.names import process_of
@@ -24,7 +27,7 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _CORES = "cpu"  # the only resource without a domain that can be a pool's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What one pod requests of its node.
 
@@ -49,7 +52,13 @@ def claim_of(pod: Json) -> Claim | None:
         requests = _requests(spec)
     except ValueError:
         return None
-    return Claim(str(spec["nodeName"]), process.pool if process.pool and process.units else "", requests)
+    pool = process.pool if process.pool and process.units else ""
+    return Claim(sys.intern(str(spec["nodeName"])), pool, _shared(tuple(sorted(requests.items()))))
+
+
+@functools.lru_cache(maxsize=1024)  # thousands of pods request the same
+def _shared(requests: tuple[tuple[str, Decimal], ...]) -> Mapping[str, Decimal]:
+    return MappingProxyType(dict(requests))
 
 
 def _requests(spec: Json) -> dict[str, Decimal]:
