@@ -125,7 +125,8 @@ class JobController:
             ledger, pools = self._cluster.ledger, self._substrate.pools
             self._loop.free_units = ledger.free_units(self._name, pools)
             self._loop.room = {pool: ledger.free(pool, excluding=self._name) for pool in pools}
-            self._loop.holders = {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
+            trains = self._loop.status.phase == "Running"  # it waits for nobody: hundreds need not be looked through
+            self._loop.holders = {} if trains else {pool: ledger.holders(pool, excluding=self._name) for pool in pools}
             self._loop.save_seconds = self._cluster.save_seconds
             self._loop.turn()
         except CapacityTakenError:

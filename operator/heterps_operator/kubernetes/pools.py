@@ -320,6 +320,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._limits: dict[str, int] = {}
         self._jobs: dict[str, _Holding] = {}
+        # Every look at a job asks what is free: sums over hundreds of jobs would be most of the look.
+        self._counted: dict[str, dict[str, int]] = {}  # by job, what of it is in the totals
+        self._totals: dict[str, int] = {}  # by pool
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Set how many units all jobs together may hold; pools that are absent are unknown, and have none to give."""
@@ -366,7 +369,7 @@ class Ledger:
     def held(self, pool: str) -> int:
         """Units of a pool that jobs hold."""
         with self._lock:
-            return sum(holding.units(pool) for holding in self._jobs.values())
+            return self._totals.get(pool, 0)
 
     def held_by(self, job: str) -> dict[str, int]:
         """Units that a job holds, by pool."""
@@ -393,14 +396,19 @@ class Ledger:
     # --- under the lock ---
 
     def _free(self, pool: str, job: str) -> int:
-        return self._limits.get(pool, 0) - sum(h.units(pool) for key, h in self._jobs.items() if key != job)
+        return self._limits.get(pool, 0) - self._totals.get(pool, 0) + self._counted.get(job, {}).get(pool, 0)
 
     def _holders(self, pool: str, excluding: str) -> tuple[tuple[str, int], ...]:
         held = [(key, h.units(pool)) for key, h in self._jobs.items() if key != excluding and h.units(pool)]
         return tuple(sorted(held, key=lambda entry: (-entry[1], entry[0])))
 
     def _keep(self, job: str, holding: _Holding) -> None:
-        if holding.pools():
-            self._jobs[job] = holding
+        for pool, units in self._counted.pop(job, {}).items():
+            self._totals[pool] -= units
+        counted = {pool: holding.units(pool) for pool in holding.pools()}
+        for pool, units in counted.items():
+            self._totals[pool] = self._totals.get(pool, 0) + units
+        if counted:
+            self._jobs[job], self._counted[job] = holding, counted
         else:
             self._jobs.pop(job, None)
