@@ -116,10 +116,11 @@ def test_a_changed_spec_that_divides_the_model_otherwise_is_planned_and_training
     make: Make, expected_model: Json
 ) -> None:
     job = make("divided", spec={"model.entrypoint": MODEL, "checkpoint.everySteps": 5}, pool={"maxUnits": 4})
+    other = job.add_pool("other", nodeSelector={POOL_LABEL: "accelerator"})
     with held(job):
         job.submit().wait_for_step(6)
-        ends = ("tables", "output")
-        job.patch({"scheduling": {"stages": [{"pool": job.pool_name, "lastLayer": end, "units": 1} for end in ends]}})
+        ends = ((job.pool_name, "tables"), (other, "output"))
+        job.patch({"scheduling": {"stages": [{"pool": pool, "lastLayer": end, "units": 1} for pool, end in ends]}})
         wait_until("it goes on", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)
     assert len(job.told("SpecChanged")) == 1
     assert int(job.told("Resumed")[0].split()[3]) >= 5
