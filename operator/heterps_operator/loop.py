@@ -126,6 +126,7 @@ class ControlLoop:
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
         self._last_contact: float | None = None
+        self._silence = ""  # what the last question led to that had no answer
         self._retry_at = 0.0
         self._waited_in_vain = 0  # times in a row
         self._outcome: PlanOutcome | None = None
@@ -198,6 +199,7 @@ class ControlLoop:
             processes=processes,
             coordinator=view,
             last_contact=self._last_contact,
+            silence=self._silence,
             accepted=frozenset(self._accepted),
             refused=dict(self._refused),
             profiles=dict(self.profiles),
@@ -229,7 +231,8 @@ class ControlLoop:
             view = CoordinatorView.from_json(self._client.status())
             if view.phase == JobPhase.PROFILING:
                 self.profiles.update(self._client.profiles())
-        except (CoordinatorError, KeyError, TypeError, ValueError):
+        except (CoordinatorError, KeyError, TypeError, ValueError) as error:
+            self._silence = str(error)
             self._retry_at = self._clock() + self._retry_seconds(self._clock() - began)
             return None
         self._last_contact, self._waited_in_vain = self._clock(), 0

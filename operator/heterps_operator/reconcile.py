@@ -50,12 +50,6 @@ _ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
 _HOLDERS_NAMED = 3  # of the units that a job waits for
-_UNREACHABLE = PodProblem(
-    "CoordinatorUnreachable",
-    "the coordinator answers its node, but not the operator: let the operator reach the port http of the job's pods "
-    "(is there a NetworkPolicy, a proxy or a mesh between them?); training goes on meanwhile, but units, batch sizes "
-    "and what is shown of it stay as they are",
-)
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
@@ -350,7 +344,7 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
     troubled = [p for p in observed.processes if p.running and p.problem is not None]
     silent = ending.silent_coordinator(job, observed)
     if silent is not None and silent.ready:
-        troubled.append(replace(silent, problem=_UNREACHABLE))
+        troubled.append(replace(silent, problem=_unreachable(observed.silence)))
     status = _tell_problems(troubled, status, now)
     if view is None or status.plan is None or view.phase == JobPhase.PROFILING:
         return status
@@ -369,6 +363,15 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
         text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
         status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)
     return status
+
+
+def _unreachable(silence: str) -> PodProblem:
+    text = (
+        f"the coordinator answers its node, but not the operator ({silence}): let the operator reach the port http of "
+        "the job's pods (is there a NetworkPolicy, a proxy or a mesh between them?); training goes on meanwhile, but "
+        "units, batch sizes and what is shown of it stay as they are"
+    )
+    return PodProblem("CoordinatorUnreachable", text)
 
 
 def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) -> Status:

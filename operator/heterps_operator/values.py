@@ -185,6 +185,7 @@ class Observed:
     processes: tuple[ProcessView, ...] = ()
     coordinator: CoordinatorView | None = None  # None: it does not answer (or does not run)
     last_contact: float | None = None  # when the running coordinator last answered
+    silence: str = ""  # what asking it led to when it did not answer last
     accepted: frozenset[str] = frozenset()  # one-time requests that the running coordinator has taken: plan-1, stop
     refused: Mapping[str, str] = field(default_factory=dict)  # those that it refused, and why
     profiles: Mapping[str, Json] = field(default_factory=dict)  # by pool: measured now or kept from before

@@ -166,6 +166,7 @@ def test_a_coordinator_that_answers_its_node_and_not_the_controller_trains_on() 
     assert world.settle() == []
     said = world.status.condition("PodsReady")
     assert (said.status, said.reason) == ("False", "CoordinatorUnreachable")
+    assert "GET /v1/status: no answer" in said.message
     assert [event.reason for event in world.events].count("CoordinatorUnreachable") == 1
     world.time += 3600
     assert world.settle() == []

@@ -108,6 +108,7 @@ class World:
             processes=tuple(self.processes.values()),
             coordinator=view,
             last_contact=self.last_contact,
+            silence="" if self.answers else "GET /v1/status: no answer",
             accepted=frozenset(self.accepted),
             refused=dict(self.refused),
             profiles=dict(self.profiles),
