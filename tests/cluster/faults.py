@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.cluster.cluster import POOL_LABEL
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
 
@@ -36,7 +37,7 @@ def small_job(
         make: the fixture.
         name: of the job.
         units: workers.
-        worker_on: the node that workers prefer, and that the job's other pods avoid; none: any.
+        worker_on: the node with processors that workers prefer, and that the job's other pods avoid; none: any.
         tolerated_seconds: that its workers stay on a node that is not heard of.
     """
     # On all three nodes, so that there is room for what a lost one had.
@@ -46,25 +47,30 @@ def small_job(
     if worker_on:
         here = [{"key": HOST, "operator": "In", "values": [worker_on]}]
         prefers = [{"weight": 100, "preference": {"matchExpressions": here}}]
-        elsewhere = [{"matchExpressions": [{**here[0], "operator": "NotIn"}]}]
-        needs = {"nodeSelectorTerms": elsewhere}
+        elsewhere = [{**here[0], "operator": "NotIn"}]
+        # Both on one node: a coordinator on each would leave no whole core for who has to move.
+        together = [*elsewhere, {"key": POOL_LABEL, "operator": "In", "values": ["cpu"]}]
         lost = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
         worker = {
             "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": prefers}},
             "tolerations": [{**lost, "tolerationSeconds": tolerated_seconds}],
         }
-        other = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": needs}}}
         job.job["spec"]["workers"]["templates"] = {
             "cpu": {"spec": worker},
-            "ps": {"spec": other},
-            "coordinator": {"spec": other},
+            "ps": {"spec": _only_on(elsewhere)},
+            "coordinator": {"spec": _only_on(together)},
         }
     return job
 
 
+def _only_on(expressions: list[Json]) -> Json:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
 @contextlib.contextmanager
 def held(*jobs: ClusterJob) -> Iterator[None]:
-    """Training goes on slowly: it cannot end while a test does something to it."""
+    """Training goes on, more and more slowly: it cannot end while a test does something to it."""
     for job in jobs:
         (job.folder / HELD).touch()
     try:

@@ -78,13 +78,24 @@ class Sleeping(nn.Linear):
 
 
 class Held(nn.Linear):
-    """Takes half a second per step while a file `held` lies beside this module, and a fiftieth of one otherwise."""
+    """Takes a fiftieth of a second per step, and the longer, the longer a file `held` lies beside this module.
+
+    A step takes a fortieth of the time that it lies there, from half a second on: after ten minutes of it not half of
+    four hundred steps are done.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         # A length cannot be traced: so the layer stays as it is, and is called in every step.
-        samples = len(x)
-        time.sleep(0.5 if samples and Path(__file__).with_name("held").exists() else 0.02)
+        time.sleep(_held_seconds() if len(x) else 0.02)
         return super().forward(x)
+
+
+def _held_seconds() -> float:
+    try:
+        age = time.time() - Path(__file__).with_name("held").stat().st_mtime
+    except FileNotFoundError:
+        return 0.02
+    return max(0.5, age / 40)
 
 
 class Paced(Small):
