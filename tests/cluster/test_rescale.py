@@ -119,6 +119,11 @@ def test_a_changed_spec_that_divides_the_model_otherwise_is_planned_and_training
     other = job.add_pool("other", nodeSelector={POOL_LABEL: "accelerator"})
     with held(job):
         job.submit().wait_for_step(6)
+        refused = [{"pool": job.pool_name, "lastLayer": end} for end in ("tables", "output")]
+        job.patch({"scheduling": {"stages": refused}})
+        said = job.wait_for_condition("Planned", "False", "PlannerFailed", seconds=PATIENCE_SECONDS)
+        assert "neighbouring stages on one pool are one stage" in said["message"]
+        assert job.status()["phase"] == "Running"
         ends = ((job.pool_name, "tables"), (other, "output"))
         job.patch({"scheduling": {"stages": [{"pool": pool, "lastLayer": end, "units": 1} for pool, end in ends]}})
         wait_until("it goes on", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)

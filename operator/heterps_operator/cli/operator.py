@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import shutil
@@ -33,11 +34,14 @@ __all__ = ["operator"]
 _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
+_M_ARENA_MAX = -8  # of glibc's mallopt
+_ARENAS = 2
 
 
 def operator(options: Namespace) -> int:
     """Manage the jobs of a cluster until SIGTERM; returns the exit code."""
     _log_to_stderr(verbose=options.verbose)
+    _share_arenas()
     metrics = OperatorMetrics(metadata.version("heterps"))
     api = connect(options.kubeconfig, options.context, on_request=metrics.on_request)
     measurement = _measurement(options)
@@ -93,6 +97,17 @@ def operator(options: Namespace) -> int:
             lease.release()  # not before the last turn has ended
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_FAILED if failed.is_set() else EXIT_OK
+
+
+def _share_arenas() -> None:
+    """Let all threads allocate from a few arenas.
+
+    glibc gives each thread its own, and answers and documents of each thread's turns leave holes in them: with a
+    hundred jobs 29 MB, and 0.3 MB more for each further one (docs/operator.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and need none
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from base64 import b64decode
+from collections.abc import Mapping
 from typing import Any
 
 from heterps_operator.controller.cluster import Cluster
@@ -16,6 +18,7 @@ from heterps_operator.kubernetes.names import (
     config_map_path,
     is_owned,
     object_path,
+    plan_config_name,
     pod_path,
     run_config_name,
     secret_path,
@@ -25,7 +28,9 @@ from heterps_operator.kubernetes.names import (
 from heterps_operator.kubernetes.pods import CONFIG_FILE
 from heterps_operator.kubernetes.problems import REFUSALS, name_taken, object_refused
 from heterps_operator.manifest import Manifest, read_objects
+from heterps_operator.status import Status
 from heterps_operator.values import Json
+from heterps_runtime.contract import PlanDocument
 
 __all__ = ["REFUSED_SECONDS", "Belongings", "NotReadyError"]
 
@@ -113,6 +118,37 @@ class Belongings:
         except (KeyError, TypeError, ValueError) as error:
             text = f"Secret {name} holds no token of this job; delete it, and the job draws another one"
             raise NotReadyError("DamagedState", text, _LOOK_SECONDS) from error
+
+    def keep_plan(
+        self, job: Json, pools: Mapping[str, Json], status: Status, plan: PlanDocument, revisions: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Write the plan where people find it, with the budgets that protect its pods, and clear old ones away.
+
+        Args:
+            job: with all defaults.
+            pools: its NodePools, by name.
+            status: whose plan it is.
+            plan: the same, parsed.
+            revisions: of all plans that were written.
+
+        Returns:
+            The revisions that are left.
+
+        Raises:
+            NotReadyError: see `apply`.
+        """
+        assert status.plan is not None
+        self.apply(
+            job,
+            objects.plan_config(job, status.plan_revision, status.plan),
+            *objects.disruption_budgets(job, plan),
+            *objects.pod_groups(job, plan, status.incarnation, pools),
+        )
+        old = objects.outdated_plans(revisions)
+        for revision in old:
+            with contextlib.suppress(ApiError):
+                self._api.delete(config_map_path(self._namespace, plan_config_name(self._name, revision)))
+        return tuple(revision for revision in revisions if revision not in old)
 
     def kept(self, job: Json) -> Manifest | None:
         """What the job's pods were told when it was taken up last; None if it never was."""

@@ -21,15 +21,14 @@ from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.publisher import Publisher
 from heterps_operator.controller.store import Key
+from heterps_operator.controller.trial import Trial
 from heterps_operator.errors import ManifestError
 from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import (
-    config_map_path,
     is_owned,
     job_path,
-    plan_config_name,
     process_of,
     state_name,
 )
@@ -87,9 +86,11 @@ class JobController:
         self._state: JobState | None = None
         self._publisher: Publisher | None = None
         self._memory: Memory | None = None
-        self._turn: Turn | None = None
+        self._turn: Turn | None = None  # the present one
+        self._seen: Status | None = None
         self._hindrance: NotReadyError | None = None  # why it goes on as it was, and not as it is wanted now
         self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
+        self._trial: Trial | None = None  # of a spec that asks for another plan
         self._kept = (0, 0)  # revision and incarnation whose objects were written
         self._quiet = 0
         self._taken_up = ()
@@ -136,7 +137,7 @@ class JobController:
             status = self._loop.status if self._loop is not None else memory.status
             publisher.refuse(status, memory.bill, error.reason, str(error), _generation(job))
             return error.seconds
-        turn = self._turn
+        turn, self._turn = self._turn, None  # a coordinator's whole answer is not kept until the next one
         assert turn is not None
         self._cluster.metrics.update(*self._key, turn)
         told = None if turn.status.phase in _ENDED else self._hindrance
@@ -155,6 +156,7 @@ class JobController:
         """Let go of a job that goes on; its pods are not touched, and it holds its units."""
         if self._planner is not None:
             self._planner.close()
+        self._end_trial()
         self._reset()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -168,8 +170,8 @@ class JobController:
 
     def on_turn(self, turn: Turn) -> None:
         """Keep what the loop has seen and decided (`loop.Listener`)."""
-        before, self._turn = self._turn, turn
-        same = before is not None and not turn.events and _lasting(before.status) == _lasting(turn.status)
+        before, self._seen, self._turn = self._seen, turn.status, turn
+        same = before is not None and not turn.events and _lasting(before) == _lasting(turn.status)
         self._quiet = self._quiet + 1 if same else 0
 
     # --- taking up ----------------------------------------------------------------------------------------------------
@@ -205,7 +207,8 @@ class JobController:
             self._begin(job, manifest, spec)
         else:
             self._change(job, manifest, spec)
-        self._taken_up = seen
+        if self._trial is None:
+            self._taken_up = seen
 
     def _wanted(self, job: Json, pools: Sequence[Json | None]) -> Manifest:
         """The job as it is wanted now, with its pools.
@@ -248,7 +251,9 @@ class JobController:
             self._cluster.ledger.restore(self._name, units_by_pool(PlanDocument.from_json(dict(status.plan))))
         change = self._effect(manifest)
         self._memory = replace(self._memory, spec=self._memory.spec or manifest.job["spec"])
-        self._start_loop(job, manifest, spec)
+        # Until it is over to what is wanted now, its pods are those of what they were told.
+        kept = self._belongings.kept(job) if change >= Effect.RESTART else None
+        self._start_loop(job, kept or manifest, JobSpec.from_manifests(kept.job, kept.pools) if kept else spec)
         if change != Effect.NONE:
             self._change(job, manifest, spec)
 
@@ -283,14 +288,7 @@ class JobController:
         cache = ConfigMapProfileCache(cluster.api, self._key[0], configuration)
         if self._planner is not None:  # of the spec before: it must not keep its place
             self._planner.close()
-        self._planner = QueuedPlanner(
-            cluster.places,
-            self._folder,
-            spec.method,
-            spec.planner_timeout_seconds,
-            stages=spec.stages_by_hand,
-            on_end=self._wake,
-        )
+        self._planner = self._make_planner(spec, "plan")
         self._substrate = substrate
         self._loop = ControlLoop(
             spec,
@@ -305,6 +303,16 @@ class JobController:
             bill=self._memory.bill,
             measurement=cluster.measurement(*self._key),
             clock=cluster.clock,
+        )
+
+    def _make_planner(self, spec: JobSpec, folder: str) -> QueuedPlanner:
+        return QueuedPlanner(
+            self._cluster.places,
+            self._folder / folder,
+            spec.method,
+            spec.planner_timeout_seconds,
+            stages=spec.stages_by_hand,
+            on_end=self._wake,
         )
 
     def _next_incarnation(self, job: Json) -> int:
@@ -341,6 +349,10 @@ class JobController:
         assert self._publisher is not None
         change = spec_change({"spec": self._memory.spec}, manifest.job)
         running = self._loop.status.plan is not None and not self._loop.status.final
+        if not (running and change.effect == Effect.REPLAN and _trains(spec)):
+            self._end_trial()
+        elif not self._has_plan(manifest, spec):
+            return
         if change.effect != Effect.NONE:
             self._publisher.record(Event("Normal", "SpecChanged", change.describe(), self._cluster.clock()))
         if running and change.effect in (Effect.RESTART, Effect.REPLAN):
@@ -357,6 +369,33 @@ class JobController:
             status = _without_plan(status)
         self._memory = replace(self._memory, status=status, bill=self._loop.bill)
         self._start_loop(job, manifest, spec)
+
+    def _has_plan(self, manifest: Manifest, spec: JobSpec) -> bool:
+        """Whether it is known that the planner finds a plan: a job that trains is not stopped for one that has none."""
+        if self._trial is None or self._trial.job != spec:
+            self._end_trial()
+            cache = ConfigMapProfileCache(self._cluster.api, self._key[0], pod_configuration(manifest))
+            profiles = cache.load([pool.name for pool in spec.pools])
+            if len(profiles) < len(spec.pools):  # it is measured first, for which it has to stop
+                return True
+            try:
+                self._trial = Trial(spec, self._make_planner(spec, "trial"), profiles)
+            except ValueError:  # they are measured again
+                return True
+        outcome = self._trial.poll()
+        if outcome is None:
+            return False
+        self._end_trial()
+        if not outcome.feasible:
+            found = outcome.document or {"reason": "PlannerFailed", "message": outcome.error}
+            text = f"what spec asks for now has no plan, the job goes on as it was: {found.get('message')}"
+            self._hindrance = NotReadyError(str(found.get("reason")), text)
+        return outcome.feasible
+
+    def _end_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
 
     def _stopped_for_change(self) -> bool:
         return self._restart != Effect.NONE and self._loop is not None and self._loop.status.phase == "Suspended"
@@ -378,30 +417,25 @@ class JobController:
         grant = self._cluster.ledger.reserve(self._name, self._needed(status, plan))
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
-        revisions, new = (
-            self._memory.plans,
-            plan is not None and self._kept != (status.plan_revision, status.incarnation),
-        )
+        revisions, place = self._memory.plans, (status.plan_revision, status.incarnation)
+        new = plan is not None and self._kept != place
         if new:
             revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
         self._substrate.plan_revision, self._substrate.gang = status.plan_revision, frozenset(status.gang)
         generation = _generation(self._cluster.jobs.get(*self._key) or {"metadata": {}})
+        known = self._substrate.known()
         self._memory = replace(
-            self._memory,
-            status=status,
-            bill=bill,
-            processes=self._substrate.known(),
-            plans=revisions,
-            generation=generation,
+            self._memory, status=status, bill=bill, processes=known, plans=revisions, generation=generation
         )
         try:
             self._state.save(self._memory)
         except ApiError as error:
             raise NotReadyError.of(f"ConfigMap {state_name(self._key[1])}", error) from error
         if plan is not None and new:  # not before it is this operator's to decide
-            revisions = self._keep_plan(status, plan, revisions)
+            job, pools = self._substrate.job, self._substrate.pools
+            revisions = self._belongings.keep_plan(job, pools, status, plan, revisions)
             self._memory = replace(self._memory, plans=revisions)
-            self._kept = (status.plan_revision, status.incarnation)
+            self._kept = place
 
     def _needed(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
         """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
@@ -414,23 +448,6 @@ class JobController:
             if pool.name not in self._loop.profiles:
                 return {pool.name: pool.units_per_pod}
         return {}
-
-    def _keep_plan(self, status: Status, plan: PlanDocument, revisions: tuple[int, ...]) -> tuple[int, ...]:
-        """Write the plan where people find it, with the budgets that protect its pods, and clear old ones away."""
-        assert self._substrate is not None
-        assert status.plan is not None
-        job, api = self._substrate.job, self._cluster.api
-        self._belongings.apply(
-            job,
-            objects.plan_config(job, status.plan_revision, status.plan),
-            *objects.disruption_budgets(job, plan),
-            *objects.pod_groups(job, plan, status.incarnation, self._substrate.pools),
-        )
-        old = objects.outdated_plans(revisions)
-        for revision in old:
-            with contextlib.suppress(ApiError):
-                api.delete(config_map_path(self._key[0], plan_config_name(self._key[1], revision)))
-        return tuple(revision for revision in revisions if revision not in old)
 
     # --- when to look again -------------------------------------------------------------------------------------------
 
@@ -465,6 +482,10 @@ def _lasting(status: Status) -> tuple[Any, ...]:
     """What of a status is worth another look soon; the figures of a job that trains change at every look."""
     said = tuple((c.type, c.status, c.reason) for c in status.conditions)
     return status.phase, status.incarnation, status.plan_revision, status.attempts, status.outcome, said
+
+
+def _trains(spec: JobSpec) -> bool:
+    return spec.goal == "train" and not spec.paused and not spec.run_policy.suspend
 
 
 def _generation(job: Json) -> int:

@@ -1,0 +1,38 @@
+"""Whether a changed spec has a plan: asked while the job goes on with the one that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heterps_operator.controller.planners import QueuedPlanner
+from heterps_operator.job import JobSpec
+from heterps_operator.profiles import build_problem
+from heterps_operator.values import Json, PlanOutcome
+
+__all__ = ["Trial"]
+
+
+class Trial:
+    """One question to a planner, about the job by itself: what others hold is looked at when it is planned for good.
+
+    Args:
+        job: as it is wanted now.
+        planner: of that job.
+        profiles: of all its pools.
+
+    Raises:
+        ValueError: the profiles do not belong together.
+    """
+
+    def __init__(self, job: JobSpec, planner: QueuedPlanner, profiles: Mapping[str, Json]) -> None:
+        self.job = job
+        self._planner = planner
+        planner.start(build_problem(job, profiles))
+
+    def poll(self) -> PlanOutcome | None:
+        """The answer, once; None while there is none."""
+        return self._planner.poll()
+
+    def close(self) -> None:
+        """End a planner that is still at work, or waits."""
+        self._planner.close()
