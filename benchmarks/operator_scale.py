@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,7 +201,7 @@ class Figures:
         query = "" if jobs else "?" + urlencode([("name[]", name) for name in OPERATOR_SERIES])
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics{query}", timeout=60) as response:
             text = response.read().decode()
-        now, requests, single = time.monotonic(), Counter[tuple[str, str]](), defaultdict[str, float](float)
+        now, requests, single = time.monotonic(), Counter[tuple[str, str]](), dict[str, float]()
         buckets: dict[str, dict[float, float]] = {}
         running_jobs = 0
         for family in text_string_to_metric_families(text):
@@ -214,14 +214,14 @@ class Figures:
                 elif sample.name == "heterps_job_phase":
                     running_jobs += sample.labels["phase"] == "Running"
                 elif "heterps_job" not in sample.name:
-                    single[sample.name] += sample.value
+                    single[sample.name] = single.get(sample.name, 0.0) + sample.value
         return cls(
             now,
             requests,
             single["process_cpu_seconds_total"],
             single["process_resident_memory_bytes"],
             single["heterps_operator_reconcile_total"],
-            single["heterps_operator_reconcile_errors_total"],
+            single.get("heterps_operator_reconcile_errors_total", 0.0),  # it has no series before the first one
             buckets["heterps_operator_reconcile_duration_seconds"],
             buckets["heterps_operator_queue_seconds"],
             running_jobs,

@@ -165,7 +165,7 @@ class OperatorMetrics:
 
     def __init__(self, version: str, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)  # or `name[]` would not find the process's own figures
         ProcessCollector(registry=self.registry)
         self._reconciled = self._counter(_RECONCILE)
         self._errors = self._counter(_ERRORS)

@@ -212,7 +212,7 @@ def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
 
 
 def test_the_port_serves_metrics_and_says_whether_the_loops_turn() -> None:
-    registry, wrong = CollectorRegistry(), [None, "the control loops do not turn"]
+    registry, wrong = OperatorMetrics("0").registry, [None, "the control loops do not turn"]
     Counter("heterps_test_total", "x", registry=registry).inc()
     Counter("heterps_other_total", "x", registry=registry).inc()
     server = MetricsServer(registry, 0, lambda: wrong[0])
@@ -221,6 +221,8 @@ def test_the_port_serves_metrics_and_says_whether_the_loops_turn() -> None:
         assert (code, "heterps_test_total 1.0" in text, "heterps_other" in text) == (200, True, True)
         code, text = get(server.port, "/metrics?name[]=heterps_test_total&name[]=heterps_none")
         assert (code, "heterps_test_total 1.0" in text, "heterps_other" in text) == (200, True, False)
+        code, text = get(server.port, "/metrics?name[]=process_cpu_seconds_total")
+        assert (code, [line.split()[0] for line in text.splitlines()][-1]) == (200, "process_cpu_seconds_total")
         assert get(server.port, "/healthz") == (200, "ok\n")
         wrong.pop(0)
         assert get(server.port, "/healthz") == (503, "the control loops do not turn\n")

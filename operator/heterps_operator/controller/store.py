@@ -52,7 +52,9 @@ def key_of(item: Json) -> Key:
 def slim_job(job: Json) -> Json:
     """What people write of a job: its status is the operator's own, and no news."""
     metadata = {key: value for key, value in job["metadata"].items() if key not in ("managedFields", "resourceVersion")}
-    return {"apiVersion": job.get("apiVersion"), "kind": job.get("kind"), "metadata": metadata, "spec": job["spec"]}
+    kept = {"apiVersion": job.get("apiVersion"), "kind": job.get("kind"), "metadata": metadata, "spec": job["spec"]}
+    found: Json = _shared(kept)
+    return found
 
 
 def slim_pod(pod: Json) -> Json:
