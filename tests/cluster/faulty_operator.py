@@ -20,6 +20,7 @@ from typing import Any
 
 from heterps_operator import __main__, loop
 from heterps_operator.cli import operator  # noqa: F401  # imported here, so that no child has to
+from heterps_operator.controller.belongings import Belongings
 from heterps_operator.controller.job import JobController
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.publisher import Publisher
@@ -43,19 +44,17 @@ class Crashes:
 
     def install(self) -> None:
         """Put the points into the operator's functions."""
-        self._around(loop.ControlLoop, "_act", lambda control, action, *_: name_of(action))
+        self._around(loop.ControlLoop, loop.ControlLoop._act, lambda control, action, *_: name_of(action))
         # Between a decision and its keeping, and between that and the first action.
-        self._around(JobController, "_save", lambda job, status, *_: f"keeping {status.phase}")
-        self._around(JobController, "_keep_plan", lambda *_: "writing a plan")
-        self._around(JobController, "_start_loop", lambda *_: "taking up")
+        self._around(JobController, JobController._save, lambda job, status, *_: f"keeping {status.phase}")
+        self._around(Belongings, Belongings.keep_plan, lambda *_: "writing a plan")
+        self._around(JobController, JobController._start_loop, lambda *_: "taking up")
         # After the actions, and before anybody is told.
-        self._around(Publisher, "publish", lambda publisher, turn, *_: f"telling {turn.status.phase}")
+        self._around(Publisher, Publisher.publish, lambda publisher, turn, *_: f"telling {turn.status.phase}")
         # Who holds the Lease is dead, which is known here; waiting until it expires is another test's subject.
         Lease._expired = lambda self, spec: True  # type: ignore[method-assign]
 
-    def _around(self, owner: type, method: str, point: Callable[..., str]) -> None:
-        original = getattr(owner, method)
-
+    def _around(self, owner: type, original: Callable[..., Any], point: Callable[..., str]) -> None:
         @functools.wraps(original)
         def replacement(*arguments: Any) -> Any:
             name = point(*arguments)
@@ -64,7 +63,7 @@ class Crashes:
             self._come_to(f"after {name}")
             return result
 
-        setattr(owner, method, replacement)
+        setattr(owner, original.__name__, replacement)
 
     def _come_to(self, point: str) -> None:
         if point not in self._known:
