@@ -41,7 +41,7 @@ def test_a_job_that_trains_is_looked_at_less_and_less_often_until_something_happ
 def test_with_many_jobs_each_is_looked_at_less_often(life: Life) -> None:
     life.train()
     life.cluster.active_jobs = 500
-    assert pauses(life, 20)[-1] == 50.0
+    assert pauses(life, 20)[-1] == 62.5
 
 
 def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_it_is_given_up(life: Life) -> None:

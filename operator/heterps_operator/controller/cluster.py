@@ -18,7 +18,7 @@ __all__ = ["Cluster"]
 
 # A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
 # how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
-_LOOKS_PER_SECOND = 10.0
+_LOOKS_PER_SECOND = 8.0
 _UPDATES_PER_SECOND = 3.0  # of jobs' status that only tell of progress
 _PROGRESS_SECONDS = 10.0
 _SAVES_PER_SECOND = 1.5  # of jobs' state while nothing is decided: `heterps top` shows it, and what a bill lacks, the

@@ -19,7 +19,7 @@ from heterps_runtime.contract import API_VERSION
 __all__ = ["Publisher"]
 
 _NOT_FOUND = 404
-_FIGURES = ("progress", "throughput", "cost")  # that change all the time
+_FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change all the time
 _MEASURED = "ThroughputMet"  # the condition whose message does, too
 
 
