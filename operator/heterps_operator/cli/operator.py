@@ -102,8 +102,8 @@ def operator(options: Namespace) -> int:
 def _share_arenas() -> None:
     """Let all threads allocate from a few arenas.
 
-    glibc gives each thread its own, and answers and documents of each thread's turns leave holes in them: with a
-    hundred jobs 29 MB, and 0.3 MB more for each further one (docs/operator.md).
+    glibc gives each thread its own, and answers and documents of each thread's turns leave holes in them: 84 MB with
+    five hundred jobs (docs/operator.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and need none
     if mallopt is not None:
