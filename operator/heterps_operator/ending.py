@@ -17,7 +17,6 @@ from heterps_operator.values import (
     Action,
     FailJob,
     Observed,
-    ProcessView,
     RequestStop,
     Shutdown,
     StopProcess,
@@ -25,7 +24,7 @@ from heterps_operator.values import (
 )
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
-__all__ = ["judge", "orderly_stop", "silent_coordinator", "wind_down"]
+__all__ = ["judge", "orderly_stop", "wind_down"]
 
 _MEMBER_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _MEMBERS_LEAVE_SECONDS = 10.0  # for members that the coordinator told to end
@@ -74,21 +73,6 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
         text = f"{status.phase} took more than {limit:g} s (runPolicy.startDeadlineSeconds)"
         return _failed(status, "StartDeadlineExceeded", f"{text}; not ready: {detail}" if detail else text, now)
     return status
-
-
-def silent_coordinator(job: JobSpec, observed: Observed) -> ProcessView | None:
-    """The coordinator, if it runs but has not answered within hangTimeoutSeconds, and was not told to end.
-
-    How long it may take until it runs is said by startDeadlineSeconds. It hangs only if its node does not find it ready
-    either (`ProcessView.ready`): else something is between it and the controller, and training goes on.
-    """
-    process = observed.process(COORDINATOR)
-    if process is None or not process.running or process.stopping or observed.coordinator is not None:
-        return None
-    if process.begun is None:
-        return None
-    since = max(process.started, process.begun, observed.last_contact or 0.0)
-    return process if observed.time - since > job.run_policy.hang_timeout_seconds else None
 
 
 def _begin_stop(observed: Observed, status: Status) -> Status:

@@ -87,6 +87,7 @@ class ControlLoop:
         listener: is shown every turn.
         measurement: of throughput and workers' speeds; None: the coordinator is scraped.
         clock: Unix seconds.
+        monotonic: seconds that setting the machine's time does not change; for how long the coordinator is silent.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ControlLoop:
         bill: Bill | None = None,
         measurement: Measurement | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job = job
         self.status = status or Status()
@@ -121,11 +123,12 @@ class ControlLoop:
         self.save_seconds = _SAVE_SECONDS  # between two savings while nothing happens but that money is spent
         self._listener = listener
         self._clock = clock
+        self._monotonic = monotonic
         self._meter = Meter(measurement or Scraping(), clock)
         self._client: CoordinatorClient | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
-        self._last_contact: float | None = None
+        self._last_contact: float | None = None  # monotonic, as the next but one
         self._silence = ""  # what the last question led to that had no answer
         self._retry_at = 0.0
         self._waited_in_vain = 0  # times in a row
@@ -193,12 +196,13 @@ class ControlLoop:
         outcome = self._planner.poll()
         if outcome is not None:
             self._outcome = outcome
+        now, contact = self._clock(), self._last_contact
         return Observed(
-            time=self._clock(),
+            time=now,
             status=self.status,
             processes=processes,
             coordinator=view,
-            last_contact=self._last_contact,
+            last_contact=None if contact is None else now - (self._monotonic() - contact),
             silence=self._silence,
             accepted=frozenset(self._accepted),
             refused=dict(self._refused),
@@ -224,7 +228,7 @@ class ControlLoop:
             self._last_contact = None
             self._retry_at = 0.0
             self._waited_in_vain = 0
-        began = self._clock()
+        began = self._monotonic()
         if began < self._retry_at:
             return None
         try:
@@ -233,9 +237,10 @@ class ControlLoop:
                 self.profiles.update(self._client.profiles())
         except (CoordinatorError, KeyError, TypeError, ValueError) as error:
             self._silence = str(error)
-            self._retry_at = self._clock() + self._retry_seconds(self._clock() - began)
+            ended = self._monotonic()
+            self._retry_at = ended + self._retry_seconds(ended - began)
             return None
-        self._last_contact, self._waited_in_vain = self._clock(), 0
+        self._last_contact, self._waited_in_vain = self._monotonic(), 0
         if view.phase == JobPhase.TRAINING:
             view, warnings = self._meter.measure(view, address)
             self._pending += warnings

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from heterps_operator import elasticity, ending, failures, rebalancing
+from heterps_operator import elasticity, ending, failures, liveness, rebalancing
 from heterps_operator.job import JobSpec
 from heterps_operator.members import COORDINATOR, coordinator, members, profiler, units_by_pool
 from heterps_operator.profiles import build_problem
@@ -81,6 +81,13 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         status = ending.judge(job, observed, status)
     if status.outcome is None and status.stopping_since is None:
         status, events = failures.judge_exits(job, observed, status)
+    hung: Mapping[str, str] = {}
+    if status.outcome is None and status.stopping_since is None:
+        hung = liveness.unresponsive(job, observed, status)
+        events += tuple(
+            Event("Warning", "Unresponsive", f"{name} {why}; it is ended, to be started again", now)
+            for name, why in hung.items()
+        )
 
     # 2. Carry the end out, or go on.
     if status.outcome is not None:
@@ -88,7 +95,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     elif status.stopping_since is not None:
         status, actions = ending.orderly_stop(observed, status)
     else:
-        status, actions = _advance(job, observed, status)
+        status, actions = _advance(job, observed, status, hung)
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = ending.wind_down(job, observed, status)
     # What was measured is kept, even if the job ends with it.
@@ -106,12 +113,13 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
-def _advance(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
-    """Take the next step towards a trained model."""
+def _advance(
+    job: JobSpec, observed: Observed, status: Status, hung: Mapping[str, str]
+) -> tuple[Status, tuple[Action, ...]]:
+    """Take the next step towards a trained model; first end processes that are `hung`."""
     now = observed.time
-    silent = ending.silent_coordinator(job, observed)
-    if silent is not None and not silent.ready:  # its end is then judged like any other death
-        return status, (StopProcess(COORDINATOR, _STALE_GRACE_SECONDS),)
+    if hung:  # their end is then judged like any other death
+        return status, tuple(StopProcess(name, _STALE_GRACE_SECONDS) for name in hung)
     stale = [p for p in observed.processes if p.running and p.spec.incarnation != status.incarnation]
     if stale:
         return status, tuple(StopProcess(p.name, _STALE_GRACE_SECONDS) for p in stale if not p.stopping)
@@ -342,7 +350,7 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
     if status.outcome is not None:
         return status
     troubled = [p for p in observed.processes if p.running and p.problem is not None]
-    silent = ending.silent_coordinator(job, observed)
+    silent = liveness.silent_coordinator(job, observed)
     if silent is not None and silent.ready:
         troubled.append(replace(silent, problem=_unreachable(observed.silence)))
     status = _tell_problems(troubled, status, now)

@@ -105,11 +105,12 @@ class MemberView:
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
+    silent_seconds: float | None = None  # since a process of this name was heard from; None: none ever was
 
     @classmethod
     def from_json(cls, value: Json) -> MemberView:
         """Read an entry of `members` of the coordinator's status."""
-        stage = value.get("stage")
+        stage, silent = value.get("stage"), value.get("silentSeconds")
         return cls(
             name=str(value["name"]),
             role=str(value.get("role", "")),
@@ -122,6 +123,7 @@ class MemberView:
             step_seconds=float(value.get("stepSeconds") or 0.0),
             compute_seconds=float(value.get("computeSeconds") or 0.0),
             wait_seconds=float(value.get("waitSeconds") or 0.0),
+            silent_seconds=None if silent is None else float(silent),
         )
 
 

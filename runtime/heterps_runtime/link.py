@@ -23,9 +23,14 @@ from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
 from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.transport import Message, connect_socket, receive, send
 
-__all__ = ["ControlLink", "Credentials"]
+__all__ = ["ControlLink", "Credentials", "member_identity"]
 
 PULSE_SECONDS = 1.0
+
+
+def member_identity(name: str, incarnation: str) -> str:
+    """The name of a process's socket towards its coordinator, by which the coordinator reaches this very process."""
+    return f"{name}/{incarnation}"
 
 
 class Credentials:
@@ -86,16 +91,28 @@ class ControlLink:
     ) -> None:
         self.name = name
         self.incarnation = secrets.token_hex(8)
+        self._joins = 0
         self.status = "starting"  # shown to the user until the member is ready
         self.totals: Callable[[], dict[str, float]] = dict  # counters that each pulse carries; called in its thread
         # A context of its own: ending it waits until the last words have left, whatever other sockets are open.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._credentials = credentials
         self._address = credentials.control_address()
-        self.socket = connect_socket(self._context, self._address, f"{name}/{self.incarnation}", credentials.token)
+        self._identity = member_identity(name, self.incarnation)
+        self.socket = connect_socket(self._context, self._address, self._identity, credentials.token)
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._run_pulse, name="pulse", daemon=True)
         self._pulse.start()
+
+    def join(self, **introduction: Any) -> None:
+        """Ask to take part."""
+        self._joins += 1  # before it is sent: a pulse must not overtake it with the number before
+        self.status = "waiting for the other members"
+        self.send("join", joins=self._joins, **introduction)
+
+    def must_rejoin(self, order: dict[str, Any]) -> bool:
+        """Whether a `rejoin` answers the last join; orders that answer an earlier one are carried out already."""
+        return bool(order["joins"] == self._joins)
 
     def send(self, op: str, **fields: Any) -> None:
         """Say something to the coordinator."""
@@ -121,13 +138,11 @@ class ControlLink:
         self._context.term()
 
     def _run_pulse(self) -> None:
-        socket = connect_socket(
-            self._context, self._address, f"{self.name}/{self.incarnation}#pulse", self._credentials.token
-        )
+        socket = connect_socket(self._context, self._address, f"{self._identity}#pulse", self._credentials.token)
         try:
             while not self._stop.wait(PULSE_SECONDS):
-                fields = {"incarnation": self.incarnation, "message": self.status, "totals": self.totals()}
-                send(socket, Message("pulse", fields))
+                fields = {"incarnation": self.incarnation, "joins": self._joins, "message": self.status}
+                send(socket, Message("pulse", {**fields, "totals": self.totals()}))
         except zmq.ZMQError:
             pass  # the context ends with the process
         finally:

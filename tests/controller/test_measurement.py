@@ -125,7 +125,7 @@ def test_the_coordinators_own_series_are_understood() -> None:
         (0, 1): WorkerFigures(16, 1.0),
         (1, 0): WorkerFigures(32, 1.0),
     }
-    view = CoordinatorView.from_json(describe_job(world.core, world.config, world.now))
+    view = CoordinatorView.from_json(describe_job(world.core, world.config))
     assert measured(view, figures) == view, "the status document says the same"
 
 

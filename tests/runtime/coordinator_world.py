@@ -11,6 +11,7 @@ from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.transport import Message
 
 from .jobs import Stage, plan_document
@@ -46,6 +47,7 @@ class World:
         )  # fmt: skip
         self.now = 1000.0
         self.sent: list[tuple[str, Message]] = []
+        self.addressed: list[tuple[str, str, str]] = []  # (name, incarnation, operation) of the same messages
         self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
         self.discarded: list[str] = []
         self.exports: list[int] = []
@@ -54,13 +56,15 @@ class World:
         self.incarnations: dict[str, int] = {}
         rows = ROWS if latest else None
         self.core = CoordinatorCore(
-            self.config, self, lambda: self.now, latest, 0, rows, lambda messages: {"auc": float(len(messages))}
-        )
+            self.config, self, lambda: self.now, Journal(lambda: 1e9 + self.now), latest, 0, rows,
+            lambda messages: {"auc": float(len(messages))},
+        )  # fmt: skip
         self.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
 
     # effects
-    def send(self, member: str, message: Message) -> None:
+    def send(self, member: str, incarnation: str, message: Message) -> None:
         self.sent.append((member, message))
+        self.addressed.append((member, incarnation, message.op))
         if message.op == "commit" and message.fields["step"] not in self.commits[-1:]:
             self.commits.append(message.fields["step"])
 
@@ -90,7 +94,7 @@ class World:
         words = {"incarnation": str(self.incarnations.get(name, 0)), "generation": self.core.generation, **fields}
         self.core.handle(name, Message(op, words))
 
-    def join(self, *names: str, rows: int = ROWS, evaluation: int = 0) -> None:
+    def join(self, *names: str, rows: int = ROWS, evaluation: int = 0, **fields: Any) -> None:
         for name in names or self.names:
             self.incarnations[name] = self.incarnations.get(name, 0) + 1
             parts = name.split("-")
@@ -102,7 +106,7 @@ class World:
                     words |= {"numRows": rows, "evaluationRows": evaluation}
             else:
                 words |= {"role": "ps", "pool": "cpu"}
-            self.say(name, "join", **words)
+            self.say(name, "join", **words, **fields)
 
     def ready(self, *names: str) -> None:
         assert self.core.roster is not None
@@ -118,6 +122,14 @@ class World:
     def done(self, name: str, step: int | None = None, loss: float = 1.0, **fields: Any) -> None:
         step = self.core.progress.committed if step is None else step
         self.say(name, "done", step=step, lossSum=loss, figures={"step": 1.0}, **fields)
+
+    def pass_time(self, seconds: float, *speaking: str) -> None:
+        """Time goes by, with a tick and a pulse of each of these members every half second."""
+        for _ in range(round(seconds * 2)):
+            self.now += 0.5
+            for name in speaking:
+                self.say(name, "pulse")
+            self.core.tick()
 
     def step(self, number: int = 1) -> None:
         assert self.core.roster is not None

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from heterps_runtime.coordinator.core import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.transport import Message
 
-from .coordinator_world import BATCH, CARDS, EVERY, HANG, ONE_CPU, ROWS, Record, World
+from .coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, Record, World
 
 # --- start and steps --------------------------------------------------------------------------------------------------
 
@@ -201,72 +200,6 @@ def test_a_loss_while_members_set_up_does_not_forget_that_they_must_go_back() ->
     world.core.member_lost("ps-0", "gone again")
     world.join("ps-0")
     assert world.last("generation")["restore"] == {"step": 0, "folder": None}
-
-
-def test_silence_is_taken_for_a_loss() -> None:
-    world = World(ONE_CPU).begin()
-    world.now += HEARTBEAT_TIMEOUT_SECONDS + 1
-    for name in ("worker-0-0", "ps-0"):
-        world.say(name, "pulse")
-    world.core.tick()
-    assert world.core.roster is not None
-    assert set(world.core.roster.present) == {"worker-0-0", "ps-0"}
-    assert any("no heartbeat" in e["message"] for e in world.core.journal.events())
-
-
-def _wait(world: World, seconds: float) -> None:
-    world.now += seconds
-    assert world.core.roster is not None
-    for name in list(world.core.roster.present):
-        world.say(name, "pulse")
-    world.core.tick()
-
-
-def test_a_step_that_nobody_finishes_fails_the_job_and_names_who_is_missing() -> None:
-    world = World(ONE_CPU).begin()
-    world.step(2)
-    world.done("worker-0-0")
-    _wait(world, HANG - 1)
-    assert world.core.phase == "Training"
-    _wait(world, 2)
-    assert world.core.error is not None
-    assert world.core.error["reason"] == "Hang"
-    assert "step 2 waits for worker-0-1" in world.core.error["message"]
-    assert "worker-0-0" not in world.core.error["message"]
-
-
-def test_members_that_never_get_ready_are_a_hang_but_a_missing_process_is_not() -> None:
-    world = World(CARDS).begin()
-    world.core.member_lost("worker-0-0", "gone")
-    _wait(world, 10 * HANG)
-    assert world.core.phase == "Training"
-    world.join("worker-0-0")
-    world.ready("worker-0-0", "worker-1-1", "ps-0")
-    _wait(world, HANG + 1)
-    assert world.core.error is not None
-    assert "wait for worker-1-0 to set up" in world.core.error["message"]
-
-
-def test_an_evaluation_that_nobody_finishes_fails_the_job() -> None:
-    world = World(ONE_CPU).begin(evaluation=50)
-    world.step(EVERY)
-    world.save()
-    world.step(EVERY)
-    world.save()
-    world.step(4)
-    world.save()
-    assert world.core.phase == "Evaluating"
-    world.say("worker-0-0", "evaluated")
-    _wait(world, HANG + 1)
-    assert world.core.error is not None
-    assert "evaluation waits for worker-0-1" in world.core.error["message"]
-
-
-def test_processes_that_the_plan_does_not_know_are_sent_away() -> None:
-    world = World(ONE_CPU)
-    world.core.handle("worker-5-0", Message("join", {"role": "worker", "incarnation": "x"}))
-    assert world.sent[-1][0] == "worker-5-0"
-    assert "no member worker-5-0" in world.last("shutdown")["reason"]
 
 
 def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() -> None:

@@ -19,40 +19,52 @@ from heterps_runtime.contract import JobPhase, PlanDocument
 from heterps_runtime.coordinator import generations
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.transport import Message
 
 __all__ = ["CoordinatorCore"]
 
-HEARTBEAT_TIMEOUT_SECONDS = 20.0
-
 
 class CoordinatorCore:
-    """State of one job. Every public method is one input; `effects` are the outputs."""
+    """State of one job. Every public method is one input; `effects` are the outputs.
+
+    Args:
+        config: the job.
+        effects: carries out what is decided.
+        clock: monotonic seconds.
+        journal: takes the job's events.
+        latest: the checkpoint to go on from.
+        resumed_samples, resumed_rows: that it holds.
+        merge_evaluation: makes the job's metrics from what the last stage's workers report.
+        heartbeat_seconds: silence after which a member counts as lost.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         effects: Effects,
         clock: Callable[[], float],
+        journal: Journal,
         latest: CheckpointRecord | None = None,
         resumed_samples: int = 0,
         resumed_rows: int | None = None,
         merge_evaluation: Callable[[Sequence[Message]], dict[str, Any]] = lambda messages: {},
+        heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
     ) -> None:
         self.config = config
         self._effects = effects
-        self._clock = clock
+        self.clock = clock
+        self.liveness = Liveness(clock, heartbeat_seconds)
         self._merge_evaluation = merge_evaluation
         self.phase = JobPhase.PROFILING
         self.roster: Roster | None = None
         self.generation = 0
         self.running = False  # `go` has been given for the generation in force
         self._forming = False  # the generation in force has been announced, and nobody of it was lost since
-        self._formed: tuple[str, ...] = ()  # members of the generation in force
-        self._must_restore = False  # servers or replicas do not hold the state of `committed`
-        self._ever_formed = False
+        self._formed: tuple[Member, ...] = ()  # members of the generation in force
+        self.lineage = 0  # times that all members took their state from a checkpoint (or from nothing)
         self.allocation: Allocation | None = None
         self._next_allocation: Allocation | None = None
         self._done: dict[int, dict[str, dict[str, Any]]] = {}
@@ -61,8 +73,8 @@ class CoordinatorCore:
         self.resumed_from = latest.step if latest else None
         self.profiles: dict[str, Any] = {}
         self.notes: dict[str, str] = {}  # what members say that are not there yet
-        self.journal = Journal(clock)
-        self._event = self.journal.note
+        self.journal = journal
+        self._event = journal.note
         self.error: dict[str, str] | None = None
         self.evaluation: dict[str, Any] | None = None
         self._evaluated: dict[str, Message] = {}
@@ -74,7 +86,6 @@ class CoordinatorCore:
         self._stop_asked = False
         self.checkpoint_failures = 0
         self.checkpoint_error = ""
-        self._last_progress = clock()
 
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
@@ -91,7 +102,7 @@ class CoordinatorCore:
             return self._rescale(self.roster, plan)
         self.roster = Roster(plan)
         self.phase = JobPhase.STARTING
-        self._last_progress = self._clock()
+        self.liveness.move()
         self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(self.roster.expected)} processes")
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
@@ -101,10 +112,10 @@ class CoordinatorCore:
         retired = roster.rescale(plan)
         self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {len(retired)} present ones end")
         for member in retired:
-            self._effects.send(member.name, Message("shutdown", {"reason": "the plan has no more use for it"}))
+            self._tell(member, Message("shutdown", {"reason": "the plan has no more use for it"}))
         if retired:  # newcomers are heard of when they join
-            self._after_departure(retired, "the number of workers changed")
-        if not self._ever_formed and roster.complete():
+            self._after_departure("the number of workers changed")
+        if not self.lineage and roster.complete():
             self._form_generation()
 
     def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
@@ -133,9 +144,9 @@ class CoordinatorCore:
         """A process is known to be gone."""
         if self.roster is None or name not in self.roster.present or self.phase in JobPhase.FINAL:
             return
-        member = self.roster.present.pop(name)
+        del self.roster.present[name]
         self._event("MemberLost", f"{name}: {reason}", warning=True)
-        self._after_departure([member], f"{name} was lost")
+        self._after_departure(f"{name} was lost")
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""
@@ -161,14 +172,14 @@ class CoordinatorCore:
         self._finish(JobPhase.FAILED)
 
     def tick(self) -> None:
-        """Look at the clock: lost heartbeats, hangs."""
+        """Look at the clock: lost heartbeats, hangs. To be called more often than every two seconds."""
+        self.liveness.tick()
         if self.roster is None or self.phase in JobPhase.FINAL:
             return
-        now = self._clock()
-        for member in list(self.roster.present.values()):
-            if now - member.last_seen > HEARTBEAT_TIMEOUT_SECONDS:
-                self.member_lost(member.name, f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s")
-        idle = now - self._last_progress
+        for name in list(self.roster.present):
+            if self.liveness.lost(name):
+                self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
+        idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:
             at_work, step = self.phase if self.running else None, self.progress.committed
             hang = describe_hang(self.roster, at_work, self._forming, step, self._done.get(step, {}), self._evaluated)
@@ -178,76 +189,87 @@ class CoordinatorCore:
     # --- inputs from members ------------------------------------------------------------------------------------------
 
     def handle(self, sender: str, message: Message) -> None:
-        """Take a member's message; messages of other generations or unknown members are passed over."""
+        """Take a member's message; messages of other generations are passed over, strangers are told what to do."""
+        fields = message.fields
+        incarnation = str(fields.get("incarnation", ""))
         if self.phase in JobPhase.FINAL:
-            # Somebody who comes (or comes back) after the end is told so.
+            # A process that comes (or comes back) after the end is told so.
             if message.op == "join":
-                self._effects.send(sender, Message("shutdown", {"reason": self.phase}))
+                self._effects.send(sender, incarnation, Message("shutdown", {"reason": self.phase}))
             return
         if message.op == "join":
-            self._join(sender, message.fields)
+            self._join(sender, incarnation, fields)
             return
         member = self.roster.present.get(sender) if self.roster else None
-        if message.op == "failed" and member is None:
-            self._member_failed(sender, message.fields)
+        if member is not None and member.incarnation != incarnation:
+            if message.op == "pulse" and fields.get("joins"):
+                self._effects.send(sender, incarnation, Message("shutdown", {"reason": "another process replaced it"}))
             return
-        if message.op == "pulse" and member is None:
-            self.notes[sender] = str(message.fields.get("message", ""))
-            return
-        if member is None or message.fields.get("incarnation", member.incarnation) != member.incarnation:
-            return
-        member.last_seen = self._clock()
-        if message.op == "pulse":
-            member.message = str(message.fields.get("message", member.message))
-            member.totals.update(message.fields.get("totals", {}))
-        elif message.op == "failed":
-            self._member_failed(member.name, message.fields)
-        elif message.fields.get("generation") != self.generation:
+        self.liveness.hear(sender)
+        if message.op == "failed":
+            self._member_failed(sender, fields)
+        elif member is None:
+            if message.op == "pulse":
+                self._stranger(sender, incarnation, fields)
+        elif message.op == "pulse":
+            member.message = str(fields.get("message", member.message))
+            member.totals.update(fields.get("totals", {}))
+        elif fields.get("generation") != self.generation:
             return
         elif message.op == "ready":
             self._ready(member)
         elif message.op == "done":
-            self._report(member, message.fields)
+            self._report(member, fields)
         elif message.op == "checkpointed":
-            self._checkpointed(member, message.fields)
+            self._checkpointed(member, fields)
         elif message.op == "evaluated":
             self._collect_evaluation(member, message)
 
-    def _join(self, sender: str, fields: dict[str, Any]) -> None:
-        if self.roster is None or sender not in self.roster.expected:
-            self._effects.send(sender, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
+    def _stranger(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
+        """A process lives that is no member: it is on its way, or it was given up for lost and is back."""
+        self.notes[sender] = str(fields.get("message", ""))
+        joins = fields.get("joins")
+        if not joins or self.roster is None:
             return
-        member = Member.joining(sender, fields, self._clock())
+        if sender in self.roster.expected:
+            self._effects.send(sender, incarnation, Message("rejoin", {"joins": joins}))
+        else:
+            self._send_away(sender, incarnation)
+
+    def _send_away(self, sender: str, incarnation: str) -> None:
+        self._effects.send(sender, incarnation, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
+
+    def _join(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
+        if self.roster is None or sender not in self.roster.expected:
+            self._send_away(sender, incarnation)
+            return
+        member = Member.joining(sender, fields)
         previous = self.roster.present.get(sender)
         if previous is not None:
-            if previous.incarnation == member.incarnation:
+            again = previous.incarnation == incarnation
+            if again and previous.joins == member.joins:
                 return  # a repeated join after a reconnect
-            self.member_lost(sender, "replaced by a new process")
+            self.member_lost(sender, "joins again" if again else "replaced by a new process")
             self.handle(sender, Message("join", fields))  # the loss may have ended the job
             return
         self.roster.present[sender] = member
+        self.liveness.hear(sender)
+        member.holds_state = bool(self.lineage) and member.state_at == (self.lineage, self.progress.committed)
         if "numRows" in fields:
             problem = self.progress.set_rows(int(fields["numRows"]))
             if problem:
                 self.fail("DataChanged", problem)
                 return
             self.evaluation_rows = int(fields.get("evaluationRows", 0))
-        if member.role == "ps" and self._ever_formed:
-            self._must_restore = True  # a new server process is empty
-        self._last_progress = self._clock()
-        if self.roster.complete() if not self._ever_formed else self.roster.viable():
+        self.liveness.move()
+        if self.roster.complete() if not self.lineage else self.roster.viable():
             self._form_generation()
 
-    def _after_departure(self, gone: Sequence[Member], why: str) -> None:
+    def _after_departure(self, why: str) -> None:
         assert self.roster is not None
         self.running = self._forming = False
-        for member in gone:
-            if member.role == "ps":
-                self._must_restore = True
-            elif self.config.pools[member.pool].all_reduces and not self.roster.replicas(member.stage):
-                self._must_restore = True  # the last replica of a stage took its dense parameters along
         self._abandon_checkpoint(why)
-        if self._ever_formed and self.roster.viable():
+        if self.lineage and self.roster.viable():
             self._form_generation()
         elif self._stop_asked and self._barrier is None:
             self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
@@ -268,31 +290,34 @@ class CoordinatorCore:
         roster, progress = self.roster, self.progress
         assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
         self._abandon_checkpoint("the membership changed")
-        if self._must_restore and self._barrier is not None:
+        must_restore = not self.lineage or not roster.holds_state(self.config.pools)
+        if must_restore and self._barrier is not None:
             return  # a manifest is being written: it decides to which step everybody goes back
         self.generation += 1
         self.running, self._forming = False, True
-        self._last_progress = self._clock()
-        progress.stop_clock(self._clock())
+        self.liveness.move()
+        progress.stop_clock(self.clock())
         self._done.clear()
         self._evaluated.clear()
         restore = None
-        if self._must_restore or not self._ever_formed:
+        if must_restore:
             step = self.latest.step if self.latest else 0
             if step != progress.committed:
                 self._event("RolledBack", f"from step {progress.committed} to {step} (checkpoint)", warning=True)
             progress.rewind(step)
             restore = {"step": step, "folder": self.latest.folder if self.latest else None}
-        self._ever_formed, self._must_restore = True, False
+            self.lineage += 1
         kept, self._next_allocation = self._next_allocation or self.allocation, None
         self.allocation = generations.allocate(kept, roster, self.config.global_batch_size)
-        self._formed = tuple(roster.present)
-        members = [*roster.all_workers(), *roster.servers()]
+        members = self._formed = (*roster.all_workers(), *roster.servers())
         for member in members:
             member.state = "joined"
-        announcement = generations.announce_generation(roster, progress, self.generation, self.allocation, restore)
+            member.holds_state = member.holds_state and not must_restore  # until it is ready again
+        announcement = generations.announce_generation(
+            roster, progress, self.generation, self.lineage, self.allocation, restore
+        )
         for member in members:
-            self._effects.send(member.name, Message("generation", announcement))
+            self._tell(member, Message("generation", announcement))
         self._note_batches()
         text = f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
         self._event("GenerationFormed", text)
@@ -301,13 +326,13 @@ class CoordinatorCore:
         member.state = "ready"
         member.holds_state = True
         assert self.roster is not None
-        self._last_progress = self._clock()
+        self.liveness.move()
         if not self._forming or any(m.state != "ready" for m in self.roster.present.values()):
             return
         self.running, self._forming = True, False
-        self.progress.start_clock(self._clock())
-        for name in self._formed:
-            self._effects.send(name, Message("go", {"generation": self.generation}))
+        self.progress.start_clock(self.clock())
+        for formed in self._formed:
+            self._tell(formed, Message("go", {"generation": self.generation}))
         if self.phase == JobPhase.STARTING:
             self.phase = JobPhase.TRAINING
             self._event("TrainingStarted", f"at step {self.progress.committed} of {self.progress.total_steps}")
@@ -327,7 +352,7 @@ class CoordinatorCore:
             return  # said before
         reports[member.name] = fields
         member.observe_step(fields["figures"])
-        self._last_progress = self._clock()
+        self.liveness.move()
         if step == self.progress.committed:
             self._commit_ready_steps()
 
@@ -346,13 +371,13 @@ class CoordinatorCore:
                 return
             size = self.progress.batch_size(step)
             commit = Message("commit", {"generation": self.generation, "step": step, "batchSize": size})
-            for name in self._formed:
-                self._effects.send(name, commit)
+            for member in self._formed:
+                self._tell(member, commit)
             del self._done[step]
             loss = math.fsum(r["lossSum"] for r in reports.values()) / size
-            self.progress.commit(loss, self._clock())
+            self.progress.commit(loss, self.clock())
             if self.progress.finished:
-                self.progress.stop_clock(self._clock())
+                self.progress.stop_clock(self.clock())
             if self._next_allocation and self.progress.committed >= self._next_allocation.from_step:
                 self.allocation, self._next_allocation = self._next_allocation, None
                 self._note_batches()
@@ -375,13 +400,13 @@ class CoordinatorCore:
         assert self.roster is not None
         self._checkpoint_asked = False
         step = self.progress.committed
-        writers = [m.name for m in self.roster.servers()]
-        writers += [self.roster.workers(i)[0].name for i in range(len(self.roster.stage_names))]
-        self._barrier = Barrier(step, self._effects.checkpoint_folder(step), writers)
+        writers = self.roster.servers()
+        writers += [self.roster.workers(i)[0] for i in range(len(self.roster.stage_names))]
+        self._barrier = Barrier(step, self._effects.checkpoint_folder(step), [m.name for m in writers])
         self._at_barrier = self.progress.describe()
         order = {"generation": self.generation, "step": step, "folder": self._barrier.folder}
-        for name in writers:
-            self._effects.send(name, Message("checkpoint", order))
+        for member in writers:
+            self._tell(member, Message("checkpoint", order))
 
     def _checkpointed(self, member: Member, fields: dict[str, Any]) -> None:
         barrier = self._barrier
@@ -458,7 +483,7 @@ class CoordinatorCore:
 
     def _collect_evaluation(self, member: Member, message: Message) -> None:
         assert self.roster is not None
-        self._last_progress = self._clock()
+        self.liveness.move()
         self._evaluated[member.name] = message
         last = self.roster.workers(len(self.roster.stage_names) - 1)
         if self.phase == JobPhase.EVALUATING and all(m.name in self._evaluated for m in last):
@@ -481,16 +506,19 @@ class CoordinatorCore:
     def _finish(self, phase: str) -> None:
         self.phase = phase
         self.running = self._forming = False
-        self.progress.stop_clock(self._clock())
-        for name in self.roster.present if self.roster else ():
-            self._effects.send(name, Message("shutdown", {"reason": phase}))
+        self.progress.stop_clock(self.clock())
+        for member in self.roster.present.values() if self.roster else ():
+            self._tell(member, Message("shutdown", {"reason": phase}))
 
     # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _tell(self, member: Member, message: Message) -> None:
+        self._effects.send(member.name, member.incarnation, message)
 
     def _broadcast_workers(self, message: Message) -> None:
         assert self.roster is not None
         for member in self.roster.all_workers():
-            self._effects.send(member.name, message)
+            self._tell(member, message)
 
     def _note_batches(self) -> None:
         assert self.roster is not None

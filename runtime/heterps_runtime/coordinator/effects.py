@@ -25,8 +25,8 @@ class CheckpointRecord(Protocol):
 class Effects(Protocol):
     """What the core asks of the world. Each call returns at once; results come back as calls to the core."""
 
-    def send(self, member: str, message: Message) -> None:
-        """Queue a message for a member; messages to one member stay in order."""
+    def send(self, member: str, incarnation: str, message: Message) -> None:
+        """Queue a message for one process, not for the one that replaces it; messages to it stay in order."""
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         """Make a checkpoint valid; answers with `manifest_written` or `checkpoint_failed`."""

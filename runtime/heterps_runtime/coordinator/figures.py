@@ -54,17 +54,16 @@ def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
     return stages
 
 
-def describe_job(core: CoordinatorCore, config: RunConfig, now: float) -> dict[str, Any]:
+def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     """The status document (docs/runtime.md)."""
-    progress = core.progress
+    progress, now = core.progress, core.clock()
     members = []
     if core.roster is not None:
         for name in core.roster.expected:
             member = core.roster.present.get(name)
-            if member is not None:
-                members.append(member.describe())
-            else:
-                members.append({"name": name, "state": "absent", "message": core.notes.get(name, "")})
+            absent = {"name": name, "state": "absent", "message": core.notes.get(name, "")}
+            said = absent if member is None else member.describe()
+            members.append({**said, "silentSeconds": core.liveness.silent_seconds(name)})
     return {
         "phase": core.phase,
         "generation": core.generation,
@@ -127,9 +126,9 @@ class JobMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """The core's present figures."""
-        core, progress, now = self._core, self._core.progress, self._clock()
+        core, progress = self._core, self._core.progress
         training = "heterps_training"
-        yield self._gauge(contract.METRIC_MEASURED, "Unix time at which these figures were taken", now)
+        yield self._gauge(contract.METRIC_MEASURED, "Unix time at which these figures were taken", self._clock())
         yield self._gauge(contract.METRIC_GENERATION, "Generation of members in force", core.generation)
         yield self._gauge(
             contract.METRIC_THROUGHPUT, "Throughput over the last ten seconds", progress.samples_per_second
@@ -139,7 +138,7 @@ class JobMetrics:
         yield self._gauge(f"{training}_epoch", "Epoch of the next step, from 0", progress.epoch)
         yield self._gauge(f"{training}_samples", "Samples that are part of the model", progress.samples)
         yield self._gauge(f"{training}_loss", "Mean training loss, smoothed over steps", progress.loss)
-        seconds = progress.seconds_training(now)
+        seconds = progress.seconds_training(core.clock())
         yield self._gauge(f"{training}_duration_seconds", "Time spent training in this run, pauses left out", seconds)
         step = core.latest.step if core.latest else None
         yield self._gauge(f"{training}_checkpoint_step", "Step of the newest valid checkpoint", step)

@@ -21,7 +21,12 @@ def allocate(kept: Allocation | None, roster: Roster, global_batch_size: int) ->
 
 
 def announce_generation(
-    roster: Roster, progress: Progress, generation: int, allocation: Allocation, restore: dict[str, Any] | None
+    roster: Roster,
+    progress: Progress,
+    generation: int,
+    lineage: int,
+    allocation: Allocation,
+    restore: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Everything a member needs to set itself up.
 
@@ -29,11 +34,13 @@ def announce_generation(
         roster: who takes part.
         progress: where work goes on.
         generation: its number.
+        lineage: of the state that its members hold.
         allocation: batch sizes at its start.
         restore: the checkpoint that everybody goes back to, None if members keep what they have.
     """
     return {
         "generation": generation,
+        "lineage": lineage,
         "committed": progress.committed,
         "total": progress.total_steps,
         "numRows": progress.num_rows,

@@ -12,7 +12,11 @@ _MAX_EVENTS = 200
 
 
 class Journal:
-    """Events with the time at which they were noted."""
+    """Events with the time at which they were noted.
+
+    Args:
+        clock: Unix seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import JobPhase, PlanDocument, ps_name, worker_name
 
 __all__ = ["Member", "Roster", "check_pools", "describe_hang"]
@@ -19,9 +20,11 @@ class Member:
 
     Attributes:
         incarnation: drawn by the process at its start: tells a replacement from the process it replaces.
+        joins: times that this process has joined: more than once if it was given up for lost and came back.
         address: where other members reach it.
         state: "joined" (waits for a generation) or "ready" (set up for the generation in force).
-        holds_state: it has been ready once, so it holds the parameters of the last commit.
+        state_at: (lineage, commits) of the rows and parameters that it holds; (0, -1): it holds none.
+        holds_state: they are those of the last commit.
     """
 
     name: str
@@ -29,20 +32,21 @@ class Member:
     incarnation: str
     pool: str
     address: str
+    joins: int = 1
     stage: int = -1
     index: int = 0
+    state_at: tuple[int, int] = (0, -1)
     store_address: str = ""  # rendezvous of its process group, for workers that all-reduce
     metrics_port: int = 0
     state: str = "joined"
     holds_state: bool = False
     message: str = ""
-    last_seen: float = 0.0
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
     totals: dict[str, float] = field(default_factory=dict)  # counters since the process started
 
     @classmethod
-    def joining(cls, name: str, fields: Mapping[str, Any], now: float) -> Member:
+    def joining(cls, name: str, fields: Mapping[str, Any]) -> Member:
         """A member from the words with which it joins."""
         return cls(
             name=name,
@@ -50,11 +54,12 @@ class Member:
             incarnation=fields["incarnation"],
             pool=fields["pool"],
             address=fields["address"],
+            joins=fields.get("joins", 1),
             stage=fields.get("stage", -1),
             index=fields["index"],
             store_address=fields.get("storeAddress", ""),
             metrics_port=fields.get("metricsPort", 0),
-            last_seen=now,
+            state_at=(fields.get("lineage", 0), fields.get("version", -1)),
         )
 
     def take_batch_size(self, size: int) -> None:
@@ -145,6 +150,13 @@ class Roster:
     def servers(self) -> list[Member]:
         """Parameter servers that are there, by index."""
         return [self.present[name] for name in self.server_names if name in self.present]
+
+    def holds_state(self, pools: Mapping[str, PoolConfig]) -> bool:
+        """Whether the members together hold the state of the last commit: rows, and parameters of every stage."""
+        stages = enumerate(self.plan.stages)
+        return all(server.holds_state for server in self.servers()) and all(
+            self.replicas(i) for i, stage in stages if pools[stage.pool].all_reduces
+        )
 
     def complete(self) -> bool:
         """Whether every process of the plan is there."""

@@ -49,7 +49,10 @@ from heterps_runtime.contract import (
 )
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
+from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.link import member_identity
 from heterps_runtime.process import log
 from heterps_runtime.transport import Message, TokenAuthority, decode, encode, listen_socket
 
@@ -69,9 +72,18 @@ class CoordinatorServer:
         token: the job's shared secret.
         host, port: where to serve HTTP; port 0 takes a free one.
         ready_file: told the address once the coordinator listens.
+        heartbeat_seconds: silence after which a member counts as lost.
     """
 
-    def __init__(self, config: RunConfig, token: str, host: str, port: int, ready_file: Path | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        token: str,
+        host: str,
+        port: int,
+        ready_file: Path | None,
+        heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+    ) -> None:
         self._config = config
         self._token = token
         self._host = host
@@ -80,7 +92,6 @@ class CoordinatorServer:
         self._storage = Storage.open(config.checkpoint_path)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._background: set[asyncio.Task[None]] = set()
-        self._identities: dict[str, bytes] = {}
         self._model: dict[str, Any] = {"tables": [], "stateNames": None}
         self._manifests: dict[int, CheckpointManifest] = {}
         self._ended = asyncio.Event()
@@ -88,11 +99,13 @@ class CoordinatorServer:
         self.core = CoordinatorCore(
             config,
             self,
-            time.time,
+            time.monotonic,
+            Journal(time.time),
             manifest,
             resumed_samples=manifest.samples if manifest else 0,
             resumed_rows=manifest.num_rows if manifest else None,
             merge_evaluation=self._merge_evaluation,
+            heartbeat_seconds=heartbeat_seconds,
         )
         self._metrics = JobMetrics(self.core, config, time.time)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -162,14 +175,11 @@ class CoordinatorServer:
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
-            identity = frames[0].bytes
-            sender, _, rest = identity.decode(errors="replace").partition("/")
+            sender, _, rest = frames[0].bytes.decode(errors="replace").partition("/")
             try:
                 message = decode(frames[1:])
-                if message.op == "join":
-                    self._identities[sender] = identity
-                    if "model" in message.fields:
-                        self._model = message.fields["model"]
+                if message.op == "join" and "model" in message.fields:
+                    self._model = message.fields["model"]
                 if not rest.endswith("#pulse") or message.op == "pulse":
                     self.core.handle(sender, message)
             except TransientError as error:
@@ -185,12 +195,11 @@ class CoordinatorServer:
 
     # --- effects of the core ------------------------------------------------------------------------------------------
 
-    def send(self, member: str, message: Message) -> None:
+    def send(self, member: str, incarnation: str, message: Message) -> None:
         """See `Effects.send`."""
-        identity = self._identities.get(member)
-        if identity is not None:
-            # Through the asyncio socket: a send beside it would swallow the wake-up of a message that has arrived.
-            self._socket.send_multipart([identity, *encode(message)], copy=False)
+        identity = member_identity(member, incarnation).encode()
+        # Through the asyncio socket: a send beside it would swallow the wake-up of a message that has arrived.
+        self._socket.send_multipart([identity, *encode(message)], copy=False)
 
     def checkpoint_folder(self, step: int) -> str:
         """See `Effects.checkpoint_folder`."""
@@ -346,7 +355,7 @@ class CoordinatorServer:
         return web.json_response({"port": self._control_port})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(describe_job(self.core, self._config, time.time()))
+        return web.json_response(describe_job(self.core, self._config))
 
     async def _profiles(self, request: web.Request) -> web.Response:
         return web.json_response(self.core.profiles)

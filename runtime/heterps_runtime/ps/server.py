@@ -28,6 +28,7 @@ from heterps_runtime.transport import Message, TokenAuthority, listen_socket, re
 __all__ = ["ParameterServer"]
 
 POLL_MILLISECONDS = 1000
+_NONE = -1  # generation of a server that does not take part
 
 
 class ParameterServer:
@@ -37,7 +38,8 @@ class ParameterServer:
         self._config = config
         self._shard = Shard(config, index)
         self._storage = Storage.open(config.checkpoint_path)
-        self._generation = -1
+        self._generation = _NONE
+        self._lineage = 0  # of the state of the shard; 0: it never took part
         self._parked: list[tuple[bytes, Message]] = []  # pulls that wait for a commit
         self._early: list[tuple[bytes, Message]] = []  # requests of a generation yet to be announced
         self._ended = False
@@ -61,7 +63,7 @@ class ParameterServer:
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
         memory.set_function(lambda: self._shard.num_bytes)
         self._metrics_server = MetricsServer(self._registry, host)
-        self._join = {
+        self._introduction = {
             "role": "ps",
             "index": index,
             "pool": pool,
@@ -76,8 +78,7 @@ class ParameterServer:
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
         warm_up([ServerKernels(sparse, dense, self._config.dtype_name, self._config.wire_precision)])
-        self._link.status = "waiting for the other members"
-        self._link.send("join", **self._join)
+        self._join()
         poller = zmq.Poller()
         for socket in (self._link.socket, self._socket, self._wakeup):
             poller.register(socket, zmq.POLLIN)
@@ -106,8 +107,16 @@ class ParameterServer:
         elif message.op == "shutdown":
             log(f"ending: {fields.get('reason', '')}")
             self._ended = True
+        elif message.op == "rejoin":
+            if self._link.must_rejoin(fields):
+                log("joining again: the coordinator had given this process up for lost")
+                self._join()
         elif fields.get("generation") != self._generation:
             return
+        elif message.op in ("commit", "checkpoint") and fields["step"] != self._shard.committed:
+            held = self._shard.committed
+            log(f"joining again: {message.op} of step {fields['step']}, but this server stands at step {held}")
+            self._join()
         elif message.op == "commit":
             # Workers can compute as soon as they have the dense parameters: those go out before the rows are touched.
             self._shard.commit_dense(fields["step"], fields["batchSize"])
@@ -118,11 +127,21 @@ class ParameterServer:
         elif message.op == "checkpoint":
             self._saver.save(fields, self._shard.snapshot)
 
+    def _join(self) -> None:
+        """Ask to take part (again), and say which state this server holds; until then it takes part in nothing."""
+        self._generation = _NONE
+        self._parked.clear()
+        self._link.join(**self._introduction, lineage=self._lineage, version=self._shard.committed)
+
     def _begin_generation(self, fields: dict[str, Any]) -> None:
-        self._generation = fields["generation"]
+        restore, held = fields["restore"], (self._lineage, self._shard.committed)
+        if restore is None and held != (fields["lineage"], fields["committed"]):
+            log(f"joining again: generation {fields['generation']} goes on with a state that this server lacks")
+            self._join()
+            return
+        self._generation, self._lineage = fields["generation"], fields["lineage"]
         self._parked.clear()
         self._shard.begin_generation(len(fields["servers"]))
-        restore = fields["restore"]
         if restore is not None:
             folder = restore["folder"]
             manifest = check_checkpoint(self._storage, folder, contents=False) if folder else None

@@ -24,7 +24,8 @@ __all__ = ["Collectives"]
 class Collectives:
     """Collective operations of one stage's workers, in a thread of their own so that the engine never blocks.
 
-    A group lives for one generation.
+    A group and its thread live for one generation. An operation that waits for a peer which is stopped, not dead,
+    cannot be interrupted (gloo's `abort` does not do it). It ends with the timeout, in the thread of its generation.
 
     Args:
         host: address to meet at.
@@ -40,8 +41,6 @@ class Collectives:
         self._next_step = 0  # whose operation comes next
         self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
-        self._thread.start()
 
     def join(
         self,
@@ -62,6 +61,8 @@ class Collectives:
         self._next_step, self._held = first_step, {}
         if size == 1:
             return
+        self._tasks = SimpleQueue()
+        threading.Thread(target=_carry_out, args=(self._tasks,), name="collectives", daemon=True).start()
         host, port = store_address.rsplit(":", 1)
         try:
             store = self.store if rank == 0 else TCPStore(host, int(port), is_master=False, timeout=self._timeout)
@@ -79,10 +80,11 @@ class Collectives:
             raise PeerLostError(f"the process group of stage {stage} could not be formed: {error}") from error
 
     def leave(self) -> None:
-        """Drop the group; operations under way fail in their own thread."""
+        """Drop the group and its thread, which ends once its operations have."""
         if self._group is not None and hasattr(self._group, "abort"):
             self._group.abort()
         self._group = None
+        self._tasks.put(None)
 
     def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
         """Sum a step's `flat` over the group in place; `done` is called from the collectives' thread.
@@ -124,11 +126,7 @@ class Collectives:
             self._group.allreduce([numbers]).wait()
         return [int(n) for n in numbers.cpu()]
 
-    def close(self) -> None:
-        """End the thread."""
-        self.leave()
-        self._tasks.put(None)
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
+def _carry_out(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,8 @@ class WorkerMember:
         self._engine: Engine | None = None
         self._running = False
         self._ended = False
+        self._lineage = 0  # of the state that the replica holds; 0: this worker never took part
+        self._control_messages: deque[Message] = deque()  # that came while a generation was set up
         self._metrics: Metrics = metrics_for(config.loss)
         self._unique = UniqueKeys()  # of the feed's thread
         self._poller = zmq.Poller()
@@ -127,16 +130,14 @@ class WorkerMember:
 
     def run(self) -> None:
         """Take part until the coordinator ends the job."""
-        self._link.status = "waiting for the other members"
-        self._link.send("join", **self._introduction())
-        self._rebuild_poller()
+        self._join()
         while not self._ended:
             engine = self._engine
             worked = engine is not None and self._running and engine.work()
             self._clock.switch("wait" if engine is None or not self._running else engine.waiting_for())
             self._poller.poll(0 if worked else POLL_MILLISECONDS)
             self._clock.switch("messages")
-            while not self._ended and (message := self._link.receive()) is not None:
+            while not self._ended and (message := self._next_control()) is not None:
                 self._control(message)
             self._wakeup.drain()
             while not self._posted.empty():
@@ -151,11 +152,21 @@ class WorkerMember:
         self._link.close()
         self._leave_generation()
         if self._collectives is not None:
-            self._collectives.close()
+            self._collectives.leave()
         self._metrics_server.close()
         self._upstream.socket.close(linger=0)
         self._wakeup.close()
         self._context.term()
+
+    def _join(self) -> None:
+        """Ask to take part (again), and say which parameters this worker holds; until then it takes part in nothing."""
+        self._running = False
+        self._leave_generation()
+        version = self._replica.version if self._replica is not None else -1
+        self._link.join(**self._introduction(), lineage=self._lineage, version=version)
+
+    def _next_control(self) -> Message | None:
+        return self._control_messages.popleft() if self._control_messages else self._link.receive()
 
     def _introduction(self) -> dict[str, Any]:
         words: dict[str, Any] = {
@@ -181,12 +192,19 @@ class WorkerMember:
         elif message.op == "shutdown":
             log(f"ending: {fields.get('reason', '')}")
             self._ended = True
+        elif message.op == "rejoin":
+            if self._link.must_rejoin(fields):
+                log("joining again: the coordinator had given this process up for lost")
+                self._join()
         elif self._engine is None or fields.get("generation") != self._engine.around.generation:
             return
         elif message.op == "go":
             self._running = True
             self._link.status = "running"
             self._engine.start()
+        elif message.op == "commit" and self._replica is not None and self._replica.version != fields["step"]:
+            log(f"joining again: commit of step {fields['step']}, but this worker stands at {self._replica.version}")
+            self._join()
         elif message.op == "commit":
             self._engine.commit(fields["step"], fields["batchSize"])
         elif message.op == "allocation":
@@ -260,14 +278,14 @@ class WorkerMember:
 
     def _leave_generation(self) -> None:
         """Drop what is under way and the connections to the other members."""
-        if self._engine is None:
-            return
-        self._engine.close()
-        self._past_samples += self._engine.samples
-        self._engine.around.servers.close()
-        if self._engine.around.downstream is not None:
-            self._engine.around.downstream.close()
-        self._engine = None
+        if self._engine is not None:
+            self._engine.close()
+            self._past_samples += self._engine.samples
+            self._engine.around.servers.close()
+            if self._engine.around.downstream is not None:
+                self._engine.around.downstream.close()
+            self._engine = None
+        self._rebuild_poller()
 
     def _take_stage(self, plan: PlanDocument) -> None:
         stage = plan.stages[self._stage]
@@ -280,10 +298,11 @@ class WorkerMember:
     def _take_replica(self, fields: dict[str, Any], rank: int, manifest: CheckpointManifest | None) -> Replica | None:
         """Form the stage's process group and agree on the dense parameters (pools that all-reduce)."""
         if self._collectives is None:
+            self._lineage = fields["lineage"]
             return None
         assert self._module is not None
         members = fields["stages"][self._stage]
-        if self._replica is None or fields["restore"] is not None:
+        if self._replica is None or self._lineage != fields["lineage"]:
             optimizer = DenseOptimizer.from_manifest(self._config.dense_optimizer)
             initial = self._module.initial_parameters()
             self._replica = Replica(initial, optimizer, self._device)
@@ -292,6 +311,7 @@ class WorkerMember:
                 if manifest is not None and self._module.parameter_names:
                     values = read_dense(self._storage, manifest, self._module.parameter_names)
                     self._replica.load(values, fields["committed"])
+        self._lineage = fields["lineage"]
         replica, committed = self._replica, fields["committed"]
         self._collectives.join(
             fields["generation"], self._stage, rank, len(members), members[0]["store"], self._device, committed
@@ -300,6 +320,8 @@ class WorkerMember:
             versions = self._collectives.gather_numbers(replica.version, rank, len(members), self._device)
             if any(v != committed for v in versions):
                 # Newcomers take parameters and optimizer state from a survivor.
+                if committed not in versions:
+                    raise TransientError(f"no worker of stage {self._stage} holds the parameters of step {committed}")
                 root = versions.index(committed)
                 flat = replica.flat_state()  # of the right size in everybody
                 self._collectives.broadcast(flat, root)
@@ -330,14 +352,31 @@ class WorkerMember:
             if self._collectives is None:
                 dense = {n: t.detach().cpu().numpy() for n, t in self._module.initial_parameters().items()}
             servers.define(self._model.describe_tables(), dense)
-            poller = zmq.Poller()
-            for socket in servers.sockets:
-                poller.register(socket, zmq.POLLIN)
-            patience = int(self._config.hang_timeout_seconds * 1000)
-            while not any(isinstance(e, Initialised) for e in servers.poll()):
-                if not poller.poll(patience):
-                    raise TransientError("a parameter server does not answer; see its log")
+            try:
+                self._wait_for_definition(servers)
+            except Exception:
+                servers.close()
+                raise
         return servers
+
+    def _wait_for_definition(self, servers: ServerClient) -> None:
+        """Wait until all servers know tables and parameters, or the coordinator wants something else.
+
+        Raises:
+            PeerLostError: another generation is to be formed, or the job is over.
+            TransientError: neither happens.
+        """
+        poller = zmq.Poller()
+        for socket in (self._link.socket, *servers.sockets):
+            poller.register(socket, zmq.POLLIN)
+        patience = int(self._config.hang_timeout_seconds * 1000)
+        while not any(isinstance(e, Initialised) for e in servers.poll()):
+            if not poller.poll(patience):
+                raise TransientError("a parameter server does not answer; see its log")
+            while (message := self._link.receive()) is not None:
+                self._control_messages.append(message)
+                if message.op in ("generation", "rejoin", "shutdown"):
+                    raise PeerLostError("the coordinator has given a parameter server up")
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -407,9 +446,10 @@ class WorkerMember:
 
     def _rebuild_poller(self) -> None:
         self._poller = zmq.Poller()
-        sockets = [self._link.socket, self._wakeup, self._upstream.socket]
+        sockets = [self._link.socket, self._wakeup]
         if self._engine is not None:
-            sockets += self._engine.around.servers.sockets
+            # What others send to a worker that takes part in nothing waits in its sockets.
+            sockets += [self._upstream.socket, *self._engine.around.servers.sockets]
             if self._engine.around.downstream is not None:
                 sockets += self._engine.around.downstream.sockets
         for socket in sockets:
