@@ -40,6 +40,7 @@ from heterps_runtime.link import Credentials
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store import DenseOptimizer, ServerKernels, SparseOptimizer, WorkerKernels, warm_up
 from heterps_runtime.worker.main import run_worker
+from tests.counting import NUMBERS, counting_columns, counting_spec
 
 TOKEN = "a token of the tests"
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,7 @@ MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], s
         "torch.nn.functional:binary_cross_entropy_with_logits",
     ),
     "residual": (residual_columns, ["a", "b", "c"], [], "torch.nn.functional:cross_entropy"),
+    "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.controller.small_model:count"),
 }
 
 
@@ -158,6 +160,23 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
         "workDirectory": str(work),
         "pythonPath": [],
     }
+
+
+def counting_configuration(
+    work: Path, consistency: str, samples: int = 320, batch: int = 32, least_seconds: float = 0.0, **training: Any
+) -> dict[str, Any]:
+    """A run configuration for the model that counts samples (`tests/counting.py`); `training` as in `configuration`.
+
+    It is slow for as long as a file `held` lies in the folder `work`.
+    """
+    document = configuration(work, "counting", samples, **training)
+    held = str(work / "held")
+    fields = counting_spec("tests.controller.small_model", samples, batch, consistency, held, least_seconds)
+    for path, value in fields.items():
+        section, name = path.split(".")
+        document["job"]["spec"][section][name] = value
+    del document["job"]["spec"]["data"]["evaluation"]  # it counts, and learns nothing
+    return document
 
 
 def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
