@@ -146,9 +146,9 @@ def build_paced() -> Paced:
     return Paced()
 
 
-def build_held() -> Small:
+def build_held(least_seconds: float = 0.02) -> Small:
     model = Small()
-    model.linear = Held(18, 16)
+    model.linear = Held(18, 16, least_seconds=least_seconds)
     return model
 
 
