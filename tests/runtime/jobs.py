@@ -46,6 +46,7 @@ TOKEN = "a token of the tests"
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 240
+PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
 
 Stage = tuple[str, int, int]  # pool, last layer, workers
 
@@ -253,9 +254,9 @@ class ThreadedJob:
         thread.start()
 
     def start(
-        self, stages: Sequence[Stage], servers: int, as_process: str | None = None
+        self, stages: Sequence[Stage], servers: int, as_process: str | None = None, program: Sequence[str] = PROGRAM
     ) -> subprocess.Popen[bytes] | None:
-        """Submit a plan and start its members; one of them, if named, as a process that is returned."""
+        """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned."""
         self._compile()
         self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
         names = [f"ps-{i}" for i in range(servers)]
@@ -263,7 +264,7 @@ class ThreadedJob:
         for name in names:
             if name != as_process:
                 self.start_member(name, stages)
-        return self.start_process(as_process, stages) if as_process else None
+        return self.start_process(as_process, stages, program) if as_process else None
 
     def _compile(self) -> None:
         """Compile before the first thread traces: torch.fx replaces functions of `math` while it reads a model."""
@@ -293,7 +294,9 @@ class ThreadedJob:
             f"worker-{stage}-{index}", run_worker, self.config, self.credentials, stage, index, pool, "127.0.0.1"
         )
 
-    def start_process(self, name: str, stages: Sequence[Stage]) -> subprocess.Popen[bytes]:
+    def start_process(
+        self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM
+    ) -> subprocess.Popen[bytes]:
         """Start a server or a worker by its name as a process of its own, which a test may kill.
 
         Whoever comes while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
@@ -313,7 +316,7 @@ class ThreadedJob:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
             "OMP_NUM_THREADS": "1",
         }
-        process = subprocess.Popen([sys.executable, "-m", "heterps_runtime", *arguments], env=environment)
+        process = subprocess.Popen([sys.executable, "-m", *program, *arguments], env=environment)
         self._processes.append(process)
         return process
 
