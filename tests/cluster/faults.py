@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from tests import counting
 from tests.cluster.cluster import POOL_LABEL
-from tests.cluster.jobs import ClusterJob
+from tests.cluster.jobs import SHARED, ClusterJob
 from tests.cluster.kubectl import wait_until
+from tests.controller.real_job import BATCH, ROWS
+from tests.counting import counting_columns, counting_spec
 
 Json = dict[str, Any]
 
 MODEL = "small_model:build_held"
+STEPS = 400  # of all small jobs
 HELD = "held"  # a file that makes training slow, see small_model.py
 HOST = "kubernetes.io/hostname"
 # Of operators, so that none gives its Lease up because a machine is slow, or takes one because it has expired.
@@ -29,20 +35,27 @@ LASTING = ("--lease-seconds", "600")
 
 
 def small_job(
-    make: Callable[..., ClusterJob], name: str, *, units: int = 1, worker_on: str = "", tolerated_seconds: int = 60
+    make: Callable[..., ClusterJob],
+    name: str,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    units: int = 1,
+    worker_on: str = "",
+    tolerated_seconds: int = 60,
 ) -> ClusterJob:
     """A job that can be held.
 
     Args:
         make: the fixture.
         name: of the job.
+        spec: overrides fields of `spec`, by dotted path.
         units: workers.
         worker_on: the node with processors that workers prefer, and that the job's other pods avoid; none: any.
         tolerated_seconds: that its workers stay on a node that is not heard of.
     """
     # On all three nodes, so that there is room for what a lost one had.
     pool = {"maxUnits": 6, "nodeSelector": {"kubernetes.io/os": "linux"}}
-    job = make(name, spec={"model.entrypoint": MODEL}, pool=pool)
+    job = make(name, spec={"model.entrypoint": MODEL, **(spec or {})}, pool=pool)
     job.job["spec"]["scheduling"]["stages"][0]["units"] = units
     if worker_on:
         here = [{"key": HOST, "operator": "In", "values": [worker_on]}]
@@ -61,6 +74,30 @@ def small_job(
             "coordinator": {"spec": _only_on(together)},
         }
     return job
+
+
+def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, **options: Any) -> ClusterJob:
+    """A job that can be held and counts how often each sample is applied, see `tests/counting.py`.
+
+    Args:
+        make: the fixture.
+        name: of the job.
+        consistency: of reads.
+        options: of `small_job`.
+    """
+    spec = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
+    job = small_job(make, name, spec=spec, **options)
+    data = job.folder / "counting"
+    if not data.exists():
+        data.mkdir()
+        pq.write_table(pa.table(counting_columns(ROWS)), data / "part-0.parquet", row_group_size=512)
+    return job
+
+
+def assert_every_sample_counted(job: ClusterJob) -> None:
+    """Its model has each sample as often as there were epochs."""
+    assert STEPS % (ROWS // BATCH) == 0
+    counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=STEPS)
 
 
 def _only_on(expressions: list[Json]) -> Json:

@@ -78,24 +78,54 @@ class Sleeping(nn.Linear):
 
 
 class Held(nn.Linear):
-    """Takes a fiftieth of a second per step, and the longer, the longer a file `held` lies beside this module.
+    """Takes `least_seconds` per step, and the longer, the longer a file lies there: `held` beside this module.
 
     A step takes a fortieth of the time that it lies there, from half a second on: after ten minutes of it not half of
     four hundred steps are done.
     """
 
+    def __init__(self, inputs: int, outputs: int, file: str = "", least_seconds: float = 0.02) -> None:
+        super().__init__(inputs, outputs)
+        self.file = Path(file) if file else Path(__file__).with_name("held")
+        self.least_seconds = least_seconds
+
     def forward(self, x: Tensor) -> Tensor:
         # A length cannot be traced: so the layer stays as it is, and is called in every step.
-        time.sleep(_held_seconds() if len(x) else 0.02)
+        time.sleep(self._held_seconds() if len(x) else self.least_seconds)
         return super().forward(x)
 
+    def _held_seconds(self) -> float:
+        try:
+            age = time.time() - self.file.stat().st_mtime
+        except FileNotFoundError:
+            return self.least_seconds
+        return max(0.5, age / 40)
 
-def _held_seconds() -> float:
-    try:
-        age = time.time() - Path(__file__).with_name("held").stat().st_mtime
-    except FileNotFoundError:
-        return 0.02
-    return max(0.5, age / 40)
+
+class Counting(nn.Module):
+    """A model whose every parameter counts the samples that were applied to it: see `tests/counting.py`.
+
+    The gradient of a sample's loss is the same whatever the parameters are: -1 for the sample's own row and for the
+    biases, minus the sample's numbers for the weights. All parameters begin at 0 (the rows by `embeddingInit`).
+    """
+
+    def __init__(self, samples: int, numbers: int, held: str, least_seconds: float) -> None:
+        super().__init__()
+        self.tables = nn.Embedding(samples, 1)
+        self.linear = Held(numbers, 1, held, least_seconds)
+        self.output = nn.Linear(numbers, 1)
+        for layer in (self.linear, self.output):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, sample: Tensor, dense: Tensor) -> Tensor:
+        counts: Tensor = self.tables(sample) + self.linear(dense) + self.output(dense)
+        return counts.squeeze(-1)
+
+
+def count(counts: Tensor, label: Tensor) -> Tensor:
+    """The loss of `Counting`, (B,): one step down its gradient is one sample more."""
+    return -counts
 
 
 class Paced(Small):
@@ -116,10 +146,14 @@ def build_paced() -> Paced:
     return Paced()
 
 
-def build_held() -> Small:
+def build_held(least_seconds: float = 0.02) -> Small:
     model = Small()
-    model.linear = Held(18, 16)
+    model.linear = Held(18, 16, least_seconds=least_seconds)
     return model
+
+
+def build_counting(samples: int, numbers: int, held: str = "", least_seconds: float = 0.02) -> Counting:
+    return Counting(samples, numbers, held, least_seconds)
 
 
 def build_squaring() -> Squaring:

@@ -113,6 +113,18 @@ class Residual(nn.Module):
         return self.leave(self.norm(x + y))
 
 
+class Logistic(nn.Module):
+    """Logistic regression on three fields and three numbers: a convex loss without kinks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Embedding(20, 1), nn.Embedding(20, 1), nn.Embedding(20, 1)
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor, dense: Tensor) -> Any:
+        return (self.a(a) + self.b(b) + self.c(c) + self.linear(dense)).squeeze(1)
+
+
 class Bags(nn.Module):
     """Every kind of bag: 2-D, last offset included, weighted, max, and a functional call of a module's weight."""
 
@@ -271,3 +283,7 @@ def build_two_tower(dim: int = 4) -> nn.Module:
 
 def build_residual(dim: int = 4) -> nn.Module:
     return Residual(dim)
+
+
+def build_logistic() -> nn.Module:
+    return Logistic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ Array = np.ndarray[Any, Any]
 
 
 def real_model(config: RunConfig, dtype: torch.dtype) -> tuple[nn.Module, tuple[Table, ...]]:
-    """The user's module with real tables, holding the values that the servers start with."""
-    module = build_model(config.entrypoint, config.arguments, config.seed, dtype)
+    """The user's module with real tables, holding the values that the job starts with, in `dtype`."""
+    start = torch.float64 if config.precision == "fp64" else torch.float32
+    module = build_model(config.entrypoint, config.arguments, config.seed, start).to(dtype)
     tables = trace_model(module, None).tables
     init = EmbeddingInit.from_manifest(config.embedding_init)
     by_name = dict(module.named_parameters(remove_duplicate=False))
     for table in tables:
         ids = np.arange(table.num_embeddings)
         values = initial_rows(config.seed, table.name, ids, table.dim, config.dtype_name, init, table.padding_idx)
-        weight = nn.Parameter(torch.from_numpy(values))
+        weight = nn.Parameter(torch.from_numpy(values).to(dtype))
         for name, parameter in by_name.items():
             if parameter is by_name[table.name]:
                 owner, _, attribute = name.rpartition(".")
@@ -57,11 +59,23 @@ def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
     return metrics.results()
 
 
-def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
-    """Train as the job would, step by step; returns the final state dict."""
+def train(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None) -> dict[str, Array]:
+    """Train as the job would, step by step; returns the final state dict.
+
+    Args:
+        config: the job.
+        dtype: to compute in.
+        order: of the samples; without it, the job's.
+    """
+    *_, last = states(config, dtype, order)
+    return last
+
+
+def states(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None) -> Iterator[dict[str, Array]]:
+    """Train as the job would; yields the state dict, which is not copied, before the first and after every step."""
     module, tables = real_model(config, dtype)
     data = open_data(config)
-    order = BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
+    order = order or BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
     loss_sum = resolve_loss(config.loss)
     features = trace_model(module, data.train.schema.features).inputs
     parameters = dict(module.named_parameters())
@@ -71,6 +85,8 @@ def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
     sparse = {t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name]) for t in tables}
     total = config.steps or (config.epochs or 1) * order.steps_per_epoch
     sizes = rows_by_feature(tables)
+    state = {n: t.detach().numpy() for n, t in module.state_dict().items()}
+    yield state
     for step in range(total):
         size = order.batch_size(step)
         arrays = data.train.batch(order.rows(step, 0, size), features)
@@ -84,7 +100,21 @@ def train(config: RunConfig, dtype: torch.dtype) -> dict[str, Array]:
         dense_optimizer.step()
         for optimizer in sparse.values():
             optimizer.step(step + 1)
-    return {n: t.detach().numpy() for n, t in module.state_dict().items()}
+        yield state
+
+
+class Losing(BatchOrder):
+    """The order of a job that loses the first sample of its last step but one."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(open_data(config).train.num_rows, config.global_batch_size, config.seed)
+        assert config.steps is not None
+        self._loses = config.steps - 2
+
+    def rows(self, step: int, start: int, stop: int) -> Array:
+        """All rows of a step, or of that one all but the first."""
+        rows = super().rows(step, start, stop)
+        return rows[1:] if step == self._loses else rows
 
 
 def _dense_optimizer(options: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -11,9 +11,10 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
 from heterps_runtime.ps.shard import Push, Shard
+from tests.same_model import assert_same_model
 
 from .coordinator_world import CARDS, ONE_CPU, World
-from .jobs import PATIENCE_SECONDS, Stage, ThreadedJob, assert_same_model, configuration, plan_document
+from .jobs import PATIENCE_SECONDS, Stage, ThreadedJob, configuration, plan_document, trained_model
 from .plain_torch import train
 
 LAST = 10  # last layer of models.Flights
@@ -120,5 +121,5 @@ def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path, monkeypat
     job.close()
     assert not job.failures, "\n".join(job.failures)
     assert [len(stage) for stage in status["allocation"]] == [1, 1]
-    assert_same_model(status, reference)
+    assert_same_model(trained_model(status), reference)
     assert status["samples"] == 300 * (steps // 10)

@@ -15,8 +15,9 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_CHECKPOINT, PATH_STOP, JobPhase
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.errors import UserError
+from tests.same_model import assert_same_model
 
-from .jobs import TOKEN, Stage, ThreadedJob, assert_same_model, configuration
+from .jobs import TOKEN, Stage, ThreadedJob, configuration, trained_model
 from .plain_torch import train
 
 STEPS, LAST = 80, 10  # LAST: last layer of models.Flights
@@ -75,7 +76,7 @@ def test_another_plan_goes_on_where_the_first_was_stopped(
     status = _run(document, after, servers_after)
     assert status["resumedFromStep"] == step
     assert status["samples"] == 300 * (STEPS // 10)
-    assert_same_model(status, uninterrupted)
+    assert_same_model(trained_model(status), uninterrupted)
 
 
 def _cut_off(path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_for_the_one_before(
     skipped = [e for e in status["events"] if e["reason"] == "CheckpointSkipped"]
     assert [e["type"] for e in skipped] == ["Warning"]
     assert newest.name in skipped[0]["message"]
-    assert_same_model(status, uninterrupted)
+    assert_same_model(trained_model(status), uninterrupted)
 
 
 def test_checkpoints_of_another_job_are_refused_by_the_field_that_differs(folder: Path) -> None:
@@ -148,4 +149,4 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
         job.wait(lambda s: s["committedSteps"] > failed["committedSteps"])
     status = job.wait()
     job.close()
-    assert_same_model(status, uninterrupted)
+    assert_same_model(trained_model(status), uninterrupted)
