@@ -198,12 +198,13 @@ class World:
 
     @staticmethod
     def make_members(plan: Any) -> list[dict[str, Any]]:
-        members: list[dict[str, Any]] = [{"name": "ps-0", "role": "ps", "state": "absent"}]
+        members: list[dict[str, Any]] = [{"name": "ps-0", "role": "ps", "state": "absent", "silentSeconds": 0.5}]
         for s, stage in enumerate(plan["stages"]):
             for i in range(stage["pods"]):
                 members.append(
                     {"name": f"worker-{s}-{i}", "role": "worker", "state": "absent", "stage": s, "index": i,
-                     "batchSize": 512 // stage["pods"], "stepSeconds": 0.1, "computeSeconds": 0.05}
+                     "batchSize": 512 // stage["pods"], "stepSeconds": 0.1, "computeSeconds": 0.05,
+                     "silentSeconds": 0.5}
                 )  # fmt: skip
         return members
 

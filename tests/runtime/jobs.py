@@ -35,6 +35,7 @@ from heterps_runtime.contract import (
     PATH_STATUS,
     JobPhase,
 )
+from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.link import Credentials
 from heterps_runtime.ps.server import ParameterServer
@@ -217,7 +218,7 @@ def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
 class ThreadedJob:
     """A job whose processes are threads of this one."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
         self.document = copy.deepcopy(document)
         self.config = RunConfig.from_json(document)
         self._threads: list[threading.Thread] = []
@@ -227,7 +228,7 @@ class ThreadedJob:
         self._loop_failure: BaseException | None = None
         ready = Path(document["workDirectory"]) / "coordinator.json"
         ready.unlink(missing_ok=True)
-        self._start("coordinator", self._coordinate, ready)
+        self._start("coordinator", self._coordinate, ready, heartbeat_seconds)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not ready.exists():
             if self._loop_failure is not None:
@@ -236,9 +237,9 @@ class ThreadedJob:
             time.sleep(POLL_SECONDS)
         self.credentials = Credentials(json.loads(ready.read_text())["http"], TOKEN)
 
-    def _coordinate(self, ready: Path) -> None:
+    def _coordinate(self, ready: Path, heartbeat_seconds: float) -> None:
         try:
-            asyncio.run(CoordinatorServer(self.config, TOKEN, "127.0.0.1", 0, ready).run())
+            asyncio.run(CoordinatorServer(self.config, TOKEN, "127.0.0.1", 0, ready, heartbeat_seconds).run())
         except BaseException as error:
             self._loop_failure = error
 
