@@ -40,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="run the tests in a test cluster of your own instead of in one made here",
     )
+    parser.addoption(
+        "--all-pauses", action="store_true", help="test_faults_pauses.py: every role, consistency and length of a pause"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,7 +18,7 @@ def test_checkpoints_are_written_by_all_servers_and_one_worker_per_stage_while_t
     assert world.told("checkpoint") == ["ps-0", "ps-1", "worker-0-0", "worker-1-0"]
     world.step(2)
     world.save()
-    assert world.core.latest == Record(10, "step-10-1")
+    assert world.core.checkpoints.latest == Record(10, "step-10-1")
     assert world.core.progress.committed == 12
 
 
@@ -39,8 +39,8 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_training() -> None:
     world.step(EVERY)
     world.write(error="disk full")
     assert world.core.phase == "Training"
-    assert world.core.checkpoint_failures == 1
-    assert world.core.latest == Record(10, "step-10-1")
+    assert world.core.checkpoints.failures == 1
+    assert world.core.checkpoints.latest == Record(10, "step-10-1")
     assert world.discarded == ["step-20-2"]
     assert "worker-0-0: disk full; checkpoint of step 10 stays" in world.core.journal.events()[-1]["message"]
     assert world.last("checkpoint")["folder"] == "step-20-2"  # it is not tried again before the next one is due
@@ -91,8 +91,8 @@ def test_a_loss_during_a_checkpoint_abandons_it_but_not_one_that_only_lacks_its_
     world.join("worker-0-1")
     assert world.discarded == ["step-10-1"]
     world.written()
-    assert world.core.latest is not None
-    assert world.core.latest.step == 20
+    assert world.core.checkpoints.latest is not None
+    assert world.core.checkpoints.latest.step == 20
 
 
 def test_a_server_lost_while_the_manifest_is_written_waits_for_it_before_going_back() -> None:
@@ -133,8 +133,8 @@ def test_a_stop_during_a_checkpoint_writes_another_one_of_the_steps_since() -> N
     assert world.last("checkpoint")["step"] == EVERY + 2
     world.save()
     assert world.core.phase == "Stopped"
-    assert world.core.latest is not None
-    assert world.core.latest.step == EVERY + 2
+    assert world.core.checkpoints.latest is not None
+    assert world.core.checkpoints.latest.step == EVERY + 2
 
 
 @pytest.mark.parametrize("older_fails", [True, False])
@@ -146,7 +146,7 @@ def test_a_stop_whose_checkpoint_fails_still_stops(older_fails: bool) -> None:
     if older_fails:
         world.write(error="disk full")
     assert world.core.phase == "Stopped"
-    assert world.core.checkpoint_failures == 1 + older_fails
+    assert world.core.checkpoints.failures == 1 + older_fails
 
 
 def test_a_stop_before_training_needs_no_checkpoint() -> None:
@@ -170,8 +170,8 @@ def test_a_stop_while_members_set_up_again_still_saves_what_was_trained() -> Non
     world.ready()
     world.save()
     assert world.core.phase == "Stopped"
-    assert world.core.latest is not None
-    assert world.core.latest.step == 3
+    assert world.core.checkpoints.latest is not None
+    assert world.core.checkpoints.latest.step == 3
 
 
 def test_a_stop_does_not_wait_for_the_replacement_of_a_lost_process() -> None:

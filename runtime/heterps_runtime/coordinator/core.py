@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.checkpoint.format import FileEntry
-from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import JobPhase, PlanDocument
 from heterps_runtime.coordinator import generations
+from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
@@ -68,7 +67,7 @@ class CoordinatorCore:
         self.allocation: Allocation | None = None
         self._next_allocation: Allocation | None = None
         self._done: dict[int, dict[str, dict[str, Any]]] = {}
-        self.latest = latest
+        self.checkpoints = Checkpoints(effects, journal, latest)
         self.progress = Progress(config, latest.step if latest else 0, resumed_samples, resumed_rows)
         self.resumed_from = latest.step if latest else None
         self.profiles: dict[str, Any] = {}
@@ -80,12 +79,7 @@ class CoordinatorCore:
         self._evaluated: dict[str, Message] = {}
         self.evaluation_rows = 0
         self.model_path: str | None = None
-        self._barrier: Barrier | None = None  # of the checkpoint being written
-        self._at_barrier: dict[str, Any] = {}  # the progress that it holds; training goes on meanwhile
-        self._checkpoint_asked = False
         self._stop_asked = False
-        self.checkpoint_failures = 0
-        self.checkpoint_error = ""
 
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
@@ -150,7 +144,7 @@ class CoordinatorCore:
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""
-        self._checkpoint_asked = True
+        self.checkpoints.asked = True
 
     def request_stop(self) -> None:
         """Write a checkpoint, then end all members in order."""
@@ -160,7 +154,7 @@ class CoordinatorCore:
         self._event("StopRequested", "ending after a checkpoint")
         if self.phase == JobPhase.TRAINING and self.running:
             self._between_steps()
-        elif self._barrier is None and not (self.phase == JobPhase.TRAINING and self._forming):
+        elif not self.checkpoints.writing and not (self.phase == JobPhase.TRAINING and self._forming):
             self._finish(JobPhase.STOPPED)  # else: once the members are ready, or the manifest is written
 
     def fail(self, reason: str, message: str) -> None:
@@ -268,10 +262,10 @@ class CoordinatorCore:
     def _after_departure(self, why: str) -> None:
         assert self.roster is not None
         self.running = self._forming = False
-        self._abandon_checkpoint(why)
+        self.checkpoints.abandon(why)
         if self.lineage and self.roster.viable():
             self._form_generation()
-        elif self._stop_asked and self._barrier is None:
+        elif self._stop_asked and not self.checkpoints.writing:
             self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
 
     def _member_failed(self, name: str, fields: dict[str, Any]) -> None:
@@ -289,9 +283,9 @@ class CoordinatorCore:
         assert self.roster is not None
         roster, progress = self.roster, self.progress
         assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
-        self._abandon_checkpoint("the membership changed")
+        self.checkpoints.abandon("the membership changed")
         must_restore = not self.lineage or not roster.holds_state(self.config.pools)
-        if must_restore and self._barrier is not None:
+        if must_restore and self.checkpoints.writing:
             return  # a manifest is being written: it decides to which step everybody goes back
         self.generation += 1
         self.running, self._forming = False, True
@@ -301,11 +295,11 @@ class CoordinatorCore:
         self._evaluated.clear()
         restore = None
         if must_restore:
-            step = self.latest.step if self.latest else 0
+            latest, step = self.checkpoints.latest, self.checkpoints.step
             if step != progress.committed:
                 self._event("RolledBack", f"from step {progress.committed} to {step} (checkpoint)", warning=True)
             progress.rewind(step)
-            restore = {"step": step, "folder": self.latest.folder if self.latest else None}
+            restore = {"step": step, "folder": latest.folder if latest else None}
             self.lineage += 1
         kept, self._next_allocation = self._next_allocation or self.allocation, None
         self.allocation = generations.allocate(kept, roster, self.config.global_batch_size)
@@ -365,7 +359,7 @@ class CoordinatorCore:
             reports = self._done.get(step, {})
             if len(reports) < len(workers):
                 return
-            fault = non_finite(step, reports, self.latest.step if self.latest else None)
+            fault = non_finite(step, reports, self.checkpoints.step if self.checkpoints.latest else None)
             if fault is not None:
                 self.fail(*fault)
                 return
@@ -387,62 +381,44 @@ class CoordinatorCore:
         """After a commit: checkpoint when due, stop when asked, finish after the last step."""
         progress = self.progress
         ending = self._stop_asked or progress.finished
-        due = self._checkpoint_asked or progress.committed % self.config.checkpoint_every == 0
-        fresh = progress.committed == (self.latest.step if self.latest else 0)  # nothing that is not saved
+        due = self.checkpoints.asked or progress.committed % self.config.checkpoint_every == 0
+        fresh = progress.committed == self.checkpoints.step  # nothing that is not saved
         if ending and fresh:
             self._after_checkpoint()
-        elif (ending or due) and not fresh and self._barrier is None:
+        elif (ending or due) and not fresh and not self.checkpoints.writing:
             self._start_checkpoint()
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _start_checkpoint(self) -> None:
         assert self.roster is not None
-        self._checkpoint_asked = False
-        step = self.progress.committed
         writers = self.roster.servers()
         writers += [self.roster.workers(i)[0] for i in range(len(self.roster.stage_names))]
-        self._barrier = Barrier(step, self._effects.checkpoint_folder(step), [m.name for m in writers])
-        self._at_barrier = self.progress.describe()
-        order = {"generation": self.generation, "step": step, "folder": self._barrier.folder}
+        order = self.checkpoints.begin(self.progress.committed, [m.name for m in writers], self.progress.describe())
         for member in writers:
-            self._tell(member, Message("checkpoint", order))
+            self._tell(member, Message("checkpoint", {"generation": self.generation, **order}))
 
     def _checkpointed(self, member: Member, fields: dict[str, Any]) -> None:
-        barrier = self._barrier
-        if barrier is None or fields["folder"] != barrier.folder:
-            return
-        if fields.get("error"):
-            self.checkpoint_failed(barrier.folder, f"{member.name}: {fields['error']}")
-        elif (
-            barrier.report(member.name, fields["step"], [FileEntry(**e) for e in fields["entries"]])
-            and barrier.complete
-        ):
-            assert self.roster is not None
-            self._effects.write_manifest(barrier, self._at_barrier, self.roster.plan.to_json())
+        assert self.roster is not None
+        error = self.checkpoints.report(member.name, fields, self.roster.plan.to_json())
+        if error:
+            self.checkpoint_failed(fields["folder"], error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """A checkpoint has become valid."""
-        self.latest = record
-        self._event("CheckpointWritten", f"step {record.step}")
-        if self._barrier is not None and record.folder == self._barrier.folder:
-            self._barrier = None
+        if self.checkpoints.written(record):
             self._after_barrier()
 
     def checkpoint_failed(self, folder: str, reason: str) -> None:
         """A checkpoint could not be written: training goes on, the last good one stays."""
-        if self._barrier is None or folder != self._barrier.folder:
+        step = self.checkpoints.fail(folder, reason)
+        if step is None:
             return
-        step, self._barrier = self._barrier.step, None
-        self.checkpoint_failures += 1
-        self.checkpoint_error = reason
-        kept = f"checkpoint of step {self.latest.step} stays" if self.latest else "there is no earlier checkpoint"
-        self._event("CheckpointFailed", f"step {step}: {reason}; {kept}", warning=True)
-        self._effects.discard_checkpoint(folder)
         if self.running and step == self.progress.committed and self._stop_asked:
             self._finish(JobPhase.STOPPED)
         elif self.running and step == self.progress.committed and self.progress.finished:
-            self.fail("CheckpointFailed", f"training has ended but the model could not be saved: {reason}; {kept}")
+            text = f"training has ended but the model could not be saved: {reason}; {self.checkpoints.kept}"
+            self.fail("CheckpointFailed", text)
         elif not self.running or step != self.progress.committed:  # the step that failed is not tried again at once
             self._after_barrier()
 
@@ -457,13 +433,6 @@ class CoordinatorCore:
             self._finish(JobPhase.STOPPED)
         elif self.roster.viable():
             self._form_generation()
-
-    def _abandon_checkpoint(self, why: str) -> None:
-        """Members changed: unless only the manifest is missing, what was written is of no use."""
-        if self._barrier is not None and not self._barrier.complete:
-            abandoned, self._barrier = self._barrier, None
-            self._event("CheckpointAbandoned", f"step {abandoned.step}: {why}", warning=True)
-            self._effects.discard_checkpoint(abandoned.folder)
 
     def _after_checkpoint(self) -> None:
         if self._stop_asked:
@@ -492,9 +461,9 @@ class CoordinatorCore:
             self._export()
 
     def _export(self) -> None:
-        assert self.latest is not None
+        assert self.checkpoints.latest is not None
         self.phase = JobPhase.EXPORTING
-        self._effects.export(self.latest.step)
+        self._effects.export(self.checkpoints.latest.step)
 
     def exported(self, path: str) -> None:
         """The model has been written."""

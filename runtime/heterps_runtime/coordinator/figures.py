@@ -87,10 +87,10 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
         "stages": _stages(core),
         "allocation": [list(s) for s in core.allocation.batches] if core.allocation else None,
         "checkpoint": {
-            "lastStep": core.latest.step if core.latest else None,
+            "lastStep": core.checkpoints.latest.step if core.checkpoints.latest else None,
             "path": config.checkpoint_path,
-            "failures": core.checkpoint_failures,
-            "lastError": core.checkpoint_error,
+            "failures": core.checkpoints.failures,
+            "lastError": core.checkpoints.error,
         },
         "evaluation": core.evaluation,
         "model": core.model_path,
@@ -140,9 +140,9 @@ class JobMetrics:
         yield self._gauge(f"{training}_loss", "Mean training loss, smoothed over steps", progress.loss)
         seconds = progress.seconds_training(core.clock())
         yield self._gauge(f"{training}_duration_seconds", "Time spent training in this run, pauses left out", seconds)
-        step = core.latest.step if core.latest else None
+        step = core.checkpoints.latest.step if core.checkpoints.latest else None
         yield self._gauge(f"{training}_checkpoint_step", "Step of the newest valid checkpoint", step)
-        failures = core.checkpoint_failures
+        failures = core.checkpoints.failures
         yield self._gauge(f"{training}_checkpoint_failures", "Checkpoints that could not be written", failures)
         phase = [((core.phase,), 1.0)]
         yield self._family(f"{training}_phase", "1 for the phase that the coordinator is in", ("phase",), phase)
