@@ -89,10 +89,19 @@ def run(folder: Path, role: str, consistency: str, seconds: tuple[float, ...]) -
     fields = counting_spec("small_model", ROWS, BATCH, consistency, str(held))
     fields |= {"training.steps": STEPS, "scheduling.stages": [{"pool": "cpu", "lastLayer": "output", "units": 2}]}
     fields |= {"runPolicy.backoffLimit": len(seconds), "checkpoint.everySteps": 10}
-    job = RealJob(folder, counting_columns(ROWS), **{path.replace(".", "__"): value for path, value in fields.items()})
+    job = RealJob(
+        folder,
+        counting_columns(ROWS),
+        max_units=3,
+        **{path.replace(".", "__"): value for path, value in fields.items()},
+    )
     held.touch()
-    command = job.start("run", "job.yaml", "--output", "json")
-    outcomes = [pause(job, command, role, consistency, each) for each in seconds]
+    command = job.start("run", "job.yaml")
+    try:
+        outcomes = [pause(job, command, role, consistency, each) for each in seconds]
+    except BaseException:
+        command.send_signal(signal.SIGINT)
+        raise AssertionError(f"{role}, {consistency}: {job.finish(command).text}\n{job.logs()}")
     held.unlink()
     result = job.finish(command)
     assert result.code == 0, result.text

@@ -101,17 +101,25 @@ class RealJob:
         folder: an empty one.
         data: columns of the training data.
         profiled: whether an earlier run has measured the pool.
+        max_units: of the pool.
         spec: changes of the manifest by dotted path below spec; None removes the field.
     """
 
     def __init__(
-        self, folder: Path, data: Mapping[str, Any] | None = None, *, profiled: bool = True, **spec: Any
+        self,
+        folder: Path,
+        data: Mapping[str, Any] | None = None,
+        *,
+        profiled: bool = True,
+        max_units: int = 2,
+        **spec: Any,
     ) -> None:
         self.folder = folder
         (folder / "data").mkdir(parents=True)
         pq.write_table(pa.table(dict(data or columns())), folder / "data" / "part-0.parquet")
         (folder / "small_model.py").write_text((HERE / "small_model.py").read_text())
         self._documents = list(yaml.safe_load_all(MANIFEST))
+        self._documents[0]["spec"]["maxUnits"] = max_units
         self.work = folder / ".heterps" / "small"
         self.change(**spec)
         if profiled:
