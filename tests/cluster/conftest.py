@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.cluster.api_server import ApiServer
@@ -26,7 +25,7 @@ from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.requirements import reasons_against
-from tests.controller.real_job import RealJob
+from tests.controller.small_reference import plain_model
 
 HERE = Path(__file__).parent
 Make = Callable[..., ClusterJob]
@@ -197,10 +196,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def expected_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The model of `faults.small_job`, trained by one worker on this machine, to which nothing happens."""
-    job = RealJob(tmp_path_factory.mktemp("undisturbed") / "job", model__entrypoint=MODEL)
-    assert job.run("--quiet").code == 0
-    return dict(load_file(job.work / "model" / "model.safetensors"))
+    """The model of `faults.small_job`, as plain PyTorch trains it in one process."""
+    return plain_model(
+        tmp_path_factory.mktemp("plain") / "job", model__entrypoint=MODEL, model__arguments={"least_seconds": 0}
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pods and nodes break: the job ends with the very model of a job that nothing happened to."""
+"""Pods and nodes break: every sample is applied once, and in `sync` the model is the one that plain PyTorch trains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import assert_same_model, held, kill_pod, only_pod, small_job, wait_for_successor
+from tests.cluster.faults import (
+    assert_every_sample_counted,
+    counting_job,
+    held,
+    kill_pod,
+    only_pod,
+    small_job,
+    wait_for_successor,
+)
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
+from tests.same_model import assert_same_model
 
 Make = Callable[..., ClusterJob]
 Model = dict[str, Any]
@@ -19,26 +28,27 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.parametrize(
-    ("how", "roles"),
+    ("how", "roles", "consistency"),
     # A server's pod is deleted in test_faults_operator.py.
-    [("killed", ("worker", "ps", "coordinator")), ("deleted", ("worker", "coordinator"))],
+    [("killed", ("worker", "ps", "coordinator"), "hybrid"), ("deleted", ("worker", "coordinator"), "async")],
 )
 def test_each_kind_of_pod_may_end_at_any_time(
-    how: str, roles: Sequence[str], make: Make, own_cluster: Cluster, expected_model: Model
+    how: str, roles: Sequence[str], consistency: str, make: Make, own_cluster: Cluster
 ) -> None:
-    job = small_job(make, how, units=2).submit()
+    """Training is at its usual pace when a pod ends, and is held from then on until the pod's successor is there."""
+    job = counting_job(make, how, consistency, units=2).submit()
     for number, role in enumerate(roles):
-        job.wait_for_step(30 + 90 * number)
+        job.wait_for_step(30 + 60 * number)
+        victim = only_pod(job, role)
+        if how == "killed":
+            kill_pod(victim)
+        else:
+            job.kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
         with held(job):
-            victim = only_pod(job, role)
-            if how == "killed":
-                kill_pod(victim)
-            else:
-                job.kubectl("delete", "pod", victim["metadata"]["name"], "--grace-period=0", "--force")
             wait_for_successor(job, role, victim)
     status = job.wait_for_phase("Succeeded")
     assert status["restarts"] == (3 if how == "killed" else 0)  # what others take away does not count
-    assert_same_model(job, expected_model)
+    assert_every_sample_counted(job)
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
     they are replaced on another node, while the old ones still try to take part.
     """
     patient = small_job(make, "patient", worker_on=lonely_node, tolerated_seconds=900)
-    hasty = small_job(make, "hasty", worker_on=lonely_node, tolerated_seconds=1)
+    hasty = counting_job(make, "hasty", "async", worker_on=lonely_node, tolerated_seconds=1)
     with held(patient, hasty):
         for job in (patient, hasty):
             job.submit()
@@ -87,7 +97,8 @@ def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
         assert only_uid(patient, "worker") == before["patient"]["metadata"]["uid"]
     for job in (patient, hasty):
         assert job.wait_for_phase("Succeeded")["restarts"] == 0
-        assert_same_model(job, expected_model)
+    assert_same_model(patient.model(), expected_model)
+    assert_every_sample_counted(hasty)
 
 
 def is_ready(cluster: Cluster, name: str) -> bool:

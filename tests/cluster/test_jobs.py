@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.cluster.faults import COMPARED
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
+from tests.same_model import assert_same_model
 
 Make = Callable[..., ClusterJob]
 
@@ -41,20 +43,18 @@ def test_a_job_is_trained_in_pods_on_the_right_nodes(make: Make) -> None:
     wait_until("its pods have ended", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"])
 
 
-def test_a_suspended_job_goes_on_from_its_checkpoint_to_the_same_model(make: Make) -> None:
-    whole = make("whole").submit()
-    broken = make("broken").submit()
-    broken.wait_for_step(60)
-    broken.patch({"runPolicy": {"suspend": True}})
-    status = broken.wait_for_phase("Suspended")
+def test_a_suspended_job_goes_on_from_its_checkpoint_to_the_model_of_plain_pytorch(
+    make: Make, expected_model: dict[str, Any]
+) -> None:
+    job = make("broken", spec=COMPARED).submit()
+    job.wait_for_step(60)
+    job.patch({"runPolicy": {"suspend": True}})
+    status = job.wait_for_phase("Suspended")
     assert 60 <= status["checkpoint"]["step"] < 400
-    wait_until("its pods are gone", lambda: not [p for p in broken.pods() if p["status"]["phase"] == "Running"])
-    broken.patch({"runPolicy": {"suspend": False}})
-    broken.wait_for_phase("Succeeded")
-    whole.wait_for_phase("Succeeded")
-    expected = whole.model()
-    for name, values in broken.model().items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    wait_until("its pods are gone", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"])
+    job.patch({"runPolicy": {"suspend": False}})
+    job.wait_for_phase("Succeeded")
+    assert_same_model(job.model(), expected_model)
 
 
 def test_a_deleted_job_takes_everything_with_it(make: Make) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import POOL_LABEL, Cluster
-from tests.cluster.faults import MODEL, assert_same_model, held
+from tests.cluster.faults import COMPARED, held
 from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import wait_until
+from tests.same_model import assert_same_model
 
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
@@ -82,7 +83,7 @@ def cordoned(own_cluster: Cluster) -> Iterator[Callable[[str], None]]:
 def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goes_on(
     make: Make, cordoned: Callable[[str], None], expected_model: Json
 ) -> None:
-    spec = {"model.entrypoint": MODEL, "checkpoint.everySteps": 5, "scheduling": {}}
+    spec = {**COMPARED, "checkpoint.everySteps": 5, "scheduling": {}}
     job = make("moved", spec={**spec, "elasticity": {"cooldownSeconds": 1}}, pool={"maxUnits": 2})
     job.pool["spec"]["nodeSelector"] = {}
     cheap = job.add_pool("cheap", nodeSelector={POOL_LABEL: "accelerator"}, pricePerUnitHour="0.01")
@@ -109,13 +110,13 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
     resumed = int(job.told("Resumed")[0].split()[3])
     assert 5 <= resumed < 400
     assert job.wait_for_phase("Succeeded")["progress"]["step"] == 400
-    assert_same_model(job, expected_model)
+    assert_same_model(job.model(), expected_model)
 
 
 def test_a_changed_spec_that_divides_the_model_otherwise_is_planned_and_training_goes_on(
     make: Make, expected_model: Json
 ) -> None:
-    job = make("divided", spec={"model.entrypoint": MODEL, "checkpoint.everySteps": 5}, pool={"maxUnits": 4})
+    job = make("divided", spec={**COMPARED, "checkpoint.everySteps": 5}, pool={"maxUnits": 4})
     other = job.add_pool("other", nodeSelector={POOL_LABEL: "accelerator"})
     with held(job):
         job.submit().wait_for_step(6)
@@ -131,4 +132,4 @@ def test_a_changed_spec_that_divides_the_model_otherwise_is_planned_and_training
     assert int(job.told("Resumed")[0].split()[3]) >= 5
     status = job.wait_for_phase("Succeeded")
     assert (status["plan"]["revision"], len(status["plan"]["stages"]), status["restarts"]) == (2, 2, 0)
-    assert_same_model(job, expected_model)
+    assert_same_model(job.model(), expected_model)

@@ -1,7 +1,7 @@
-"""Whole runs of the real command: interrupted, killed, damaged, and always the model of the run that nobody disturbed.
+"""Whole runs of the real command: interrupted, killed, damaged, and always the model that plain PyTorch trains.
 
-Training is synchronous and on one worker, so the undisturbed model is known to the last digits, and no test needs to
-trust what a run says of itself. Runs take seconds of start-up each: one that is disturbed is disturbed more than once.
+Training is synchronous and in float64, so that model is known to many digits, and no test needs to trust what a run
+says of itself. Runs take seconds of start-up each: one that is disturbed is disturbed more than once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from tests.controller.real_job import RealJob, Result
+from tests.controller.small_reference import plain_model
+from tests.same_model import assert_same_model
 
 pytestmark = pytest.mark.slow
 
@@ -30,24 +31,33 @@ def model(job: RealJob) -> dict[str, Any]:
     return dict(load_file(job.work / "model" / "model.safetensors"))
 
 
-def assert_same_model(job: RealJob, expected: dict[str, Any]) -> None:
-    found = model(job)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+def real_job(folder: Path, **spec: Any) -> RealJob:
+    return RealJob(folder, training__precision="fp64", **spec)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RealJob, Result, dict[str, Any]]:
-    """A job that nobody has disturbed: the job, how it ended, and its model."""
-    job = RealJob(tmp_path_factory.mktemp("trained") / "here")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The model that plain PyTorch trains."""
+    return plain_model(tmp_path_factory.mktemp("plain") / "job")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RealJob, Result]:
+    """A job that nobody has disturbed, and how it ended."""
+    job = real_job(tmp_path_factory.mktemp("trained") / "here")
     result = job.run("--output", "json")
     assert result.code == 0, result.text
-    return job, result, model(job)
+    return job, result
 
 
-def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result, dict[str, Any]]) -> None:
-    job, result, _ = trained
+def test_an_undisturbed_run_gives_the_model_that_plain_pytorch_trains(
+    trained: tuple[RealJob, Result], expected: dict[str, Any]
+) -> None:
+    assert_same_model(model(trained[0]), expected)
+
+
+def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result]) -> None:
+    job, result = trained
     report = result.report()
     assert (report["phase"], report["failure"], report["restarts"]) == ("Succeeded", None, {})
     assert report["progress"]["committedSteps"] == STEPS
@@ -58,7 +68,7 @@ def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, R
 
 
 def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
-    trained: tuple[RealJob, Result, dict[str, Any]],
+    trained: tuple[RealJob, Result],
 ) -> None:
     plan = trained[1].report()["plan"]
     assert plan["parameterServer"]["units"] == 1
@@ -66,10 +76,10 @@ def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
 
 
 def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
-    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+    expected: dict[str, Any], tmp_path: Path
 ) -> None:
     # Ctrl-C makes a checkpoint of its own.
-    job = RealJob(tmp_path / "job", checkpoint__everySteps=10_000)
+    job = real_job(tmp_path / "job", checkpoint__everySteps=10_000)
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
     os.killpg(process.pid, signal.SIGINT)
@@ -102,7 +112,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     step = int(before.name.removeprefix("step-"))
     assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", last.out), last.out
     assert f"resuming from step {step} of {STEPS}" in last.out
-    assert_same_model(job, trained[2])
+    assert_same_model(model(job), expected)
 
 
 @contextmanager
@@ -130,11 +140,11 @@ def fill(path: Path) -> None:
 
 
 def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was_saved(
-    trained: tuple[RealJob, Result, dict[str, Any]], tmp_path: Path
+    expected: dict[str, Any], tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk):
-        job = RealJob(tmp_path / "job", checkpoint__path=str(disk / "checkpoints"))
+        job = real_job(tmp_path / "job", checkpoint__path=str(disk / "checkpoints"))
         process = job.start("run", "job.yaml")
         job.await_status(process, lambda status: bool(status["checkpoint"]["lastStep"]))
         fill(disk / "something")
@@ -154,14 +164,14 @@ def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was
     assert kept
     assert again.code == 0, again.text
     assert f"resuming from step {int(kept[-1].removeprefix('step-'))} of {STEPS}" in again.out
-    assert_same_model(job, trained[2])
+    assert_same_model(model(job), expected)
 
 
 def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
-    trained: tuple[RealJob, Result, dict[str, Any]],
+    trained: tuple[RealJob, Result], expected: dict[str, Any]
 ) -> None:
     """Runs last: it starts over the job that the others compare with."""
-    job, result, expected = trained
+    job, result = trained
     again = job.run("--output", "json")
     assert "small is trained already; to start over: heterps run job.yaml --fresh" in again.err
     assert (again.code, again.report()["bill"]) == (0, result.report()["bill"])
@@ -185,7 +195,7 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     for name in ("ps-0", "coordinator"):
         assert re.search(rf"{name} ended \(killed by SIGKILL .*\): everything starts again from the last", result.out)
     assert "restarts" in result.out
-    assert_same_model(job, expected)
+    assert_same_model(model(job), expected)
 
 
 def await_none(job: RealJob) -> None:

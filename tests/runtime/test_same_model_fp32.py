@@ -43,7 +43,7 @@ Array = np.ndarray[Any, Any]
 
 STEPS, BATCH, RATE = 60, 32, 0.5
 RADIUS = np.sqrt(3 + 3 + 1)  # three rows, three numbers of at most 1, a bias
-ROUNDOFF = 2.0**-24
+ROUNDOFF: float = 2.0**-24
 PLANS: list[tuple[list[Stage], int]] = [
     ([("cpu", 3, 1)], 1),
     ([("cpu", 0, 2), ("card", 2, 3), ("cpu", 3, 2)], 2),
