@@ -26,18 +26,23 @@ help: ## list these targets
 
 venv: $(VENV)/.installed ## install everything into .venv (again only if requirements.lock or pyproject.toml change)
 
-# The lock names every package with its hashes. uv, itself in the lock, fetches in parallel: 23 s where pip takes 138 s.
-# uv leaves the compiling of modules to their first import: better one process now than all processes of the first job.
-# uv does not read pip's settings, so it is told of a mirror; where it fails all the same, pip installs the same files.
-$(VENV)/.requirements: requirements.lock
+# uv does not read pip's settings, so it is told of a mirror.
+UV = index=$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null || true)}; \
+	$${index:+env UV_DEFAULT_INDEX="$$index"} $(BIN)/uv
+
+# uv in the version and with the hashes of the lock, which names them for every package.
+$(VENV)/.uv: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python >= 3.11 is needed, {sys.executable} is {sys.version.split()[0]}; say: make PYTHON=python3.11")'
-	@echo "Installing the packages of requirements.lock into $(VENV): about 2.5 GB to fetch, half a minute to three minutes, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@awk '/^uv==/ { on = 1 } on { print } on && !/\\$$/ { exit }' requirements.lock > $(VENV)/uv.txt
 	@$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt
-	@index=$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null || true)}; \
-	$${index:+env UV_DEFAULT_INDEX="$$index"} \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock \
+	@touch $@
+
+# uv fetches in parallel: 23 s where pip takes 138 s. Where it fails, pip installs the same files.
+# uv leaves the compiling of modules to their first import: better one process now than all processes of the first job.
+$(VENV)/.requirements: requirements.lock | $(VENV)/.uv
+	@echo "Installing the packages of requirements.lock into $(VENV): about 2.5 GB to fetch, half a minute to three minutes, once"
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock \
 		|| { echo "uv could not; pip tries the same"; $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock; }
 	@$(BIN)/python -c "import aiohttp, celpy, matplotlib.pyplot, numba, pyarrow.parquet, rich, scipy.optimize, torch.fx, zmq"
 	@touch $@
@@ -56,21 +61,15 @@ demo: data ## plan and train the flights example: a real model, its quality and 
 demo-cluster: data ## train the flights example on a real Kubernetes on this machine, and show each step
 	@$(BIN)/python -m tests.cluster demo
 
-# Files side by side: tests of whole jobs spend most of their time waiting for processes and pods to start.
-# Both parts run, whatever the first one says.
+# Both parts run, whatever the first one says; the last line sums up both.
 test: data ## run all tests, those that need a Kubernetes included
-	@status=0; \
-	$(MAKE) --no-print-directory test-local || status=$$?; \
-	$(MAKE) --no-print-directory test-cluster || status=$$?; \
-	exit $$status
+	@$(BIN)/python -m tests local cluster
 
 test-local: data ## run the tests that need no Kubernetes
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python -m tests local
 
-# Where the programs cannot be built, the tests themselves say why they are skipped, or, if CI is set, fail.
 test-cluster: venv ## run the tests that need a Kubernetes, on two of them
-	-@$(BIN)/python -m tests.cluster build
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
+	@$(BIN)/python -m tests cluster
 
 cluster-build: venv ## install and build the programs of the test cluster (once; docs/testing.md says what it needs)
 	@$(BIN)/python -m tests.cluster build
@@ -103,10 +102,8 @@ benchmark-operator: data ## time from apply to first step, then what hundreds of
 experiments: venv ## repeat the paper's tables and figures and ours: docs/experiments.md (ARGUMENTS=--quick: a small part)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m experiments $(ARGUMENTS)
 
-lock: ## resolve requirements.in again into requirements.lock (the versions in it may change)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+lock: $(VENV)/.uv ## resolve requirements.in again into requirements.lock (the versions in it may change)
+	@$(UV) pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
 		--python-version 3.11 requirements.in -o requirements.lock
 
 clean: ## delete everything that make has made, training runs in .heterps included

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
 
 from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
 from tests.cluster.demo import show
 from tests.cluster.errors import ClusterError
-from tests.cluster.requirements import install_packages, reasons_against
+from tests.cluster.preparing import prepare, prepare_tests
+from tests.cluster.requirements import reasons_against
 
 NAME = "default"
 HOW_TO_USE = """\
@@ -52,9 +52,9 @@ def main() -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "build":
-        prepare(building.FOR_TESTS)
+        prepare_tests(say)
     elif arguments.verb == "build-benchmark":
-        prepare((*building.CLUSTER, building.KWOK))
+        prepare((*building.CLUSTER, building.KWOK), say)
     elif arguments.verb == "check":
         reasons = reasons_against()
         say(
@@ -64,14 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1 if reasons else 0
     elif arguments.verb == "demo":
-        prepare(building.CLUSTER)
+        prepare(building.CLUSTER, say)
         folder = building.ROOT / ".cache" / "demo-cluster"
         shutil.rmtree(folder, ignore_errors=True)
         return show(folder)
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":
-        prepare(building.CLUSTER)
+        prepare(building.CLUSTER, say)
         Cluster(NODES, name=arguments.name, outlive_parent=True, say=say).up()
         explain(Place(arguments.name))
     elif arguments.verb == "down":
@@ -88,12 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise ClusterError(f"{arguments.name} is not up; say: make cluster-up")
         sys.stdout.write(f"{place.kubeconfig}\n")
     return 0
-
-
-def prepare(programs: Sequence[building.Program]) -> None:
-    """Install packages and build programs that are not there."""
-    install_packages(say)
-    building.build(programs, say)
 
 
 def explain(place: Place) -> None:

@@ -20,6 +20,7 @@ from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.faults import MODEL
+from tests.cluster.golang import go_problem
 from tests.cluster.helm import Helm, grant, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
@@ -75,6 +76,11 @@ def unavailable(reason: str) -> None:
     if os.environ.get("CI", "").lower() in ("true", "1"):
         pytest.fail(f"no test cluster, and CI is set: {reason}", pytrace=False)
     pytest.skip(f"no test cluster: {reason}")
+
+
+def unbuilt(what: str) -> None:
+    """The same for want of something that the build makes."""
+    unavailable(go_problem() or f"{what} not built: make cluster-build")
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +154,7 @@ def api(admin: Kubectl) -> KubernetesApi:
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Helm, with folders of its own."""
     if not Helm.program().exists():
-        unavailable("Helm is not built: make cluster-build")
+        unbuilt("Helm is")
     return Helm(tmp_path_factory.mktemp("helm"))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cluster import building
+from tests.cluster.building import Program
 from tests.cluster.errors import ClusterError
+from tests.cluster.golang import go_problem
 
 # Where distributions put the CNI plug-ins: Debian, Fedora, and what Kubernetes' own packages do.
 CNI_FOLDERS = ("/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin")
@@ -43,6 +45,11 @@ def missing_packages() -> list[str]:
     return sorted(packages)
 
 
+def can_install_packages() -> bool:
+    """Whether `install_packages` does anything here."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
 def install_packages(say: Callable[[str], None]) -> None:
     """Install what is missing, where that takes no more than apt.
 
@@ -50,7 +57,7 @@ def install_packages(say: Callable[[str], None]) -> None:
         ClusterError: apt fails; with its last words.
     """
     packages = missing_packages()
-    if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not packages or not can_install_packages():
         return
     say(f"Installing Debian's packages: {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -63,18 +70,15 @@ def install_packages(say: Callable[[str], None]) -> None:
             raise ClusterError(f"{' '.join(command)} failed:\n{words}")
 
 
-def reasons_against() -> list[str]:
-    """Why a cluster cannot run here, one reason a line; empty if it can."""
+def obstacles(programs: Sequence[Program] = building.FOR_TESTS) -> list[str]:
+    """Why a cluster with these programs can neither run here nor be made ready to; one reason a line, or none."""
     reasons = []
     if os.geteuid() != 0:
         reasons.append("not root: kubelet and containerd need to be")
-    if packages := missing_packages():
+    if (packages := missing_packages()) and not can_install_packages():
         reasons.append(f"not installed (names of Debian's packages): {', '.join(packages)}")
-    if programs := building.missing():
-        fix = (
-            "make cluster-build" if shutil.which("go") else f"install Go {building.GO_VERSION}, then make cluster-build"
-        )
-        reasons.append(f"{len(programs)} of its programs are not built: {fix}")
+    if building.missing(programs) and (problem := go_problem()):
+        reasons.append(problem)
     if shutil.which("unshare") is not None:
         tried = subprocess.run(
             ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
@@ -83,4 +87,16 @@ def reasons_against() -> list[str]:
             reasons.append(f"no namespaces of its own: {tried.stderr.strip()}")
     if not os.access("/sys/fs/cgroup", os.W_OK):
         reasons.append("no control groups of its own: /sys/fs/cgroup cannot be written")
+    return reasons
+
+
+def reasons_against() -> list[str]:
+    """Why a cluster cannot run here as things are, one reason a line; empty if it can."""
+    reasons = obstacles(building.CLUSTER)
+    if reasons:
+        return reasons
+    if packages := missing_packages():
+        reasons.append(f"not installed (names of Debian's packages): {', '.join(packages)}: make cluster-build")
+    if programs := building.missing():
+        reasons.append(f"{len(programs)} of its programs are not built: make cluster-build")
     return reasons

@@ -1,39 +1,42 @@
-"""Schemas of other projects' custom resources: made from their Go types, by the tool that they make them with."""
+"""Schemas of other projects' custom resources: made from their Go types, by the tool that they make them with.
+
+They are a product of the build, as programs are: controller-gen wants the types' sources, which tests cannot fetch.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
+import shutil
 from pathlib import Path
 
-from tests.cluster.building import CACHE, CONTROLLER_GEN, MODULES, path_of
-from tests.cluster.errors import ClusterError
-
-# Pinned in binaries/schemas/go.mod.
-PACKAGES = (
-    "sigs.k8s.io/scheduler-plugins/apis/scheduling/v1alpha1",
-    "volcano.sh/apis/pkg/apis/scheduling/v1beta1",
-)
+from tests.cluster import building
+from tests.cluster.building import CONTROLLER_GEN, Say
+from tests.cluster.golang import go, run_in
 
 
 def schema_folder() -> Path:
-    """The folder with the CustomResourceDefinitions, made if it is not there.
+    """Where the CustomResourceDefinitions lie, one a file, once they are made."""
+    return building.folder_of(CONTROLLER_GEN.module) / "crds"
+
+
+def make_schemas(say: Say) -> None:
+    """Make the CustomResourceDefinitions if they are not there, of all packages that the module names, or none.
 
     Raises:
         ClusterError: they cannot be made.
     """
-    program = path_of(CONTROLLER_GEN)
-    folder = program.parent / "crds"
-    if folder.exists():
-        return folder
-    unfinished = folder.with_suffix(".unfinished")
-    settings = {"CGO_ENABLED": "0", "GOCACHE": str(CACHE / "go-build"), "GOWORK": "off", "GOFLAGS": ""}
-    ran = subprocess.run(
-        [program, "crd", *(f"paths={package}" for package in PACKAGES), f"output:crd:dir={unfinished}"],
-        cwd=MODULES / CONTROLLER_GEN.module, env={**os.environ, **settings},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        raise ClusterError(f"controller-gen: {ran.stderr.strip()}")
-    unfinished.replace(folder)
-    return folder
+    if schema_folder().exists():
+        return
+    building.build([CONTROLLER_GEN], say)
+    with building.one_at_a_time(say):
+        if schema_folder().exists():
+            return
+        module = building.MODULES / CONTROLLER_GEN.module
+        packages = re.findall(r'^\s*_ "(.+)"$', (module / "types.go").read_text(), re.M)
+        unfinished = building.CACHE / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        go(["list", "-deps", *packages], module)
+        paths = [f"paths={package}" for package in packages]
+        run_in(module, [building.path_of(CONTROLLER_GEN), "crd", *paths, f"output:crd:dir={unfinished}"])
+        unfinished.replace(schema_folder())
+        say(f"  schemas of {len(packages)} packages: {len(list(schema_folder().iterdir()))} files")

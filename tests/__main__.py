@@ -1,0 +1,125 @@
+"""`python -m tests PART...`: run parts of the tests one after the other, whatever the first says, and sum them up."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from tests.cluster.errors import ClusterError
+from tests.cluster.preparing import prepare_tests
+from tests.cluster.requirements import obstacles
+from tests.summary import Results, closing_line, results_of
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".cache" / "tests"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that one run of pytest runs."""
+
+    name: str
+    arguments: tuple[str, ...]  # of pytest
+    prepare: Callable[[], None] = lambda: None  # raises ClusterError
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def prepare_cluster() -> None:
+    """Build what the tests need, where that is of use: elsewhere they say themselves why they do not run."""
+    if reasons := obstacles():
+        say("\n".join(["No cluster can run on this machine:", *reasons]))
+    else:
+        prepare_tests(say)
+
+
+# Files side by side: tests of whole jobs spend most of their time waiting for processes and pods to start.
+PARTS = (
+    Part("local", ("-n", "3", "--dist", "loadfile")),
+    Part("cluster", ("-n", "2", "--dist", "loadfile", "tests/cluster"), prepare_cluster),
+)
+
+
+def run(parts: Sequence[Part], folder: Path) -> int:
+    """Run parts, write the closing line to `summary.txt` in a folder and to stdout, and return the exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = folder / "summary.txt"
+    summary.unlink(missing_ok=True)
+    started = time.monotonic()
+    results = Results()
+    for part in parts:
+        ended_by, ran = _run_part(part, folder)
+        results += ran
+        if ended_by is not None:
+            results += Results(problems=(f"ended by {ended_by.name}",))
+            break
+    line = closing_line(results, time.monotonic() - started)
+    summary.write_text(f"{line}\n")
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+    return 0 if results.good else 1
+
+
+def _run_part(part: Part, folder: Path) -> tuple[signal.Signals | None, Results]:
+    """Run a part; the signal that ended this run, if one did, and the results."""
+    try:
+        part.prepare()
+    except ClusterError as error:
+        say(f"error: {error}")
+        return None, Results(problems=(f"{part.name}: not run, {str(error).splitlines()[0].rstrip(':')}",))
+    file = folder / f"{part.name}.json"
+    file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.recording", f"--results={file}", *part.arguments]
+    ended_by, code = _call(command, {**os.environ, **_offline(folder)})
+    return ended_by, results_of(part.name, file, code)
+
+
+def _offline(folder: Path) -> dict[str, str]:
+    """Settings with which package clients fetch nothing and find nothing that the machine happens to have.
+
+    What tests need, the build has made. A test that needs more fails everywhere, and not on new machines alone.
+    """
+    return {"GOPROXY": "off", "GOMODCACHE": str(folder / "no-modules"), "PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
+
+
+def _call(command: Sequence[str], environment: dict[str, str]) -> tuple[signal.Signals | None, int]:
+    """Run a program to its end, which a signal may ask for; the signal, if one came, and the exit code."""
+    process = subprocess.Popen(command, env=environment)
+    received: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        # Ctrl-C reaches every program of a terminal by itself; a second one would break off the first one's work.
+        if number == signal.SIGTERM:
+            process.terminate()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return (signal.Signals(received[0]) if received else None), code
+
+
+def main() -> int:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(prog="python -m tests", description="Run tests, and sum them up in one line.")
+    parser.add_argument("part", nargs="+", choices=names)
+    wanted = parser.parse_args().part
+    return run([part for part in PARTS if part.name in wanted], FOLDER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

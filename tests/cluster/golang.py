@@ -1,0 +1,67 @@
+"""Go as this checkout uses it: which one can, with which settings, and what is said when it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster.errors import ClusterError
+
+# Of compiled packages. Sources are where the machine has them, so that other projects' and older checkouts' help.
+COMPILED = Path(__file__).parents[2] / ".cache" / "cluster" / "go-build"
+# What the newest of the modules in `binaries/` asks for.
+VERSION = (1, 26)
+WANTED = f"Go {'.'.join(map(str, VERSION))} or later builds the test cluster's programs"
+LAST_LINES = 15
+
+
+def go_problem() -> str | None:
+    """Why Go cannot build anything here; nothing if it can."""
+    if shutil.which("go") is None:
+        return f"go is not installed: {WANTED}"
+    # An older Go that may fetch a newer one, which the machine's settings decide, does so in a folder that wants it.
+    newest = Path(__file__).parent / "binaries" / "helm"
+    ran = subprocess.run(
+        ["go", "env", "GOVERSION"], cwd=newest, env=environment(), capture_output=True, text=True, check=False
+    )
+    found = re.match(r"go(\d+)\.(\d+)", ran.stdout)
+    if found is None:
+        return f"go env GOVERSION says: {_last_lines(ran)}: {WANTED}"
+    if (int(found[1]), int(found[2])) < VERSION:
+        return f"{ran.stdout.strip()} is installed: {WANTED}"
+    return None
+
+
+def environment(flags: str = "") -> dict[str, str]:
+    """For Go and programs that call it. What they write can be deleted without being root (-modcacherw)."""
+    settings = {"CGO_ENABLED": "0", "GOCACHE": str(COMPILED), "GOWORK": "off"}
+    return {**os.environ, **settings, "GOFLAGS": f"-modcacherw {flags}".strip()}
+
+
+def go(arguments: Sequence[str], module: Path, flags: str = "") -> None:
+    """Run Go in the folder of a module.
+
+    Raises:
+        ClusterError: it fails; with its last words.
+    """
+    run_in(module, ["go", *arguments], flags)
+
+
+def run_in(module: Path, command: Sequence[str | Path], flags: str = "") -> None:
+    """Run Go, or a program that calls it, in the folder of a module.
+
+    Raises:
+        ClusterError: it fails; with its last words.
+    """
+    ran = subprocess.run(command, cwd=module, env=environment(flags), capture_output=True, text=True, check=False)
+    if ran.returncode:
+        words = " ".join(str(word) for word in command[:2])
+        raise ClusterError(f"{words} failed in {module.name} with exit code {ran.returncode}:\n{_last_lines(ran)}")
+
+
+def _last_lines(ran: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join(ran.stderr.strip().splitlines()[-LAST_LINES:])

@@ -1,0 +1,176 @@
+"""How the test cluster's programs are built and fetched, with a Go that only pretends to compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import __main__ as runs
+from tests.cluster import building
+from tests.cluster.building import CLUSTER, CONTROLLER_GEN, FOR_TESTS, HELM, Program, build, missing, path_of
+from tests.cluster.errors import ClusterError
+from tests.cluster.golang import environment, go_problem
+from tests.cluster.schemas import make_schemas, schema_folder
+
+# Writes what it is asked into `asked`, and a program for each package, unless a file `broken` names the module.
+# The program is a controller-gen: it writes a schema for each package that it is given.
+GO = """\
+#!/bin/sh
+echo "$(basename "$PWD") $1" >> "$HERE/asked"
+if [ "$1" = env ]; then cat "$HERE/version"; [ -s "$HERE/version" ] || echo "i/o timeout" >&2; exit; fi
+if [ "$1" = build ] && grep -qsx "$(basename "$PWD")" "$HERE/broken"; then echo "does not compile" >&2; exit 1; fi
+if [ "$1" = list ] && [ -e "$HERE/unreachable" ]; then echo "i/o timeout" >&2; exit 1; fi
+[ "$1" = build ] || exit 0
+while [ "$1" != -o ]; do shift; done
+out=$2; shift 2
+for package; do
+    case $package in .) name=$(basename "$PWD");; */v3) name=server;; *) name=${package##*/};; esac
+    printf '%s\\n' "#!/bin/sh" 'for a; do case $a in output:*) out=${a#output:crd:dir=};; esac; done' 'mkdir "$out"' \\
+        'for a; do case $a in paths=*) echo "$a" > "$out/$(basename "$a")";; esac; done' > "$out$name"
+    chmod +x "$out$name"
+done
+"""
+
+
+class Machine:
+    """A machine with that Go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        (folder / "bin").mkdir()
+        (folder / "bin" / "go").write_text(GO)
+        (folder / "bin" / "go").chmod(0o755)
+        self.set("version", "go1.26.8\n")
+
+    def set(self, file: str, text: str) -> None:
+        (self.folder / file).write_text(text)
+
+    def asked(self, verb: str) -> list[str]:
+        """The modules in which Go was asked for something, in order."""
+        file = self.folder / "asked"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line.split()[0] for line in lines if line.split()[1] == verb]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(building, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return Machine(tmp_path)
+
+
+def test_each_module_is_built_at_once_and_only_once(machine: Machine) -> None:
+    paths = build(FOR_TESTS, machine.said.append)
+    assert list(paths) == [program.name for program in FOR_TESTS]
+    assert all(path.exists() for path in paths.values())
+    modules = ["kubernetes", "coredns", "kubectl", "helm", "schemas"]
+    assert machine.asked("build") == machine.asked("list") == modules
+    build(FOR_TESTS, machine.said.append)
+    assert machine.asked("build") == modules
+
+
+def test_only_what_is_missing_is_built(machine: Machine) -> None:
+    build(CLUSTER, machine.said.append)
+    path_of(CLUSTER[0]).unlink()
+    build((*CLUSTER, HELM), machine.said.append)
+    assert machine.asked("build")[3:] == ["kubernetes", "helm"]
+
+
+def test_a_program_has_the_name_that_go_gives_it() -> None:
+    assert [Program("x", "kubectl", package).output for package in (".", "a.b/c/d", "a.b/c/v3")] == [
+        "kubectl",
+        "d",
+        "c",
+    ]
+
+
+def test_every_module_of_programs_has_its_time() -> None:
+    assert set(building.CPU_SECONDS) == {path.name for path in building.MODULES.iterdir()}
+
+
+def test_a_build_that_fails_leaves_what_was_built_before_and_nothing_half_done(machine: Machine) -> None:
+    machine.set("broken", "coredns\n")
+    with pytest.raises(ClusterError, match=r"^go build failed in coredns with exit code 1:\ndoes not compile$"):
+        build(CLUSTER, machine.said.append)
+    assert [program.name for program in missing(CLUSTER)] == ["coredns", "kubectl"]
+    (machine.folder / "broken").unlink()
+    build(CLUSTER, machine.said.append)
+    assert missing(CLUSTER) == []
+
+
+def test_sources_that_cannot_be_fetched_fail_the_build(machine: Machine) -> None:
+    machine.set("unreachable", "")
+    with pytest.raises(ClusterError, match="go list failed in helm with exit code 1:\ni/o timeout"):
+        build([HELM], machine.said.append)
+
+
+def test_schemas_are_a_product_of_the_build(machine: Machine) -> None:
+    make_schemas(machine.said.append)
+    assert {file.name for file in schema_folder().iterdir()} == {"v1alpha1", "v1beta1"}
+    assert schema_folder().parent == path_of(CONTROLLER_GEN).parent
+    # All of it is there: neither Go nor its sources are asked for again.
+    shutil.rmtree(machine.folder / "bin")
+    make_schemas(machine.said.append)
+
+
+def test_schemas_are_made_in_full_or_not_at_all(machine: Machine) -> None:
+    build([CONTROLLER_GEN], machine.said.append)
+    program = path_of(CONTROLLER_GEN)
+    works = program.read_text()
+    program.write_text(f"{works}echo 'unknown type' >&2; exit 1\n")
+    with pytest.raises(ClusterError, match="unknown type"):
+        make_schemas(machine.said.append)
+    assert not schema_folder().exists()
+    program.write_text(works)
+    make_schemas(machine.said.append)
+    assert len(list(schema_folder().iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("go1.26.0", None),
+        ("go1.27rc1", None),
+        ("go2.0", None),
+        ("go1.25.9", "go1.25.9 is installed: Go 1.26 or later builds the test cluster's programs"),
+        ("", "go env GOVERSION says: i/o timeout: Go 1.26 or later builds the test cluster's programs"),
+    ],
+)
+def test_a_go_that_is_too_old_is_told(machine: Machine, version: str, problem: str | None) -> None:
+    machine.set("version", version)
+    assert go_problem() == problem
+
+
+def test_where_nothing_can_be_built_the_tests_say_so_themselves(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No failure of the build: it has not been tried."""
+    monkeypatch.setattr(runs, "prepare_tests", lambda say: build(FOR_TESTS, say))
+    for obstacle, told in [("go", "go is not installed"), ("root", "not root")]:
+        with monkeypatch.context() as patch:
+            if obstacle == "go":
+                patch.setattr(shutil, "which", lambda name: None if name == "go" else f"/bin/{name}")
+            else:
+                patch.setattr(os, "geteuid", lambda: 1000)
+            runs.prepare_cluster()
+        assert told in capsys.readouterr().err
+    assert machine.asked("build") == []
+
+
+def test_where_it_can_be_built_a_failure_is_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "obstacles", list)
+    monkeypatch.setattr(runs, "prepare_tests", lambda say: build(FOR_TESTS, say))
+    machine.set("broken", "kubernetes\n")
+    with pytest.raises(ClusterError, match="go build failed in kubernetes"):
+        runs.prepare_cluster()
+
+
+def test_what_go_writes_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOFLAGS", "-mod=vendor")
+    assert environment()["GOFLAGS"] == "-modcacherw"
+    assert environment("-mod=mod")["GOFLAGS"] == "-modcacherw -mod=mod"
