@@ -16,6 +16,8 @@ from heterps_operator.controller import handlers
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.processes import process_text
+from tests.controller.kubernetes.documents import COORDINATOR, owner
 from tests.controller.test_claims import pod_on
 from tests.controller.test_pools import make_node, make_pool
 
@@ -26,11 +28,15 @@ POOLS, NODES = "/apis/heterps.io/v1alpha1/nodepools", "/api/v1/nodes"
 
 
 def job(name: str) -> Json:
-    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {}}
+    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {"pools": [{"name": "cpu"}]}}
 
 
 def pod(name: str, phase: str = "Running") -> Json:
     metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    metadata |= {
+        "ownerReferences": [owner("flights")],
+        "annotations": {"heterps.io/process": process_text(COORDINATOR)},
+    }
     return {"metadata": metadata, "status": {"phase": phase}}
 
 
@@ -63,7 +69,7 @@ def server() -> kopf.ConnectionInfo:
 
 
 def phases(supervisor: Supervisor) -> dict[str, str]:
-    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job("ml", "flights")}
+    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job(job("flights"))}
 
 
 def test_a_list_tells_what_the_watch_has_missed(supervisor: Supervisor, lists: Lists) -> None:
