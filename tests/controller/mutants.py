@@ -101,15 +101,14 @@ def changed(document: Any, path: Path, value: Any) -> Any:
     return made
 
 
-def some_mutants(kind: str, number: int = 300) -> list[Any]:
-    """Some of them, always the same."""
-    return [mutant for _, mutant in random.Random(9).sample(list(mutants(kind)), number)]
+def mutants(kind: str, number: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Wrong values in places of a good object of a kind: what was done, and the object.
 
-
-def mutants(kind: str) -> Iterator[tuple[str, Any]]:
-    """Every wrong value in every place of a good object of a kind: what was done, and the object."""
+    Args:
+        kind: of the object.
+        number: of mutants, always the same ones; None: every value in every place.
+    """
     good = GOOD[kind]()
-    for path in paths(good):
-        for value in WRONG:
-            if path or value is not MISSING:
-                yield f"{'.'.join(map(str, path))}: {repr(value)[:30]}", changed(good, path, value)
+    places = [(path, value) for path in paths(good) for value in WRONG if path or value is not MISSING]
+    for path, value in places if number is None else random.Random(9).sample(places, number):
+        yield f"{'.'.join(map(str, path))}: {repr(value)[:30]}", changed(good, path, value)

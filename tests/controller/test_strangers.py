@@ -31,16 +31,17 @@ from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL, check
 from heterps_operator.kubernetes.shapes import UnreadableError
 from heterps_operator.kubernetes.state import Memory
 from heterps_operator.metrics import OperatorMetrics
-from heterps_operator.status import Condition, Event, Failure, Status
+from heterps_operator.status import Condition, Failure, Status
 from heterps_operator.values import ProcessView
 from tests.controller.kubernetes.documents import CPU_WORKER, NOW, owner
-from tests.controller.mutants import GOOD, MISSING, WRONG, changed, job, mutants, node, paths, pool, some_mutants
+from tests.controller.mutants import GOOD, MISSING, WRONG, changed, job, mutants, node, paths, pool
 from tests.controller.test_supervisor import JOBS, NODES, PODS, POOLS, Lists
 from tests.controller.world import PLAN
 
 Json = dict[str, Any]
 
 PATHS = {POD: PODS, NODE: NODES, POOL: POOLS, JOB: JOBS}
+SOME = 300  # mutants, where each takes a while
 SECONDS = 30  # that are waited for what another thread does; it takes none
 
 
@@ -230,7 +231,7 @@ def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Serv
             JOB: supervisor.job_seen,
         }
         for gone in (False, True):
-            for mutant in some_mutants(kind):
+            for _, mutant in mutants(kind, SOME):
                 seen[kind](mutant, gone=gone)
         bad = named(kind, "bad")
         bad["metadata"]["labels"] = ["heterps.io/job"]
@@ -248,7 +249,7 @@ def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Serv
 @pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
 def test_a_new_operator_comes_up_among_them(kind: str, server: Server, run: Run) -> None:
     server.items = {NODES: [node()], POOLS: [pool()], JOBS: [named(JOB, "another")]}
-    server.items.setdefault(PATHS[kind], []).extend(some_mutants(kind))
+    server.items.setdefault(PATHS[kind], []).extend(mutant for _, mutant in mutants(kind, SOME))
     with run() as (supervisor, turns):
         turns.wait_for("another")
         assert supervisor._cluster.ledger.free("cpu") >= (4 if kind not in (NODE, POOL) else 0)
@@ -488,7 +489,37 @@ def test_more_than_can_be_told_is_dropped_and_told_when_it_is_seen_again(
     assert len(server.events) == 2
 
 
-@pytest.mark.parametrize("item", [None, [], {}, {"metadata": 1}, {"metadata": {"name": 7}}, {"metadata": {"name": ""}}])
+@pytest.mark.parametrize("error", [ApiError(403, "Forbidden", "events is forbidden"), KeyError("metadata")])
+def test_an_event_that_cannot_be_written_does_not_keep_the_next_one(
+    server: Server, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = server.create
+
+    def refuse(path: str, body: Json) -> Json:
+        if body["involvedObject"]["name"] == "a":
+            raise error
+        return write(path, body)
+
+    monkeypatch.setattr(server, "create", refuse)
+    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
+    for name in ("a", "b"):
+        teller.tell(POD, stranger(name, None), Complaint("Ignored", "x"))
+    drain(teller)
+    assert [event["involvedObject"]["name"] for event in server.events] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None,
+        [],
+        {},
+        {"metadata": 1},
+        {"metadata": {"name": 7}},
+        {"metadata": {"name": ""}},
+        {"metadata": {"name": "\ud800"}},
+    ],
+)
 def test_an_object_without_a_name_is_only_logged(server: Server, item: Any, caplog: pytest.LogCaptureFixture) -> None:
     teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
     teller.tell(POD, item, Complaint("Unreadable", "this"))
@@ -565,14 +596,3 @@ def test_a_lease_that_cannot_be_read_is_not_held(spec: Any, caplog: pytest.LogCa
     lease.release()
     assert "cannot be read" in caplog.text
     assert "delete it" in caplog.text
-
-
-def test_an_event_is_not_worth_an_operator(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, body: Json) -> Json:
-        raise ApiError(403, "Forbidden", "events is forbidden")
-
-    monkeypatch.setattr(server, "create", refuse)
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    teller.tell(POD, stranger("a", None), Complaint("Ignored", "x"))
-    drain(teller)
-    assert Event("Warning", "x", "x").type == "Warning"

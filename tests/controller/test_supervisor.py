@@ -32,7 +32,7 @@ def job(name: str) -> Json:
 
 
 def pod(name: str, phase: str = "Running") -> Json:
-    metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    metadata: Json = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
     metadata |= {
         "ownerReferences": [owner("flights")],
         "annotations": {"heterps.io/process": process_text(COORDINATOR)},

@@ -80,7 +80,10 @@ class Teller:
     def run(self, stop: threading.Event) -> None:
         """Write what is to be told until `close`."""
         while (waiting := self._queue.get()) is not None and not stop.is_set():
-            self._write(waiting)
+            try:
+                self._write(waiting)
+            except Exception:  # one complaint must not hold up the others
+                _LOG.exception("%s: it cannot be told", waiting.about["kind"])
             stop.wait(self._pause)
 
     def close(self) -> None:

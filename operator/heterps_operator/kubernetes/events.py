@@ -37,7 +37,7 @@ def reference_to(kind: str, item: Any) -> dict[str, Any]:
     metadata = item.get("metadata") if isinstance(item, Mapping) else None
     known = metadata if isinstance(metadata, Mapping) else {}
     found = {key: known.get(key) for key in ("name", "namespace", "uid")}
-    texts = {key: value for key, value in found.items() if isinstance(value, str) and value}
+    texts = {key: value for key, value in found.items() if isinstance(value, str) and value and value.isprintable()}
     return {"apiVersion": API_VERSIONS[kind], "kind": kind, **texts}
 
 
