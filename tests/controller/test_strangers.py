@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import pytest
 
+from heterps_operator.__main__ import main
 from heterps_operator.bill import Bill
+from heterps_operator.cli import operator as operator_module
 from heterps_operator.controller import supervisor as supervisor_module
 from heterps_operator.controller import teller as teller_module
 from heterps_operator.controller.cluster import Cluster
@@ -343,7 +345,6 @@ def test_a_pod_of_a_job_counts_with_what_it_requests(server: Server, run: Run) -
     server.items = {NODES: [node()], POOLS: [pool()], JOBS: [named(JOB, "another")], PODS: [liar]}
     with run() as (supervisor, _):
         assert supervisor._cluster.ledger.held_by("ml/another") == {"cpu": 3}
-        supervisor.pod_seen(liar)  # at the start, jobs are read last
         event = server.wait_for("liar")
         assert event["reason"] == "UnitsDiffer"
         assert "speaks of 1000000 units of pool cpu, its containers request 3 of cpu" in event["message"]
@@ -425,6 +426,27 @@ def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) ->
     with pytest.raises(ApiError, match="does not answer"):
         failing.start()
     failing.stop()
+
+
+def test_an_operator_that_cannot_begin_says_why(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not that threads have not begun."""
+
+    class Cut(Server):
+        def get(self, path: str) -> None:
+            assert path.endswith("/leases/heterps-operator")
+
+        def create(self, path: str, body: Json) -> Json:
+            return body
+
+        def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
+            raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer: refused")
+
+    monkeypatch.setattr(operator_module, "connect", lambda *_, **__: Cut())
+    monkeypatch.setattr(operator_module, "_log_to_stderr", lambda verbose: None)
+    assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) != 0
+    assert "the API server https://10.0.0.1 does not answer: refused" in capsys.readouterr().err
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -160,9 +160,9 @@ class Supervisor:
         cluster = self._cluster
         self._compare(cluster.nodes, [_NODES], self.node_seen)
         self._compare(cluster.pools, [_POOLS], self.pool_seen)
+        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # whose pods there are
         self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
         self._refresh_limits()
-        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +254,7 @@ class Supervisor:
 
     def _take(self, kind: str, note: Callable[[Json, bool], None], item: Json, gone: bool) -> None:
         """Take note of an object, or tell of it: the caller goes on with the next one in any case."""
+        version = self._cluster.pods.claims_version_beside
         try:
             if not gone:
                 check(kind, item)
@@ -263,6 +264,8 @@ class Supervisor:
                 _LOG.warning("a %s that is gone: %r", kind, error)
             else:
                 self._complain(kind, item, error)
+        if self._cluster.pods.claims_version_beside != version:  # a coordinator on a node may leave it a unit less
+            self._pools_changed.set()
 
     def _complain(self, kind: str, item: Json, error: Exception) -> None:
         unforeseen = None if isinstance(error, UnreadableError) else error
@@ -276,10 +279,8 @@ class Supervisor:
 
     def _note_pod(self, item: Json, gone: bool) -> None:
         pods, key = self._cluster.pods, key_of(item)
-        version, before = pods.claims_version_beside, pods.get(*key)
+        before = pods.get(*key)
         changed = pods.remove(item) if gone else pods.put(item)
-        if pods.claims_version_beside != version:  # a coordinator on a node may leave it a unit less
-            self._pools_changed.set()
         known = before if gone else pods.get(*key)
         if known is None:
             return
