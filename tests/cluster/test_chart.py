@@ -90,7 +90,10 @@ def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> No
     [wide] = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == "heterps"]
     assert {name for rule in wide["rules"] for name in rule["resources"]} == {"nodepools", "nodepools/status", "nodes"}
     roles = {role["metadata"]["namespace"]: role["rules"] for role in of_kind(objects, "Role")}
-    assert set(roles) == {"a", "b", NAMESPACE}
+    assert set(roles) == {"a", "b", NAMESPACE, "default"}
+    assert roles["default"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
+    watched = of_kind(rendered(helm, "watchNamespaces={a,default}"), "Role")
+    assert [role["metadata"]["name"] for role in watched if role["metadata"]["namespace"] == "default"] == ["heterps"]
     [everywhere] = [role for role in of_kind(rendered(helm), "ClusterRole") if role["metadata"]["name"] == "heterps"]
     assert everywhere["rules"] == wide["rules"] + roles["a"]
     [deployment] = of_kind(objects, "Deployment")

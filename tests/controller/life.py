@@ -21,7 +21,8 @@ from heterps_operator.client import CoordinatorError
 from heterps_operator.controller import job as job_module
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.job import JobController
-from heterps_operator.kubernetes.names import COORDINATOR_PORT, process_of
+from heterps_operator.kubernetes.names import COORDINATOR_PORT
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.measurement import Figures
 from heterps_operator.values import (
     Action,

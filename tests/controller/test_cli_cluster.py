@@ -18,7 +18,7 @@ from heterps_operator.__main__ import main
 from heterps_operator.bill import Bill
 from heterps_operator.cluster.client import HeterPSClient
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import process_text
+from heterps_operator.kubernetes.processes import process_text
 from heterps_operator.kubernetes.state import Memory
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import Status
@@ -26,6 +26,7 @@ from heterps_operator.values import ProcessSpec, ProcessView
 from heterps_planner.planning import plan as solve
 from heterps_planner.problem import Problem
 from tests.controller.fake_server import FakeServer, for_cluster
+from tests.controller.kubernetes.documents import owner
 from tests.controller.test_cluster_client import FULL, JOB, JOBS, Script, put_job, put_plan, put_profiles, stream
 from tests.controller.world import PROFILE, make_job
 
@@ -75,6 +76,7 @@ def put_state(server: FakeServer, pool: str = "cpu") -> None:
         metadata={
             "labels": {"heterps.io/job": "tiny", "heterps.io/process": "worker-0-1"},
             "annotations": {"heterps.io/process": process_text(worker)},
+            "ownerReferences": [owner("tiny")],
         },
         spec={"containers": [{"name": "heterps"}]},
         status={"phase": "Pending", "conditions": [condition]},
@@ -366,7 +368,7 @@ def test_at_a_terminal_submit_shows_what_happens_now(
 def put_pod(server: FakeServer, process: str, role: str, *lines: str | ApiError, phase: str = "Running") -> None:
     labels = {"heterps.io/job": "tiny", "heterps.io/process": process, "heterps.io/role": role}
     path = f"/api/v1/namespaces/team/pods/tiny-{process}-1-1"
-    server.put(path, metadata={"labels": labels}, status={"phase": phase})
+    server.put(path, metadata={"labels": labels, "ownerReferences": [owner("tiny")]}, status={"phase": phase})
     server.streams[f"{path}/log"] = [list(lines)]
 
 

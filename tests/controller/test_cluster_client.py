@@ -20,6 +20,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.manifest import read_objects
 from tests.controller.fake_server import FakeServer, for_cluster, forbidden
+from tests.controller.kubernetes.documents import owner
 from tests.controller.world import PROFILE
 
 JOB = "/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobs/tiny"
@@ -396,7 +397,7 @@ def test_a_status_of_an_earlier_spec_is_no_end(client: HeterPSClient, server: Fa
 def put_plan(server: FakeServer, revision: int, plan: Any, name: str = "plan.json") -> None:
     server.put(
         f"/api/v1/namespaces/team/configmaps/tiny-plan-{revision}",
-        metadata={"labels": {"heterps.io/job": "tiny"}},
+        metadata={"labels": {"heterps.io/job": "tiny"}, "ownerReferences": [owner("tiny")]},
         data={name: json.dumps(plan)},
     )
 
@@ -424,7 +425,9 @@ def test_plans_come_by_their_number(client: HeterPSClient, server: FakeServer) -
 def test_events_of_the_job_and_warnings_of_its_pods_in_the_order_of_time(
     client: HeterPSClient, server: FakeServer
 ) -> None:
-    server.put("/api/v1/namespaces/team/pods/tiny-ps-0-1-1", metadata={"labels": {"heterps.io/job": "tiny"}})
+    of_job = {"labels": {"heterps.io/job": "tiny"}}
+    server.put("/api/v1/namespaces/team/pods/tiny-ps-0-1-1", metadata={**of_job, "ownerReferences": [owner("tiny")]})
+    server.put("/api/v1/namespaces/team/pods/stranger", metadata=of_job)
 
     def event(name: str, about: tuple[str, str], time: str, kind: str = "Normal") -> None:
         involved = {"kind": about[0], "name": about[1]}
@@ -432,6 +435,7 @@ def test_events_of_the_job_and_warnings_of_its_pods_in_the_order_of_time(
 
     event("Second", ("Pod", "tiny-ps-0-1-1"), "2026-03-01T10:00:02Z", "Warning")
     event("First", ("HeterPSJob", "tiny"), "2026-03-01T10:00:01Z")
+    event("OfAStranger", ("Pod", "stranger"), "2026-03-01T10:00:02Z", "Warning")
     event("OfAnother", ("HeterPSJob", "other"), "2026-03-01T10:00:01Z")
     event("Scheduled", ("Pod", "tiny-ps-0-1-1"), "2026-03-01T10:00:00Z")
     assert [event.reason for event in client.events("tiny")] == ["First", "Second"]

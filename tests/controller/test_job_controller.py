@@ -172,7 +172,7 @@ def planned(world: World, phase: str = "Starting") -> None:
     world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
     plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
     status = replace(Status().with_phase(phase, world.now), plan=plan, plan_revision=1)
-    owner = {"kind": "HeterPSJob", "uid": "uid-1", "controller": True}
+    owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = Memory(replace(status, started=world.now), Bill())
     world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
     other = {"plan.json": "{}"}

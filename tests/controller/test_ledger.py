@@ -6,13 +6,17 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heterps_operator.kubernetes.names import process_text
-from heterps_operator.kubernetes.pools import Ledger, job_key, occupied_units
+from heterps_operator.controller.accounts import Accounts
+from heterps_operator.controller.store import PodStore
+from heterps_operator.kubernetes.pools import Ledger, job_key
+from heterps_operator.kubernetes.processes import process_text
 from heterps_operator.values import ProcessSpec
+from tests.controller.kubernetes.documents import owner
 
 JOBS = ("default/a", "default/b", "other/a")
 POOLS = ("cpu", "gpu")
@@ -71,41 +75,152 @@ def test_a_job_that_shrinks_keeps_its_units_until_the_pods_are_gone() -> None:
     assert ledger.held_by("default/a") == {}
 
 
-def make_pod(job: str, process: ProcessSpec | None, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+WORKER = ProcessSpec("worker-0-0", "worker", pool="cpu", units=2)
+COORDINATOR = ProcessSpec("coordinator", "coordinator")
+
+
+def make_pod(
+    job: str, name: str, process: ProcessSpec | None = WORKER, phase: str = "Running", requests: Any = None, **more: Any
+) -> dict[str, Any]:
+    """A pod of a job, whose uid is its name; it requests what it says unless it is given otherwise."""
     annotations = {} if process is None else {"heterps.io/process": process_text(process)}
-    labels = {"heterps.io/job": job}
+    resource = "nvidia.com/gpu" if process is not None and process.pool == "gpu" else "cpu"
+    own = {resource: str(process.units if process is not None else 2)} if requests is None else requests
     return {
-        "metadata": {"namespace": "default", "labels": labels, "annotations": annotations, **metadata},
+        "metadata": {"namespace": "default", "name": name, "uid": name, "labels": {"heterps.io/job": job},
+                     "annotations": annotations, "ownerReferences": [owner(job)], **more},
+        "spec": {"containers": [{"resources": {"requests": own}}]},
         "status": {"phase": phase},
-    }
+    }  # fmt: skip
 
 
-def test_pods_tell_a_restarted_operator_who_holds_what() -> None:
-    worker = ProcessSpec("worker-0-0", "worker", pool="cpu", units=2)
-    damaged = make_pod("b", worker)
+def make_job(name: str, uid: str = "") -> dict[str, Any]:
+    return {"metadata": {"namespace": "default", "name": name, "uid": uid or name}}
+
+
+class Books:
+    """Accounts with the ledger that they keep."""
+
+    def __init__(self, **limits: int) -> None:
+        self.ledger, self.pods = make_ledger(**limits), PodStore()
+        self.pods.set_resources({"cpu": "cpu", "gpu": "nvidia.com/gpu"})
+        self.accounts = Accounts(self.pods, self.ledger)
+
+    def see(self, *pods: dict[str, Any]) -> None:
+        for pod in pods:
+            self.pods.put(pod)
+            kept = self.pods.get("default", pod["metadata"]["name"])
+            assert kept is not None
+            self.accounts.pod_changed(kept)
+
+    def miss(self, pod: dict[str, Any]) -> None:
+        kept = self.pods.get("default", pod["metadata"]["name"])
+        assert kept is not None
+        self.pods.remove(pod)
+        self.accounts.pod_changed(kept)
+
+
+@pytest.mark.parametrize("jobs_first", [True, False])
+def test_pods_tell_a_restarted_operator_who_holds_what(jobs_first: bool) -> None:
+    damaged = make_pod("b", "damaged")
     damaged["metadata"]["annotations"]["heterps.io/process"] = "{}"
     pods = [
-        make_pod("a", worker),
-        make_pod("a", replace(worker, name="worker-0-1"), "Pending"),
-        make_pod("a", replace(worker, name="worker-0-2"), "Succeeded"),
-        make_pod(
-            "a", replace(worker, name="worker-1-0", pool="gpu", units=1), deletionTimestamp="2026-01-01T00:00:00Z"
-        ),
-        make_pod("a", ProcessSpec("coordinator", "coordinator")),
-        make_pod("b", worker),
-        make_pod("b", replace(worker, units=-5)),
-        make_pod("b", worker, "Failed"),
-        make_pod("c", None),
+        make_pod("a", "1"),
+        make_pod("a", "2", replace(WORKER, name="worker-0-1"), "Pending"),
+        make_pod("a", "3", replace(WORKER, name="worker-0-2"), "Succeeded"),
+        make_pod("a", "4", replace(WORKER, pool="gpu", units=1), deletionTimestamp="2026-01-01T00:00:00Z"),
+        make_pod("a", "5", COORDINATOR, requests={"cpu": "100m"}),
+        make_pod("b", "6"),
+        make_pod("b", "7", replace(WORKER, units=-5)),
+        make_pod("b", "8", phase="Failed"),
+        make_pod("c", "9", None),
+        make_pod("b", "nobody's", ownerReferences=[]),
         damaged,
     ]
-    occupied = occupied_units(pods)
-    assert occupied == {"default/a": {"cpu": 4, "gpu": 1}, "default/b": {"cpu": 2}}
-    ledger = make_ledger(cpu=8, gpu=2)
-    for job, held in occupied.items():
-        ledger.occupy(job, held)
+    books = Books(cpu=8, gpu=2)
+    if not jobs_first:
+        books.see(*pods)
+    for name in "abc":
+        books.accounts.job_seen(make_job(name))
+    if jobs_first:
+        books.see(*pods)
+    ledger = books.ledger
+    assert ledger.held_by("default/a") == {"cpu": 4, "gpu": 1}
+    assert ledger.held_by("default/b") == {"cpu": 2}
     ledger.restore("default/b", {"cpu": 4})  # its plan; two pods were not made yet
     assert ledger.free("cpu") == 0
     assert not ledger.reserve("default/c", {"cpu": 1}).granted
+
+
+def test_what_pods_request_counts_and_not_what_they_say() -> None:
+    books = Books(cpu=8)
+    books.accounts.job_seen(make_job("a"))
+    books.see(make_pod("a", "boaster", replace(WORKER, units=1_000_000), requests={"cpu": "1500m"}))
+    assert books.ledger.held_by("default/a") == {"cpu": 1}
+    books.see(make_pod("a", "modest", replace(WORKER, units=1), requests={"cpu": "3"}))
+    assert books.ledger.held_by("default/a") == {"cpu": 4}
+    books.see(make_pod("a", "empty", requests={}))
+    books.see(make_pod("a", "of another pool", replace(WORKER, pool="gpu"), requests={"cpu": "8"}))
+    books.see(make_pod("a", "of no pool there is", replace(WORKER, pool="tpu"), requests={"cpu": "8"}))
+    assert books.ledger.held_by("default/a") == {"cpu": 4}
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [owner("a", "an earlier job")],
+        [{**owner("a"), "controller": False}],
+        [{**owner("a"), "kind": "Job"}],
+        [{**owner("a"), "apiVersion": "heterps.example.com/v1"}],
+    ],
+    ids=["none", "an earlier job", "not its controller", "a Job", "of another group"],
+)
+def test_a_pod_that_no_known_job_owns_holds_no_units(owners: list[dict[str, Any]]) -> None:
+    books = Books(cpu=8)
+    books.accounts.job_seen(make_job("a"))
+    books.see(make_pod("a", "stranger", replace(WORKER, units=1_000_000), ownerReferences=owners))
+    assert (books.ledger.held("cpu"), books.ledger.free("cpu")) == (0, 8)
+
+
+def test_the_owner_of_another_namespace_is_none() -> None:
+    books = Books(cpu=8)
+    books.accounts.job_seen({"metadata": {"namespace": "other", "name": "a", "uid": "a"}})
+    books.see(make_pod("a", "stranger"))
+    assert books.ledger.held("cpu") == 0
+
+
+def test_pods_of_a_deleted_job_hold_their_units_until_they_have_ended() -> None:
+    books, pods = Books(cpu=8), [make_pod("a", "1"), make_pod("a", "2")]
+    books.accounts.job_seen(make_job("a"))
+    books.ledger.reserve("default/a", {"cpu": 4})
+    books.see(*pods)
+    books.accounts.job_gone(make_job("a"))
+    books.ledger.release("default/a")
+    assert books.ledger.holders("cpu") == (("default/a (deleted)", 4),)
+    books.accounts.job_seen(make_job("a", "another one"))  # of the same name
+    assert books.ledger.reserve("default/a", {"cpu": 4}).granted
+    assert books.ledger.free("cpu") == 0, "beside what the earlier one's pods have still"
+    books.see({**pods[0], "status": {"phase": "Failed"}})
+    books.see({**pods[1], "metadata": {**pods[1]["metadata"], "ownerReferences": []}})  # --cascade=orphan
+    assert books.ledger.holders("cpu") == (("default/a", 4), ("default/a (deleted)", 2))
+    for pod in pods:
+        books.miss(pod)
+    assert books.ledger.holders("cpu") == (("default/a", 4),)
+    books.see(make_pod("a", "late"))
+    assert books.ledger.held("cpu") == 4, "a job that is gone for good has no pods"
+
+
+def test_a_pool_that_comes_later_or_changes_counts_pods_anew() -> None:
+    books = Books(cpu=8)
+    books.pods.set_resources({})
+    books.accounts.job_seen(make_job("a"))
+    books.see(make_pod("a", "1"))
+    assert books.ledger.held("cpu") == 0
+    for resources, held in (({"cpu": "cpu"}, 2), ({"cpu": "example.com/core"}, 0), ({}, 0)):
+        assert books.pods.set_resources(resources)
+        books.accounts.count_all()
+        assert books.ledger.held("cpu") == held
 
 
 class Cluster(RuleBasedStateMachine):

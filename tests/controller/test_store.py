@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_node
+from heterps_operator.kubernetes.processes import process_of, process_text
+from tests.controller.kubernetes.documents import CPU_WORKER, owner
 
 Json = dict[str, Any]
 
@@ -15,8 +18,12 @@ def item(name: str, uid: str = "1", **fields: Any) -> Json:
 
 def pod(name: str, job: str = "flights", uid: str = "1", **fields: Any) -> Json:
     made = item(name, uid, **fields)
-    made["metadata"]["labels"] = {"heterps.io/job": job}
+    made["metadata"] |= {"labels": {"heterps.io/job": job}, "ownerReferences": [owner(job)]}
     return made
+
+
+def job(name: str, namespace: str = "space", uid: str = "") -> Json:
+    return {"metadata": {"name": name, "namespace": namespace, "uid": uid or name}}
 
 
 def test_only_what_has_changed_is_news() -> None:
@@ -35,14 +42,55 @@ def test_a_later_object_of_a_name_outlives_the_news_that_an_earlier_one_is_gone(
     assert store.get("space", "a") is None
 
 
+def names(store: PodStore, *of: str) -> set[str]:
+    return {p["metadata"]["name"] for p in store.of_job(job(*of))}
+
+
 def test_pods_are_found_by_job_until_they_are_gone() -> None:
     store = PodStore()
-    for name, job in (("a-0", "a"), ("a-1", "a"), ("b-0", "b")):
-        store.put(pod(name, job))
-    assert {p["metadata"]["name"] for p in store.of_job("space", "a")} == {"a-0", "a-1"}
+    for name, of in (("a-0", "a"), ("a-1", "a"), ("b-0", "b")):
+        store.put(pod(name, of))
+    assert names(store, "a") == {"a-0", "a-1"}
     store.remove(pod("a-0", "a"))
-    assert [p["metadata"]["name"] for p in store.of_job("space", "a")] == ["a-1"]
-    assert store.of_job("elsewhere", "a") == ()
+    assert names(store, "a") == {"a-1"}
+    assert names(store, "a", "elsewhere") == set()
+    assert names(store, "a", "space", "another job of the name") == set()
+
+
+def test_a_label_makes_a_pod_nobodys() -> None:
+    store = PodStore()
+    stranger = pod("stranger", "a", status={"phase": "Running", "message": "x" * 1000}, spec={"nodeName": "n"})
+    del stranger["metadata"]["ownerReferences"]
+    stranger["metadata"]["annotations"] = {"heterps.io/process": "x" * 100_000}
+    assert store.put(stranger)
+    assert names(store, "a") == set()
+    kept = store.get("space", "stranger")
+    assert kept is not None
+    assert (kept["spec"], kept["status"]) == ({"nodeName": "n"}, {"phase": "Running"})
+    assert kept["metadata"]["annotations"] == {}, "a stranger's texts take no memory"
+
+
+def test_a_pod_stays_what_it_was_whatever_is_written_on_it_later() -> None:
+    store = PodStore()
+    worker = pod("a-0", "a")
+    worker["metadata"]["annotations"] = {"heterps.io/process": process_text(CPU_WORKER), "heterps.io/note": "1"}
+    store.put(worker)
+    changed = copy.deepcopy(worker)
+    changed["metadata"]["labels"] = {"heterps.io/job": "b"}
+    changed["metadata"]["annotations"] = {"heterps.io/process": '{"units": "1"}', "heterps.io/note": "2"}
+    del changed["metadata"]["ownerReferences"]  # as --cascade=orphan does
+    store.put(changed)
+    [kept] = store.of_job(job("a"))
+    assert process_of(kept) == CPU_WORKER
+    assert kept["metadata"]["annotations"]["heterps.io/note"] == "2"
+    assert names(store, "b") == set()
+    store.remove(changed)
+    assert names(store, "a") == set()
+    other = copy.deepcopy(changed)
+    other["metadata"]["uid"] = "2"
+    store.put(worker)
+    store.put(other)  # of the same name, and another pod
+    assert names(store, "a") == set()
 
 
 def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
@@ -53,7 +101,7 @@ def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
     made["metadata"]["resourceVersion"] = "17"
     made["status"]["hostIPs"] = [{"ip": "10.0.0.1"}]
     assert store.put(made)
-    [kept] = store.of_job("space", "a")
+    [kept] = store.of_job(job("a"))
     assert kept["spec"] == {"nodeName": "n"}
     assert "managedFields" not in kept["metadata"]
     assert kept["status"] == {"phase": "Running"}

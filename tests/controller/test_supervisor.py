@@ -16,6 +16,8 @@ from heterps_operator.controller import handlers
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.processes import process_text
+from tests.controller.kubernetes.documents import COORDINATOR, CPU_WORKER, owner
 from tests.controller.test_claims import pod_on
 from tests.controller.test_pools import make_node, make_pool
 
@@ -26,11 +28,15 @@ POOLS, NODES = "/apis/heterps.io/v1alpha1/nodepools", "/api/v1/nodes"
 
 
 def job(name: str) -> Json:
-    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {}}
+    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {"pools": [{"name": "cpu"}]}}
 
 
 def pod(name: str, phase: str = "Running") -> Json:
-    metadata = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    metadata: Json = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    metadata |= {
+        "ownerReferences": [owner("flights")],
+        "annotations": {"heterps.io/process": process_text(COORDINATOR)},
+    }
     return {"metadata": metadata, "status": {"phase": phase}}
 
 
@@ -63,7 +69,7 @@ def server() -> kopf.ConnectionInfo:
 
 
 def phases(supervisor: Supervisor) -> dict[str, str]:
-    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job("ml", "flights")}
+    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job(job("flights"))}
 
 
 def test_a_list_tells_what_the_watch_has_missed(supervisor: Supervisor, lists: Lists) -> None:
@@ -121,17 +127,52 @@ def test_a_coordinator_on_a_node_takes_a_unit_from_its_pool(supervisor: Supervis
     assert ledger.free("cpu") == 4
 
 
+def test_limits_are_those_of_pods_whose_jobs_are_known(supervisor: Supervisor, lists: Lists) -> None:
+    """A new operator must not take pods of jobs for those of jobs that are gone."""
+    worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
+    lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "4")], PODS: [worker]}
+    lists.items[JOBS] = [{**job("a"), "metadata": {"name": "a", "namespace": "ml", "uid": "a"}}]
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert (ledger.held_by("ml/a"), ledger.free("cpu")) == ({"cpu": 2}, 2)
+    supervisor.job_seen(lists.items[JOBS][0], gone=True)
+    supervisor._refresh_limits()
+    assert (ledger.holders("cpu"), ledger.free("cpu")) == ((("ml/a (deleted)", 2),), 2)
+    supervisor.pod_seen(worker, gone=True)
+    assert ledger.free("cpu") == 4
+
+
+def test_a_new_operator_keeps_the_place_of_a_deleted_job_s_pods(supervisor: Supervisor, lists: Lists) -> None:
+    worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
+    lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "16")], PODS: [worker]}
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert ledger.free("cpu") == 2
+    assert not ledger.reserve("ml/b", {"cpu": 3}).granted
+    supervisor._pools_changed.clear()
+    supervisor.pod_seen(worker, gone=True)
+    assert supervisor._pools_changed.is_set()
+    supervisor._refresh_limits()
+    assert ledger.reserve("ml/b", {"cpu": 4}).granted
+
+
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
-    supervisor: Supervisor, lists: Lists, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heterps_operator.controller.supervisor._GATHER_SECONDS", 0.01)
     supervisor.start()
     try:
         supervisor.pod_seen(pod("deleted"))  # and nobody says that it is gone
-        compared = threading.Event()
-        lists.meanwhile[JOBS] = compared.set  # the last of the lists
+        removed, remove = threading.Event(), supervisor._cluster.pods.remove
+
+        def noted(item: Json) -> bool:
+            known = remove(item)
+            removed.set()
+            return known
+
+        monkeypatch.setattr(supervisor._cluster.pods, "remove", noted)
         supervisor.listed()
-        assert compared.wait(20)
+        assert removed.wait(20)
         assert phases(supervisor) == {}
     finally:
         supervisor.stop()

@@ -70,7 +70,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   resources: [secrets]
   verbs: [get, create, delete]
 # List tells why a pod does not start: some reasons are in no status.
-- apiGroups: ["", events.k8s.io]
+- apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
 - apiGroups: [policy]

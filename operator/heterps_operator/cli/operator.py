@@ -93,7 +93,8 @@ def operator(options: Namespace) -> int:
             stop.set()
             supervisor.stop()
             for thread in (watcher, keeper):
-                thread.join(timeout=10)
+                if thread.is_alive():  # not where the start has failed before it
+                    thread.join(timeout=10)
             lease.release()  # not before the last turn has ended
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_FAILED if failed.is_set() else EXIT_OK

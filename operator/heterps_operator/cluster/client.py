@@ -32,6 +32,7 @@ from heterps_operator.kubernetes.names import (
     config_map_path,
     config_maps_path,
     events_path,
+    is_of_name,
     job_path,
     jobs_path,
     object_path,
@@ -219,7 +220,7 @@ class HeterPSClient:
         """The plans that a job has had, as far as they are kept, the oldest first."""
         with self._doing(f"reading the plans of job {name} in namespace {self.namespace}"):
             found, _ = self._server.list(config_maps_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
-        plans = [plan for item in found if (plan := _plan(item)) is not None]
+        plans = [plan for item in found if is_of_name(item, name) and (plan := _plan(item)) is not None]
         return tuple(sorted(plans, key=lambda plan: plan.revision))
 
     def problem(self, name: str) -> dict[str, Any]:
@@ -263,7 +264,7 @@ class HeterPSClient:
             try:
                 view = observe.view(pod, time.time())
             except ValueError:
-                continue  # somebody else's pod with the job's label
+                continue  # somebody has changed what it says of itself
             other = latest.get(view.name)
             if other is None or _age(view) > _age(other):
                 latest[view.name] = view
@@ -273,7 +274,7 @@ class HeterPSClient:
         """The pods of a job as they are."""
         with self._doing(f"listing pods in namespace {self.namespace}"):
             found, _ = self._server.list(pods_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
-        return found
+        return [pod for pod in found if is_of_name(pod, name)]
 
     def patch(self, name: str, change: Json) -> JobView:
         """Change a job by a merge patch.

@@ -11,7 +11,15 @@ from typing import Any
 
 from heterps_operator.cluster.server import Server
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import CONTAINER, LABEL_JOB, LABEL_PROCESS, LABEL_ROLE, pod_path, pods_path
+from heterps_operator.kubernetes.names import (
+    CONTAINER,
+    LABEL_JOB,
+    LABEL_PROCESS,
+    LABEL_ROLE,
+    is_of_name,
+    pod_path,
+    pods_path,
+)
 
 __all__ = ["LogLine", "read_logs"]
 
@@ -50,6 +58,7 @@ def read_logs(
 
     def pods() -> list[dict[str, Any]]:
         found, _ = server.list(pods_path(namespace), label_selector=selector)
+        found = [pod for pod in found if is_of_name(pod, job)]
         return sorted(found, key=lambda pod: (pod["metadata"].get("creationTimestamp") or "", pod["metadata"]["name"]))
 
     if not follow:

@@ -158,15 +158,15 @@ class Belongings:
         try:
             configuration = json.loads(found["data"][CONFIG_FILE])
             return read_objects(configuration["job"], configuration["pools"])
-        except (KeyError, TypeError, ValueError, ManifestError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ManifestError):
             return None
 
     def end_pods(self, job: Json) -> None:
         """End the pods of a job that was deleted while somebody's finalizer holds it: nobody else would."""
         if _ORPHAN in (job["metadata"].get("finalizers") or ()):
             return
-        for pod in self._cluster.pods.of_job(self._namespace, self._name):
-            if is_owned(pod, job) and not pod["metadata"].get("deletionTimestamp"):
+        for pod in self._cluster.pods.of_job(job):
+            if not pod["metadata"].get("deletionTimestamp"):
                 self._api.delete(pod_path(self._namespace, str(pod["metadata"]["name"])))
 
     def _check_owner(self, job: Json, what: str, found: Json | None) -> None:

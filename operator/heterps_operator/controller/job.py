@@ -26,13 +26,9 @@ from heterps_operator.errors import ManifestError
 from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import (
-    is_owned,
-    job_path,
-    process_of,
-    state_name,
-)
+from heterps_operator.kubernetes.names import job_path, state_name
 from heterps_operator.kubernetes.pools import job_key
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.state import JobState, Memory, NotOwnedError
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
@@ -318,9 +314,9 @@ class JobController:
     def _next_incarnation(self, job: Json) -> int:
         """One that no pod of this job is of, whose state is lost."""
         seen = [0]
-        for pod in self._cluster.pods.of_job(*self._key):
+        for pod in self._cluster.pods.of_job(job):
             with contextlib.suppress(ValueError):
-                seen.append(process_of(pod).incarnation if is_owned(pod, job) else 0)
+                seen.append(process_of(pod).incarnation)
         return max(seen) + 1
 
     # --- changes ------------------------------------------------------------------------------------------------------

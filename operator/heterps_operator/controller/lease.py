@@ -7,6 +7,7 @@ renewal for longer than its duration, so clocks need not agree.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 __all__ = ["Lease"]
 
+_LOG = logging.getLogger("heterps.operator")
 _LONGEST_PAUSE_SECONDS = 2.0  # however long a Lease lasts: one that is given back is to be taken soon
 
 
@@ -64,7 +66,10 @@ class Lease:
         """Take or renew the Lease; returns whether this process holds it now."""
         try:
             held = self._attempt()
-        except ApiError:
+        except (ApiError, AttributeError, KeyError, TypeError, ValueError) as error:
+            if not isinstance(error, ApiError):
+                text = "the Lease %s cannot be read (%r); delete it, and an operator makes another one"
+                _LOG.warning(text, self._path, error)
             held = self._clock() - self._renewed < self._seconds * 2 / 3 and self.holder == self._identity
         return held
 
@@ -89,7 +94,7 @@ class Lease:
             found = self._api.get(self._path)
             if found is not None and (found.get("spec") or {}).get("holderIdentity") == self._identity:
                 self._api.replace(self._path, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
-        except ApiError:
+        except (ApiError, AttributeError, KeyError, TypeError, ValueError):
             return  # it expires
 
     def _attempt(self) -> bool:

@@ -8,8 +8,9 @@ from heterps_operator.bill import Bill
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.events import EventRecorder
+from heterps_operator.kubernetes.events import EventRecorder, reference_to
 from heterps_operator.kubernetes.names import job_status_path, plan_config_name
+from heterps_operator.kubernetes.readable import JOB
 from heterps_operator.kubernetes.status import job_status
 from heterps_operator.loop import Turn
 from heterps_operator.status import Event, Status
@@ -34,7 +35,7 @@ class Publisher:
     def __init__(self, cluster: Cluster, job: Json) -> None:
         self._cluster = cluster
         self._namespace, self._name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
-        self._recorder = EventRecorder(cluster.api, job)
+        self._recorder = EventRecorder(cluster.api, reference_to(JOB, job))
         self._written: dict[str, Any] = {}
         self._written_at = 0.0
         self._hindrance: tuple[str, str] | None = None

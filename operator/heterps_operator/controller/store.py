@@ -5,13 +5,15 @@ Whoever decides reads from here, so a look at a job costs no request.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from heterps_operator.kubernetes.claims import Claimed, Claims, claim_of
-from heterps_operator.kubernetes.names import LABEL_JOB
+from heterps_operator.kubernetes.claims import Charge, Claimed, Claims, charge_of, claim_of, requests_of
+from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, job_owner
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.values import Json
 from heterps_runtime.contract import API_GROUP
 
@@ -40,6 +42,8 @@ _POD_STATUS = (
     "containerStatuses",
     "initContainerStatuses",
 )
+_STRANGER_SPEC, _STRANGER_STATUS = ("nodeName",), ("phase",)
+_OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _LONGEST_SHARED = 64  # characters of texts of which one copy is kept: names, times, reasons
 
 
@@ -58,20 +62,27 @@ def slim_job(job: Json) -> Json:
 
 
 def slim_pod(pod: Json) -> Json:
-    """The part of a pod that anybody here reads: thousands of them are kept."""
+    """The part of a pod that anybody here reads: thousands of them are kept.
+
+    `requests` are what it asks of its node. Of a pod that no job owns only that and its place are kept.
+    """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     kept = {key: metadata[key] for key in _POD_METADATA if metadata.get(key) is not None}
-    for key, prefixes in (("labels", _POD_LABELS), ("annotations", _POD_ANNOTATIONS)):
-        kept[key] = {name: text for name, text in (metadata.get(key) or {}).items() if name.startswith(prefixes)}
     kept["ownerReferences"] = [
-        {"kind": owner.get("kind"), "uid": owner.get("uid")} for owner in metadata.get("ownerReferences") or ()
+        {key: owner[key] for key in _OWNER if key in owner}
+        for owner in metadata.get("ownerReferences") or ()
+        if owner.get("controller") is True
     ]
-    found: Json = _shared({
+    owned = job_owner(pod) is not None
+    for key, prefixes in (("labels", _POD_LABELS), ("annotations", _POD_ANNOTATIONS)):
+        found = metadata.get(key) or {} if owned else {}
+        kept[key] = {name: text for name, text in found.items() if name.startswith(prefixes)}
+    found_pod: Json = _shared({
         "metadata": kept,
-        "spec": {key: spec[key] for key in _POD_SPEC if spec.get(key)},
-        "status": {key: status[key] for key in _POD_STATUS if status.get(key)},
+        "spec": {key: spec[key] for key in (_POD_SPEC if owned else _STRANGER_SPEC) if spec.get(key)},
+        "status": {key: status[key] for key in (_POD_STATUS if owned else _STRANGER_STATUS) if status.get(key)},
     })  # fmt: skip
-    return found
+    return {**found_pod, "requests": requests_of(spec)}
 
 
 def slim_node(node: Json) -> Json:
@@ -119,12 +130,15 @@ class ObjectStore:
 
     def put(self, item: Json) -> bool:
         """Note an object; returns whether anything that is kept of it has changed."""
-        kept, key = self._slim(item), key_of(item)
+        key = key_of(item)
         with self._lock:
-            if self._items.get(key) == kept:
+            before = self._items.get(key)
+            kept = self._slim(self._merged(item, before))
+            if before == kept:
                 return False
             self._items[key] = kept
             self.version += 1
+            self._changed(key, before, kept)
             return True
 
     def remove(self, item: Json) -> bool:
@@ -136,7 +150,15 @@ class ObjectStore:
                 return False
             del self._items[key]
             self.version += 1
+            self._changed(key, known, None)
             return True
+
+    def _merged(self, item: Json, before: Json | None) -> Json:
+        """An object as it counts, of which something is known already; the lock is held."""
+        return item
+
+    def _changed(self, key: Key, before: Json | None, after: Json | None) -> None:
+        """Note more about an object that has come, changed or gone; the lock is held."""
 
     def get(self, namespace: str, name: str) -> Json | None:
         """An object, or None."""
@@ -155,35 +177,63 @@ class ObjectStore:
 
 
 class PodStore(ObjectStore):
-    """Pods of all jobs, found by job, with what they request of their nodes."""
+    """Pods with the label of HeterPS, found by the job that owns them, with what they request of their nodes.
+
+    Whose a pod is and what it runs is what it said first: what is written on it later does not make it another one.
+    """
 
     def __init__(self) -> None:
         super().__init__(slim_pod)
-        self._by_job: dict[Key, dict[str, Json]] = {}
+        self._by_job: dict[Key, dict[Key, Json]] = {}  # by namespace and uid of the job
+        self._known: set[Key] = set()  # jobs, by namespace and uid
+        self._resources: dict[str, str] = {}
         self._claims = Claims()
 
-    def put(self, item: Json) -> bool:
-        """Note a pod; returns whether it has changed."""
-        changed = super().put(item)
-        if changed:
-            key, name = _job_of(item), str(item["metadata"]["name"])
-            with self._lock:
-                if (kept := self._items.get(key_of(item))) is not None:
-                    self._by_job.setdefault(key, {})[name] = kept
-                    self._claims.note(key_of(item), claim_of(item))
-        return changed
+    def of_job(self, job: Json) -> tuple[Json, ...]:
+        """All pods that this very job owns, not those of an earlier one of its name."""
+        metadata = job["metadata"]
+        return self.of_owner(str(metadata.get("namespace") or ""), str(metadata["uid"]))
 
-    def remove(self, item: Json) -> bool:
-        """Note that a pod is gone; returns whether it was known."""
-        known = super().remove(item)
-        if known:
-            self._unlink(item)
-        return known
-
-    def of_job(self, namespace: str, job: str) -> tuple[Json, ...]:
-        """All pods with the job's label."""
+    def of_owner(self, namespace: str, uid: str) -> tuple[Json, ...]:
+        """All pods that the job with this uid owns."""
         with self._lock:
-            return tuple((self._by_job.get((namespace, job)) or {}).values())
+            return tuple((self._by_job.get((namespace, uid)) or {}).values())
+
+    def know_job(self, namespace: str, uid: str, *, known: bool = True) -> None:
+        """Count the pods of a job as its own from now on; or, if it is not `known`, as those of one that is gone."""
+        with self._lock:
+            if ((namespace, uid) in self._known) == known:
+                return
+            (self._known.add if known else self._known.discard)((namespace, uid))
+            for key, pod in (self._by_job.get((namespace, uid)) or {}).items():
+                self._claim(key, pod)
+
+    def set_resources(self, resources: Mapping[str, str]) -> bool:
+        """Set what one unit requests, by pool; returns whether that is news."""
+        with self._lock:
+            if resources == self._resources:
+                return False
+            self._resources = dict(resources)
+            for key, pod in self._items.items():
+                self._claim(key, pod)
+            return True
+
+    def charge(self, pod: Json) -> Charge | None:
+        """The units that a pod occupies of a pool; None if it occupies none, or its job is not known."""
+        owner = job_owner(pod)
+        if owner is None or (key_of(pod)[0], owner[1]) not in self._known:
+            return None
+        return charge_of(pod, self._resources)
+
+    def occupied(self, namespace: str, uid: str) -> dict[str, int]:
+        """Units that the pods of a known job occupy, by pool."""
+        units: dict[str, int] = {}
+        with self._lock:
+            for pod in (self._by_job.get((namespace, uid)) or {}).values():
+                charge = self.charge(pod)
+                if charge is not None and charge.units:
+                    units[charge.pool] = units.get(charge.pool, 0) + charge.units
+        return units
 
     @property
     def claims_version(self) -> int:
@@ -200,16 +250,32 @@ class PodStore(ObjectStore):
         with self._lock:
             return self._claims.by_node()
 
-    def _unlink(self, item: Json) -> None:
-        key = _job_of(item)
-        with self._lock:
-            self._claims.note(key_of(item), None)
-            pods = self._by_job.get(key) or {}
-            pods.pop(str(item["metadata"]["name"]), None)
+    # --- under the lock ---
+
+    def _merged(self, item: Json, before: Json | None) -> Json:
+        if before is None or before["metadata"].get("uid") != item["metadata"].get("uid") or job_owner(before) is None:
+            return item
+        metadata = {**item["metadata"], "ownerReferences": before["metadata"]["ownerReferences"]}
+        with contextlib.suppress(ValueError):
+            process_of(before)
+            text = before["metadata"]["annotations"][ANNOTATION_PROCESS]
+            metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION_PROCESS: text}
+        return {**item, "metadata": metadata}
+
+    def _changed(self, key: Key, before: Json | None, after: Json | None) -> None:
+        if before is not None and (owner := job_owner(before)) is not None:
+            pods = self._by_job.get((key[0], owner[1])) or {}
+            pods.pop(key, None)
             if not pods:
-                self._by_job.pop(key, None)
+                self._by_job.pop((key[0], owner[1]), None)
+        if after is None:
+            self._claims.note(key, None)
+            return
+        if (owner := job_owner(after)) is not None:
+            self._by_job.setdefault((key[0], owner[1]), {})[key] = after
+        self._claim(key, after)
 
-
-def _job_of(pod: Json) -> Key:
-    metadata = pod["metadata"]
-    return str(metadata.get("namespace") or ""), str((metadata.get("labels") or {}).get(LABEL_JOB) or "")
+    def _claim(self, key: Key, pod: Json) -> None:
+        owner = job_owner(pod)
+        orphaned = owner is not None and (key[0], owner[1]) not in self._known
+        self._claims.note(key, claim_of(pod, self.charge(pod), orphaned=orphaned))

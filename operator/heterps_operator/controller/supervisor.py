@@ -1,7 +1,8 @@
 """All jobs of the operator: whoever is due gets a turn in one of a few threads.
 
 A job that fails to be looked at (the API server is away, a bug) is tried again later and later, and never holds up
-another one. What the watches report only changes the stores and wakes jobs; nothing is decided there.
+another one. What the watches report only changes the stores and wakes jobs; nothing is decided there. An object that
+cannot be read is told of and passed over: nothing that one object holds keeps the others waiting, or ends a thread.
 """
 
 from __future__ import annotations
@@ -10,21 +11,27 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
+from heterps_operator.controller.accounts import Accounts
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.job import JobController
 from heterps_operator.controller.schedule import Schedule
 from heterps_operator.controller.store import Key, ObjectStore, key_of
+from heterps_operator.controller.teller import Teller
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import LABEL_JOB, jobs_path, pods_path
+from heterps_operator.kubernetes.complaints import failed_turn, pod_complaint, unreadable
+from heterps_operator.kubernetes.names import LABEL_JOB, job_owner, jobs_path, pods_path
 from heterps_operator.kubernetes.pools import (
     Capacity,
     job_key,
-    occupied_units,
     pool_capacity,
     pool_limit,
     pool_status,
+    unit_resource,
 )
+from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.shapes import UnreadableError
 from heterps_operator.kubernetes.state import StateTaken
 from heterps_operator.values import Json
 from heterps_runtime.contract import API_VERSION
@@ -68,6 +75,8 @@ class Supervisor:
         self.schedule = Schedule(on_wait=cluster.metrics.on_wait)
         self._controllers: dict[Key, JobController] = {}
         self._failures: dict[Key, int] = {}
+        self._accounts = Accounts(cluster.pods, cluster.ledger)
+        self._teller = Teller(cluster.api, cluster.clock)
         self._limits: dict[str, int] = {}
         self._capacities: dict[str, Capacity] = {}
         self._counted: tuple[int, ...] = ()  # versions of what they were counted from
@@ -79,8 +88,9 @@ class Supervisor:
         self._threads = [
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
         ]
-        self._threads.append(threading.Thread(target=self._keep_pools, name="pools", daemon=True))
-        self._threads.append(threading.Thread(target=self._keep_synced, name="resync", daemon=True))
+        kept = {"pools": self._keep_pools, "resync": self._keep_synced, "teller": self._keep_telling}
+        for name, target in kept.items():
+            self._threads.append(threading.Thread(target=self._keep_on, args=(target,), name=name, daemon=True))
         self.last_turn = cluster.clock()
         cluster.metrics.watch_queue(self.schedule.depth)
 
@@ -97,16 +107,17 @@ class Supervisor:
             thread.start()
 
     def stop(self) -> None:
-        """Let running turns end, and begin no more; pods run on."""
+        """Let running turns end, and begin no more; pods run on. May be called at any time, also before `start`."""
         self._stop.set()
         self._pools_changed.set()
         self._relisted.set()
         self.schedule.close()
+        self._teller.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=10)
-        for controller in self._controllers.values():
-            controller.abandon()
+        for key in list(self._controllers):
+            self._drop(key)
 
     def trouble(self) -> str | None:
         """What a liveness probe must know: why jobs get no turns; None if they do."""
@@ -122,42 +133,19 @@ class Supervisor:
 
     def job_seen(self, item: Json, *, gone: bool = False) -> None:
         """A HeterPSJob has appeared, changed or gone."""
-        if gone:
-            self._cluster.jobs.remove(item)
-        elif not self._cluster.jobs.put(item):
-            return
-        self.schedule.wake(key_of(item))
+        self._take(JOB, self._note_job, item, gone)
 
     def pod_seen(self, item: Json, *, gone: bool = False) -> None:
-        """A pod of a job has appeared, changed or gone."""
-        pods = self._cluster.pods
-        version = pods.claims_version_beside
-        changed = pods.remove(item) if gone else pods.put(item)
-        if pods.claims_version_beside != version:  # a coordinator on a node may leave it a unit less
-            self._pools_changed.set()
-        name = (item["metadata"].get("labels") or {}).get(LABEL_JOB)
-        if changed and name:
-            namespace, job = key_of(item)[0], str(name)
-            # Also of a job that is gone: its pods occupy what they occupy until they have ended.
-            units = occupied_units(pods.of_job(namespace, job))
-            self._cluster.ledger.occupy(job_key(namespace, job), units.get(job_key(namespace, job), {}))
-            self.schedule.wake((namespace, job))
+        """A pod with the label of HeterPS has appeared, changed or gone."""
+        self._take(POD, self._note_pod, item, gone)
 
     def pool_seen(self, item: Json, *, gone: bool = False) -> None:
         """A NodePool has appeared, changed or gone."""
-        before = self._cluster.pools.get("", str(item["metadata"]["name"]))
-        changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
-        # Its status is written here: only what people write matters.
-        if gone:
-            self._cluster.metrics.forget_pool(str(item["metadata"]["name"]))
-        if changed and (gone or before is None or before["spec"] != item["spec"]):
-            self._pools_changed.set()
-            self._wake_all()
+        self._take(POOL, self._note_pool, item, gone)
 
     def node_seen(self, item: Json, *, gone: bool = False) -> None:
         """A node has appeared, changed or gone."""
-        if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
-            self._pools_changed.set()
+        self._take(NODE, self._note_node, item, gone)
 
     def listed(self) -> None:
         """A watch has begun anew with a list: what was deleted before that was not reported."""
@@ -172,39 +160,62 @@ class Supervisor:
         cluster = self._cluster
         self._compare(cluster.nodes, [_NODES], self.node_seen)
         self._compare(cluster.pools, [_POOLS], self.pool_seen)
+        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # whose pods there are
         self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
         self._refresh_limits()
-        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (key := self.schedule.take()) is not None:
-            began = self._cluster.clock()
-            error: Exception | None = None
-            pause: float | None = None
+            pause: float | None = _LONGEST_RETRY_SECONDS
             try:
-                pause = self._controller(key).turn()
-                self._failures.pop(key, None)
-            except StateTaken as taken:
-                _LOG.warning("%s: %s; another operator is at work on it", job_key(*key), taken)
-                self._drop(key)
-                pause = _TAKEN_SECONDS
-            except Exception as failure:  # one job must not end the operator
-                error = failure
-                pause = self._retry_seconds(key)
-                if isinstance(failure, ApiError):
-                    _LOG.warning("%s: %s; tried again in %.0f s", job_key(*key), failure, pause)
-                else:
-                    _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
-            self.last_turn = self._cluster.clock()
-            self._cluster.metrics.on_turn(key, self.last_turn - began, error)
-            self._cluster.active_jobs = self.schedule.known()
-            if self._cluster.jobs.get(*key) is None:
-                self._drop(key)
-                self._wake_waiting()  # what it held is free
-                pause = None
+                pause = self._turn(key)
+            except Exception:  # one job must not end the operator
+                _LOG.exception("%s: it cannot be looked at; tried again in %.0f s", job_key(*key), pause)
             self.schedule.done(key, pause)
+
+    def _turn(self, key: Key) -> float | None:
+        """Look at a job; returns seconds until the next look."""
+        began = self._cluster.clock()
+        error: Exception | None = None
+        pause: float | None = None
+        try:
+            pause = self._controller(key).turn()
+            self._failures.pop(key, None)
+        except StateTaken as taken:
+            _LOG.warning("%s: %s; another operator is at work on it", job_key(*key), taken)
+            self._drop(key)
+            pause = _TAKEN_SECONDS
+        except Exception as failure:  # one job must not hold up the others
+            error = failure
+            pause = self._retry_seconds(key)
+            if isinstance(failure, ApiError):
+                _LOG.warning("%s: %s; tried again in %.0f s", job_key(*key), failure, pause)
+            else:
+                _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
+                if (job := self._cluster.jobs.get(*key)) is not None:
+                    self._teller.tell(JOB, job, failed_turn(failure))
+        self.last_turn = self._cluster.clock()
+        self._cluster.metrics.on_turn(key, self.last_turn - began, error)
+        self._cluster.active_jobs = self.schedule.known()
+        if self._cluster.jobs.get(*key) is not None:
+            return pause
+        self._drop(key)
+        self._wake_waiting()  # what it held is free
+        return None
+
+    def _keep_on(self, work: Callable[[], None]) -> None:
+        """Have a thread work on whatever happens."""
+        while not self._stop.is_set():
+            try:
+                work()
+            except Exception:
+                _LOG.exception("thread %s goes on in %.0f s", threading.current_thread().name, _RESYNC_RETRY_SECONDS)
+                self._stop.wait(_RESYNC_RETRY_SECONDS)
+
+    def _keep_telling(self) -> None:
+        self._teller.run(self._stop)
 
     def _keep_pools(self) -> None:
         """Keep the pools' limits and status up to date; changes are gathered for a moment."""
@@ -220,6 +231,8 @@ class Supervisor:
                     self._publish_pool(pool)
                 except ApiError as error:
                     _LOG.warning("pool %s: %s", pool["metadata"]["name"], error)
+                except Exception as error:  # one pool must not hold up the others
+                    self._complain(POOL, pool, error)
 
     def _keep_synced(self) -> None:
         while not self._stop.is_set():
@@ -239,6 +252,61 @@ class Supervisor:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _take(self, kind: str, note: Callable[[Json, bool], None], item: Json, gone: bool) -> None:
+        """Take note of an object, or tell of it: the caller goes on with the next one in any case."""
+        version = self._cluster.pods.claims_version_beside
+        try:
+            if not gone:
+                check(kind, item)
+            note(item, gone)
+        except Exception as error:
+            if gone:
+                _LOG.warning("a %s that is gone: %r", kind, error)
+            else:
+                self._complain(kind, item, error)
+        if self._cluster.pods.claims_version_beside != version:  # a coordinator on a node may leave it a unit less
+            self._pools_changed.set()
+
+    def _complain(self, kind: str, item: Json, error: Exception) -> None:
+        unforeseen = None if isinstance(error, UnreadableError) else error
+        self._teller.tell(kind, item, unreadable(kind, error), unforeseen)
+
+    def _note_job(self, item: Json, gone: bool) -> None:
+        if not (self._cluster.jobs.remove(item) if gone else self._cluster.jobs.put(item)):
+            return
+        (self._accounts.job_gone if gone else self._accounts.job_seen)(item)
+        self.schedule.wake(key_of(item))
+
+    def _note_pod(self, item: Json, gone: bool) -> None:
+        pods, key = self._cluster.pods, key_of(item)
+        before = pods.get(*key)
+        changed = pods.remove(item) if gone else pods.put(item)
+        known = before if gone else pods.get(*key)
+        if known is None:
+            return
+        # Also of a job that is gone: its pods occupy what they occupy until they have ended.
+        if changed and (job := self._accounts.pod_changed(known)) is not None:
+            self.schedule.wake(job)
+        if not gone and (complaint := pod_complaint(item, job_owner(known) is not None, pods.charge(known))):
+            self._teller.tell(POD, item, complaint)
+
+    def _note_pool(self, item: Json, gone: bool) -> None:
+        before = self._cluster.pools.get("", str(item["metadata"]["name"]))
+        changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
+        # Its status is written here: only what people write matters.
+        if gone:
+            self._cluster.metrics.forget_pool(str(item["metadata"]["name"]))
+        if changed and (gone or before is None or before["spec"] != item["spec"]):
+            pools = self._cluster.pools.all()
+            if self._cluster.pods.set_resources({p["metadata"]["name"]: unit_resource(p["spec"]) for p in pools}):
+                self._accounts.count_all()
+            self._pools_changed.set()
+            self._wake_all()
+
+    def _note_node(self, item: Json, gone: bool) -> None:
+        if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
+            self._pools_changed.set()
+
     def _paths(self, path: Callable[[str | None], str]) -> list[str]:
         return [path(namespace) for namespace in self._namespaces] or [path(None)]
 
@@ -250,7 +318,7 @@ class Supervisor:
         listed: set[Key] = set()
         for path in paths:
             for item in self._cluster.api.each(path, label_selector=label_selector):
-                key = key_of(item)
+                key = _key_of(item)
                 listed.add(key)
                 if store.get(*key) is before.get(key):  # else the list is older than what is known by now
                     seen(item)
@@ -271,7 +339,10 @@ class Supervisor:
             controller = self._controllers.pop(key, None)
             self._failures.pop(key, None)
         if controller is not None:
-            controller.abandon()
+            try:
+                controller.abandon()
+            except Exception:
+                _LOG.exception("%s: what was made for it is not cleared away", job_key(*key))
 
     def _retry_seconds(self, key: Key) -> float:
         failures = self._failures.get(key, 0) + 1
@@ -297,9 +368,14 @@ class Supervisor:
         capacities = self._capacities
         if counted != self._counted or pools.keys() != capacities.keys():  # thousands of nodes take a while
             nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
-            capacities = {name: pool_capacity(pool, nodes, claimed) for name, pool in pools.items()}
+            capacities = {}
+            for name, pool in pools.items():
+                try:
+                    capacities[name] = pool_capacity(pool, nodes, claimed)
+                except Exception as error:  # one pool must not hold up the others
+                    self._complain(POOL, pool, error)
             self._capacities, self._counted = capacities, counted
-        limits = {name: pool_limit(pool, capacities[name]) for name, pool in pools.items()}
+        limits = {name: pool_limit(pools[name], capacity) for name, capacity in capacities.items()}
         changed, self._limits = limits != self._limits, limits
         self._cluster.ledger.set_limits(limits)
         return changed
@@ -316,3 +392,11 @@ class Supervisor:
             return
         body = {"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}, "status": status}
         self._cluster.pools.put(self._cluster.api.apply(f"{_POOLS}/{name}/status", body))
+
+
+def _key_of(item: Any) -> Key:
+    """Namespace and name of an object, however malformed; of one without a name, those of no object."""
+    try:
+        return key_of(item)
+    except (AttributeError, KeyError, TypeError):
+        return "", ""

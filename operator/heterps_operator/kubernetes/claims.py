@@ -1,7 +1,8 @@
-"""What HeterPS's own pods request of the nodes that they are on.
+"""What pods with the label of HeterPS request of the nodes that they are on.
 
 A pool is counted in units, but its nodes carry more than its units: coordinators, servers that share a core, workers of
-a second pool that chooses the same nodes. What those request is not there for the pool.
+a second pool that chooses the same nodes. What those request is not there for the pool. What a pod requests counts,
+and never what it says of itself: a label and an annotation cost nothing, a place on a node does.
 """
 
 from __future__ import annotations
@@ -14,17 +15,28 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from heterps_operator.kubernetes.names import process_of
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.quantity import parse_quantity
 from heterps_operator.values import Json
 
-__all__ = ["Claim", "Claimed", "Claims", "claim_of"]
+__all__ = ["ORPHANED", "Charge", "Claim", "Claimed", "Claims", "charge_of", "claim_of", "has_ended", "requests_of"]
 
 Claimed = Mapping[str, Mapping[tuple[str, str], Decimal]]
-"""Amounts by node, and there by resource and the pool whose units they are ("": no pool's)."""
+"""Amounts by node, and there by resource and the pool whose units they are ("": no pool's; or `ORPHANED`)."""
 
+ORPHANED = "?"  # no pool is called so: of a job that is gone, and was before the operator began
 _ENDED = frozenset({"Succeeded", "Failed"})
 _CORES = "cpu"  # the only resource without a domain that can be a pool's
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Units of a pool that a pod of a job occupies."""
+
+    pool: str
+    resource: str  # of the pool
+    units: int
+    claimed: int  # that its annotation speaks of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +45,88 @@ class Claim:
 
     Attributes:
         node: its name.
-        pool: the NodePool whose units the pod occupies; empty if it occupies none.
-        requests: amounts of what can be a unit of a pool, by resource.
+        pool: the NodePool whose units the pod occupies; empty if it occupies none; or `ORPHANED`.
+        amounts: of what can be a unit of a pool, by resource and pool as in `Claimed`.
     """
 
     node: str
     pool: str
-    requests: Mapping[str, Decimal]
+    amounts: Mapping[tuple[str, str], Decimal]
 
 
-def claim_of(pod: Json) -> Claim | None:
-    """What a pod requests; None if it is on no node, has ended, or was not made by HeterPS."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    if not spec.get("nodeName") or status.get("phase") in _ENDED:
-        return None
+def has_ended(pod: Json) -> bool:
+    """Whether a pod occupies nothing any more; one that is ending still does."""
+    return (pod.get("status") or {}).get("phase") in _ENDED
+
+
+def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
+    """The units that a pod of a job occupies: the whole ones that it requests of the pool that it says to be of.
+
+    Args:
+        pod: as `PodStore` keeps it, with its `requests`.
+        resources: what one unit requests, by pool.
+
+    Returns:
+        None if it has ended, says to be of no pool or of one that is not there, or does not say what it runs.
+    """
     try:
         process = process_of(pod)
-        requests = _requests(spec)
     except ValueError:
         return None
-    pool = process.pool if process.pool and process.units else ""
-    return Claim(sys.intern(str(spec["nodeName"])), pool, _shared(tuple(sorted(requests.items()))))
+    if has_ended(pod) or process.pool is None or process.pool not in resources or not process.units:
+        return None
+    resource = resources[process.pool]
+    return Charge(process.pool, resource, int(pod["requests"].get(resource, 0)), process.units)
+
+
+def claim_of(pod: Json, charge: Charge | None, *, orphaned: bool = False) -> Claim | None:
+    """What a pod requests of its node; None if it is on none, or has ended.
+
+    Args:
+        pod: as `PodStore` keeps it, with its `requests`.
+        charge: the units that the ledger knows of.
+        orphaned: whether its job is not known.
+    """
+    node = (pod.get("spec") or {}).get("nodeName")
+    if not node or has_ended(pod):
+        return None
+    pool = ORPHANED if orphaned else charge.pool if charge is not None and charge.units else ""
+    amounts: dict[tuple[str, str], Decimal] = {}
+    for resource, amount in pod["requests"].items():
+        rest = amount
+        if orphaned:
+            amounts[resource, ORPHANED], rest = amount, Decimal(0)
+        elif charge is not None and resource == charge.resource and charge.units:
+            amounts[resource, pool], rest = Decimal(charge.units), amount - charge.units
+        if rest:
+            amounts[resource, ""] = rest
+    return Claim(sys.intern(str(node)), pool, _shared_amounts(tuple(sorted(amounts.items()))))
+
+
+def requests_of(spec: Json) -> Mapping[str, Decimal]:
+    """What a pod requests of resources that can be a pool's, as the scheduler counts (`PodRequests` of Kubernetes).
+
+    All containers with the sidecars, or the most that is requested while one of the init containers runs; what the pod
+    requests as a whole stands in place of that; and the overhead of its runtime comes on top.
+    """
+    found = _sum(spec.get("containers") or ())
+    sidecars: dict[str, Decimal] = {}
+    most: dict[str, Decimal] = {}
+    for container in spec.get("initContainers") or ():
+        own = _sum([container])
+        if container.get("restartPolicy") == "Always":
+            _add(found, own)
+            _add(sidecars, own)
+            own = dict(sidecars)
+        else:
+            _add(own, sidecars)  # those that were started before it
+        _raise(most, own)
+    _raise(found, most)
+    whole = _sum([spec])
+    if _CORES in whole:  # a pod as a whole can request no devices
+        found[_CORES] = whole[_CORES]
+    _add(found, _countable(spec.get("overhead") or {}))
+    return _shared(tuple(sorted(found.items())))
 
 
 @functools.lru_cache(maxsize=1024)  # thousands of pods request the same
@@ -61,27 +134,34 @@ def _shared(requests: tuple[tuple[str, Decimal], ...]) -> Mapping[str, Decimal]:
     return MappingProxyType(dict(requests))
 
 
-def _requests(spec: Json) -> dict[str, Decimal]:
-    """As the scheduler counts: all containers with the sidecars, or the largest of what runs before them."""
-    before = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") != "Always"]
-    sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
-    found = _sum([*(spec.get("containers") or ()), *sidecars])
-    for container in before:
-        for resource, amount in _sum([container, *sidecars]).items():
-            found[resource] = max(found.get(resource, Decimal(0)), amount)
-    for resource, amount in (spec.get("overhead") or {}).items():
-        if resource in found:
-            found[resource] += parse_quantity(str(amount))
-    return found
+@functools.lru_cache(maxsize=1024)
+def _shared_amounts(amounts: tuple[tuple[tuple[str, str], Decimal], ...]) -> Mapping[tuple[str, str], Decimal]:
+    return MappingProxyType(dict(amounts))
 
 
 def _sum(containers: Iterable[Mapping[str, Any]]) -> dict[str, Decimal]:
     found: dict[str, Decimal] = {}
     for container in containers:
-        for resource, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            if resource == _CORES or "/" in resource:
-                found[resource] = found.get(resource, Decimal(0)) + parse_quantity(str(amount))
+        _add(found, _countable((container.get("resources") or {}).get("requests") or {}))
     return found
+
+
+def _countable(amounts: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {
+        resource: parse_quantity(str(amount))
+        for resource, amount in amounts.items()
+        if resource == _CORES or "/" in resource
+    }
+
+
+def _raise(most: dict[str, Decimal], others: Mapping[str, Decimal]) -> None:
+    for resource, amount in others.items():
+        most[resource] = max(most.get(resource, Decimal(0)), amount)
+
+
+def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
+    for resource, amount in more.items():
+        total[resource] = total.get(resource, Decimal(0)) + amount
 
 
 class Claims:
@@ -109,7 +189,7 @@ class Claims:
             self._add(claim, 1)
             self._by_pod[pod] = claim
         self.version += 1
-        if any(one is not None and not one.pool for one in (before, claim)):
+        if any(one is not None and one.pool in ("", ORPHANED) for one in (before, claim)):
             self.version_beside += 1
 
     def by_node(self) -> Claimed:
@@ -118,8 +198,7 @@ class Claims:
 
     def _add(self, claim: Claim, sign: int) -> None:
         amounts = self._by_node.setdefault(claim.node, {})
-        for resource, amount in claim.requests.items():
-            place = (resource, claim.pool)
+        for place, amount in claim.amounts.items():
             amounts[place] = amounts.get(place, Decimal(0)) + sign * amount
             if not amounts[place]:
                 del amounts[place]

@@ -1,4 +1,4 @@
-"""Events on a HeterPSJob: what happened, for `kubectl describe`.
+"""Events on objects, mostly on a HeterPSJob: what happened, for `kubectl describe`.
 
 The same event again raises the count of the one that is there, so a job that repeats itself does not fill the
 namespace. Events are a courtesy: one that cannot be written is dropped.
@@ -9,41 +9,56 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import events_path
+from heterps_operator.kubernetes.readable import API_VERSIONS
 from heterps_operator.kubernetes.status import timestamp
 from heterps_operator.status import Event
-from heterps_operator.values import Json
-from heterps_runtime.contract import API_VERSION
 
-__all__ = ["EventRecorder"]
+__all__ = ["EventRecorder", "reference_to"]
 
 _LONGEST_MESSAGE = 1024  # of the API
-_REMEMBERED = 200  # events of one job
+_REMEMBERED = 200  # events of one object
+_LONGEST_HEAD = 200  # characters of an object's name in its events' names
+_OF_THE_CLUSTER = "default"  # where the API server keeps events of objects without a namespace
 _CONFLICT, _NOT_FOUND = 409, 404
 
 
+def reference_to(kind: str, item: Any) -> dict[str, Any]:
+    """An object as events refer to it; what cannot be told of a malformed one is left out.
+
+    Args:
+        kind: of the object.
+        item: the object.
+    """
+    metadata = item.get("metadata") if isinstance(item, Mapping) else None
+    known = metadata if isinstance(metadata, Mapping) else {}
+    found = {key: known.get(key) for key in ("name", "namespace", "uid")}
+    texts = {key: value for key, value in found.items() if isinstance(value, str) and value and value.isprintable()}
+    return {"apiVersion": API_VERSIONS[kind], "kind": kind, **texts}
+
+
 class EventRecorder:
-    """Writes the events of one job.
+    """Writes the events of one object.
 
     Args:
         api: of the cluster.
-        job: the HeterPSJob.
+        about: the object (`reference_to`), with its name.
         component: who reports.
     """
 
-    def __init__(self, api: KubernetesApi, job: Json, component: str = "heterps-operator") -> None:
+    def __init__(self, api: KubernetesApi, about: dict[str, Any], component: str = "heterps-operator") -> None:
         self._api = api
-        self._job = job
+        self._about = about
         self._component = component
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     def record(self, event: Event) -> None:
         """Write an event, or count it."""
-        metadata = self._job["metadata"]
-        namespace = str(metadata["namespace"])
+        namespace = str(self._about.get("namespace", _OF_THE_CLUSTER))
         name = self._name(event)
         count = self._counts.get(name, 0) + 1
         self._counts[name] = count
@@ -63,18 +78,11 @@ class EventRecorder:
             self._create(namespace, name, event, when, count)
 
     def _create(self, namespace: str, name: str, event: Event, when: str | None, count: int) -> None:
-        metadata = self._job["metadata"]
         body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": "HeterPSJob",
-                "name": metadata["name"],
-                "namespace": namespace,
-                "uid": metadata["uid"],
-            },
+            "involvedObject": self._about,
             "type": event.type,
             "reason": event.reason,
             "message": event.message[:_LONGEST_MESSAGE],
@@ -93,7 +101,7 @@ class EventRecorder:
             self._api.patch(f"{events_path(namespace)}/{name}", {"lastTimestamp": when})
 
     def _name(self, event: Event) -> str:
-        """The same name for the same event of the same job."""
-        metadata = self._job["metadata"]
-        text = "\n".join((str(metadata["uid"]), event.type, event.reason, event.message))
-        return f"{metadata['name']}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        """The same name for the same event of the same object."""
+        text = "\n".join((str(self._about.get("uid")), event.type, event.reason, event.message))
+        head = str(self._about["name"])[:_LONGEST_HEAD].rstrip("-.")
+        return f"{head}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -5,12 +5,9 @@ Every object of a job belongs to its HeterPSJob (ownerReferences), so that the c
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from heterps_operator.values import Json, ProcessSpec
@@ -34,8 +31,10 @@ __all__ = [
     "events_path",
     "gang_name",
     "host_name",
+    "is_of_name",
     "is_owned",
     "job_labels",
+    "job_owner",
     "job_path",
     "job_selector",
     "job_status_path",
@@ -48,8 +47,6 @@ __all__ = [
     "pod_name",
     "pod_path",
     "pods_path",
-    "process_of",
-    "process_text",
     "profile_config_name",
     "run_config_name",
     "secret_path",
@@ -72,7 +69,6 @@ ANNOTATION_PROCESS = f"{API_GROUP}/process"
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
-_PROCESSES_KNOWN = 16_384
 _DIGITS = 6  # of the digest that stands for what was cut off
 _PLURALS = {
     "ConfigMap": "configmaps",
@@ -219,38 +215,28 @@ def owner_reference(job: Json) -> dict[str, Any]:
     }
 
 
+def job_owner(item: Json) -> tuple[str, str] | None:
+    """Name and uid of the HeterPSJob that an object says it belongs to; None if it says so of none.
+
+    Labels are no evidence: anyone may write them. This is none either until there is a job of that uid.
+    """
+    for owner in item["metadata"].get("ownerReferences") or ():
+        group = str(owner.get("apiVersion")).partition("/")[0]
+        if owner.get("controller") is True and owner.get("kind") == "HeterPSJob" and group == API_GROUP:
+            return str(owner.get("name") or ""), str(owner.get("uid") or "")
+    return None
+
+
+def is_of_name(item: Json, name: str) -> bool:
+    """Whether an object belongs to a job of that name, this one or an earlier one."""
+    owner = job_owner(item)
+    return owner is not None and owner[0] == name
+
+
 def is_owned(item: Json, job: Json) -> bool:
     """Whether an object belongs to this very job, not to somebody else or an earlier job of the name."""
-    owners = item["metadata"].get("ownerReferences") or ()
-    return any(str(owner.get("uid")) == str(job["metadata"]["uid"]) for owner in owners)
-
-
-# --- the process in its pod -------------------------------------------------------------------------------------------
-
-
-def process_text(spec: ProcessSpec) -> str:
-    """A process as the text of the annotation `heterps.io/process`: a pod says itself what it runs."""
-    return json.dumps(asdict(spec), separators=(",", ":"))
-
-
-def process_of(pod: Json) -> ProcessSpec:
-    """The process that a pod runs.
-
-    Raises:
-        ValueError: the annotation is missing or malformed: the pod is none of ours.
-    """
-    metadata = pod["metadata"]
-    annotations = metadata.get("annotations") or {}
-    try:
-        return _read_process(annotations[ANNOTATION_PROCESS])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"pod {metadata.get('name')}: annotation {ANNOTATION_PROCESS} is not a process") from error
-
-
-@functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are looked at over and over again
-def _read_process(text: str) -> ProcessSpec:
-    fields = json.loads(text)
-    return ProcessSpec(**{**fields, "arguments": tuple(map(str, fields["arguments"]))})
+    owner = job_owner(item)
+    return owner is not None and owner[1] == str(job["metadata"]["uid"])
 
 
 # --- paths of the API -------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from heterps_operator.kubernetes.names import CONTAINER, process_of
+from heterps_operator.kubernetes.names import CONTAINER
 from heterps_operator.kubernetes.problems import pod_problem, start_error
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.values import Json, ProcessView
 from heterps_runtime.contract import EXIT_INTERRUPTED
 
@@ -70,7 +71,7 @@ def view(
         events: of the pod, if they were read; what hinders its volumes stands nowhere else.
 
     Raises:
-        ValueError: the pod is none of ours.
+        UnreadableError: the pod does not say what it runs.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     terminated = _terminated(status)
@@ -209,7 +210,7 @@ def _last_lines(status: Json, terminated: Json | None, tail: tuple[str, ...]) ->
 
 def _failed_init(status: Json) -> Iterator[Json]:
     for container in status.get("initContainerStatuses") or ():
-        if (container.get("state") or {}).get("terminated", {}).get("exitCode"):
+        if ((container.get("state") or {}).get("terminated") or {}).get("exitCode"):
             yield container
 
 

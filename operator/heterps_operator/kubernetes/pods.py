@@ -21,11 +21,11 @@ from heterps_operator.kubernetes.names import (
     owner_reference,
     pod_labels,
     pod_name,
-    process_text,
     run_config_name,
     service_name,
     token_secret_name,
 )
+from heterps_operator.kubernetes.processes import process_text
 from heterps_operator.kubernetes.templates import merge, named
 from heterps_operator.values import Json, ProcessSpec
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_HEALTH

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from heterps_operator.kubernetes.claims import Claimed
-from heterps_operator.kubernetes.names import LABEL_JOB, process_of
+from heterps_operator.kubernetes.claims import ORPHANED, Claimed
 from heterps_operator.quantity import parse_quantity
 from heterps_operator.values import Json
 from heterps_runtime.contract import API_GROUP
@@ -27,10 +26,10 @@ __all__ = [
     "Ledger",
     "Shortfall",
     "job_key",
-    "occupied_units",
     "pool_capacity",
     "pool_limit",
     "pool_status",
+    "unit_resource",
 ]
 
 # Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
@@ -40,7 +39,6 @@ _KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 # Kubernetes sets these itself on a node in trouble; they come with a condition or a field that says the same.
 _TROUBLE_TAINTS = "node.kubernetes.io/"
 _NODES_NAMED = 3  # in one message
-_ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def job_key(namespace: str, name: str) -> str:
@@ -57,6 +55,7 @@ class Capacity:
 
     units: int = 0  # of nodes that take pods now; whole pods per node
     taken: int = 0  # that would be there but for other pods of HeterPS: coordinators, workers of another pool
+    orphaned: int = 0  # of pods whose jobs are gone, and were before the operator began; not among `units`
     ready: tuple[str, ...] = ()  # those nodes
     not_ready: tuple[str, ...] = ()
     cordoned: tuple[str, ...] = ()
@@ -80,15 +79,17 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
         claimed: what pods of HeterPS request of them.
     """
     spec = pool["spec"]
-    resource, per_pod = _resource(spec), int(spec.get("unitsPerPod", 1))
+    resource, per_pod = unit_resource(spec), int(spec.get("unitsPerPod") or 1)
     groups: dict[str, list[str]] = {}
-    units = taken = 0
+    units = taken = orphaned = 0
     for node in sorted(nodes, key=lambda n: str(n["metadata"]["name"])):
         name, labels = str(node["metadata"]["name"]), node["metadata"].get("labels") or {}
         if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
             continue
         status = node.get("status") or {}
         whole = _whole_units((status.get("allocatable") or {}).get(resource))
+        amounts = (claimed or {}).get(name, {})
+        orphaned += min(whole, int(amounts.get((resource, ORPHANED), 0)))
         ready, cordoned = _is_ready(status), bool((node.get("spec") or {}).get("unschedulable"))
         taint = _untolerated(node, spec.get("tolerations") or ())
         if whole == 0 and (ready or _whole_units((status.get("capacity") or {}).get(resource)) == 0):
@@ -102,12 +103,11 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
             groups.setdefault("tainted", []).append(f"{name} ({taint})")
         else:
             groups.setdefault("ready", []).append(name)
-            amounts = (claimed or {}).get(name, {})
             others = sum(a for (what, of), a in amounts.items() if what == resource and of != pool["metadata"]["name"])
             left = whole if not others else max(0, _whole_units(status["allocatable"][resource], others))
             units += left // per_pod * per_pod
             taken += whole // per_pod * per_pod - left // per_pod * per_pod
-    return Capacity(units, taken, **{group: tuple(names) for group, names in groups.items()})
+    return Capacity(units, taken, orphaned, **{group: tuple(names) for group, names in groups.items()})
 
 
 def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def pool_limit(pool: Json, capacity: Capacity) -> int:
         pool: a NodePool.
         capacity: `pool_capacity` of it.
     """
-    most = int(pool["spec"]["maxUnits"])
+    most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
     annotations = pool["metadata"].get("annotations") or {}
     if annotations.get(AUTOSCALED_ANNOTATION) == "true":
         return most
@@ -151,7 +151,7 @@ def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
     if capacity.matching:
         return _condition("NodesFound", True, "NodesMatch", f"{_count(capacity.matching, 'node')} of the pool")
     selector = ", ".join(f"{key}={value}" for key, value in sorted((spec.get("nodeSelector") or {}).items()))
-    resource = _resource(spec)
+    resource = unit_resource(spec)
     if capacity.without_resource:
         names = _names(capacity.without_resource)
         text = f"the nodes with {selector} ({names}) offer no {resource}; install its device plug-in, or correct "
@@ -182,11 +182,13 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
         text += f" besides the place of {capacity.taken} that other pods of HeterPS take, such as coordinators"
     if away:
         text += f"; {away}"
+    if capacity.orphaned:
+        text += f"; {_count(capacity.orphaned, 'unit')} are those of pods whose jobs are gone, until they end"
     if allocated > min(limit, capacity.units):
         have = f"jobs hold {allocated} units, the limit is {limit} and the nodes have {capacity.units}"
         return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs give units back; {text}")
     if not capacity.units:
-        per_pod = int(spec.get("unitsPerPod", 1))
+        per_pod = int(spec.get("unitsPerPod") or 1)
         text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"
         return _condition("Ready", False, "NodesTooSmall", text)
     return _condition("Ready", True, "NodesReady", text)
@@ -199,7 +201,7 @@ def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, 
 def _dated(condition: dict[str, str], before: Json | None, generation: int, now: float) -> dict[str, Any]:
     since = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if before is not None and before["status"] == condition["status"]:
-        since = str(before["lastTransitionTime"])
+        since = str(before.get("lastTransitionTime") or since)
     return {**condition, "lastTransitionTime": since, "observedGeneration": generation}
 
 
@@ -212,7 +214,12 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NODES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _resource(spec: Json) -> str:
+def unit_resource(spec: Json) -> str:
+    """The resource that one unit of a pool requests in a pod.
+
+    Args:
+        spec: of the NodePool.
+    """
     return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
 
 
@@ -245,27 +252,6 @@ def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
 
 
 # --- who holds what ---------------------------------------------------------------------------------------------------
-
-
-def occupied_units(pods: Iterable[Json]) -> dict[str, dict[str, int]]:
-    """Units that pods occupy, by job and pool; pods that have ended occupy none, those that are ending still do.
-
-    Pods that bear the job's label and were not made by HeterPS are passed over.
-    """
-    occupied: dict[str, dict[str, int]] = {}
-    for pod in pods:
-        metadata = pod["metadata"]
-        name = (metadata.get("labels") or {}).get(LABEL_JOB)
-        if name is None or (pod.get("status") or {}).get("phase") in _ENDED:
-            continue
-        try:
-            process = process_of(pod)
-        except ValueError:
-            continue
-        if process.pool is not None and process.units > 0:
-            pools = occupied.setdefault(job_key(metadata["namespace"], name), {})
-            pools[process.pool] = pools.get(process.pool, 0) + process.units
-    return occupied
 
 
 @dataclass(frozen=True)
@@ -356,7 +342,7 @@ class Ledger:
             self._keep(job, holding)
 
     def occupy(self, job: str, units: Mapping[str, int]) -> None:
-        """Take note of what the job's pods occupy (`occupied_units`)."""
+        """Take note of what the job's pods occupy."""
         with self._lock:
             holding = self._jobs.get(job) or _Holding()
             holding.occupied = {pool: number for pool, number in units.items() if number > 0}

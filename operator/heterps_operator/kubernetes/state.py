@@ -20,8 +20,11 @@ from heterps_operator.kubernetes.names import (
     owner_reference,
     state_name,
 )
+from heterps_operator.kubernetes.processes import process_from
+from heterps_operator.kubernetes.typed import check_types
 from heterps_operator.status import Status
-from heterps_operator.values import Json, ProcessSpec, ProcessView
+from heterps_operator.values import Json, ProcessView
+from heterps_runtime.contract import PlanDocument
 
 __all__ = ["JobState", "Memory", "NotOwnedError", "StateTaken"]
 
@@ -69,7 +72,7 @@ class Memory:
         """
         try:
             controller = json.loads(data["controller.json"])
-            return cls(
+            memory = cls(
                 Status.from_json(json.loads(data["status.json"])),
                 Bill.from_json(json.loads(data["bill.json"])),
                 tuple(_process(item) for item in json.loads(data["processes.json"])),
@@ -77,8 +80,12 @@ class Memory:
                 int(controller["generation"]),
                 controller["spec"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            if memory.status.plan is not None:
+                PlanDocument.from_json(dict(memory.status.plan))
+        except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"state: missing or malformed {error}") from error
+        check_types(memory, cls, "state")
+        return memory
 
 
 class JobState:
@@ -148,7 +155,7 @@ def _process(item: dict[str, Any]) -> ProcessView:
     spec = dict(fields.pop("spec"))
     fields.pop("problem", None)  # seen anew
     fields["last_lines"] = tuple(fields.get("last_lines") or ())
-    return ProcessView(ProcessSpec(**{**spec, "arguments": tuple(spec["arguments"])}), **fields)
+    return ProcessView(process_from(spec), **fields)
 
 
 def _text(value: Any) -> str:

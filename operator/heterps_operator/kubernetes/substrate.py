@@ -18,6 +18,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import coordinator_address, events_path, is_owned, pod_name, pod_path, pods_path
 from heterps_operator.kubernetes.pods import build_pod
 from heterps_operator.kubernetes.problems import REFUSALS, name_taken, refused
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.members import COORDINATOR
 from heterps_operator.values import Json, PodProblem, ProcessSpec, ProcessView
 
@@ -32,8 +33,8 @@ _CONFLICT, _NOT_FOUND = 409, 404
 class Pods(Protocol):
     """Pods as the watch has last seen them; safe in any thread."""
 
-    def of_job(self, namespace: str, job: str) -> tuple[Json, ...]:
-        """All pods with the job's label."""
+    def of_job(self, job: Json) -> tuple[Json, ...]:
+        """All pods that this very job owns, not those of an earlier one of its name."""
         ...
 
     def put(self, item: Json) -> bool:
@@ -107,11 +108,11 @@ class KubernetesSubstrate:
         """The latest process of each name, running or ended."""
         now = self._clock()
         seen: dict[str, ProcessView] = {}
-        for pod in self._mine():
+        for pod in self._pods.of_job(self.job):
             try:
                 view = self._view(pod, now)
             except ValueError:
-                continue  # somebody else's pod with the job's label
+                continue  # somebody has changed what it says of itself
             other = seen.get(view.name)
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
@@ -146,7 +147,7 @@ class KubernetesSubstrate:
         if known is None or not known.running:
             return None
         name = pod_name(self._job_name, known.spec)
-        for pod in self._mine():
+        for pod in self._pods.of_job(self.job):
             if pod["metadata"]["name"] == name and (pod.get("status") or {}).get("phase") == "Running":
                 address = pod["status"].get("podIP")
                 if address:
@@ -217,7 +218,7 @@ class KubernetesSubstrate:
         view = self._known.get(name)
         if view is None or not view.running:
             return
-        self._delete(view, int(grace_seconds))
+        self._delete(pod_name(self._job_name, view.spec), view.spec, int(grace_seconds))
         self._known[name] = replace(view, stopping=True)
 
     def close(self) -> None:
@@ -226,19 +227,15 @@ class KubernetesSubstrate:
     def delete_pods(self, *, running_only: bool) -> bool:
         """Delete the job's pods, for `cleanPodPolicy`; returns whether any was left to delete."""
         found = False
-        for pod in self._mine():
+        for pod in self._pods.of_job(self.job):
             ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             if (running_only and ended) or pod["metadata"].get("deletionTimestamp"):
                 continue
             found = True
-            self._delete(self._view(pod, self._clock()), None)
+            self._delete(str(pod["metadata"]["name"]), _process(pod), None)
         return found
 
     # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _mine(self) -> list[Json]:
-        """Pods of this very job, not of an earlier one of its name."""
-        return [pod for pod in self._pods.of_job(self._namespace, self._job_name) if is_owned(pod, self.job)]
 
     def _view(self, pod: Json, now: float) -> ProcessView:
         name = str(pod["metadata"]["name"])
@@ -277,8 +274,7 @@ class KubernetesSubstrate:
             view = replace(view, last_lines=self._api.log_tail(self._namespace, name, self._tail_lines))
         return replace(view, stopping=True) if name in self._stopped else view
 
-    def _delete(self, view: ProcessView, grace_seconds: int | None) -> None:
-        name = pod_name(self._job_name, view.spec)
+    def _delete(self, name: str, spec: ProcessSpec | None, grace_seconds: int | None) -> None:
         try:
             self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds)
         except ApiError as error:
@@ -286,12 +282,20 @@ class KubernetesSubstrate:
                 raise
         if name not in self._stopped:
             self._stopped.add(name)
-            self._on_pod("deleted", view.spec.role, view.spec.pool or "")
+            self._on_pod("deleted", spec.role if spec else "", (spec.pool if spec else None) or "")
 
     def _try_again(self, now: float) -> None:
         for refusal in [r for r in self._refused.values() if now >= r.retry_at]:
             if refusal.spec.role == "coordinator" or self.coordinator_address() is not None:
                 self.start(refusal.spec)
+
+
+def _process(pod: Json) -> ProcessSpec | None:
+    """What a pod runs; None if somebody has changed what it says of itself."""
+    try:
+        return process_of(pod)
+    except ValueError:
+        return None
 
 
 def _age(view: ProcessView) -> tuple[int, int]:

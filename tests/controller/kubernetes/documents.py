@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from heterps_operator.kubernetes.names import owner_reference
 from heterps_operator.kubernetes.pods import build_pod
 from heterps_operator.values import ProcessSpec
 
@@ -53,6 +54,11 @@ def make_job(**spec: Any) -> Json:
             **spec,
         },
     }
+
+
+def owner(job: str, uid: str = "") -> Json:
+    """The reference that makes an object a part of a job, whose uid is its name unless another one is given."""
+    return owner_reference({"metadata": {"name": job, "uid": uid or job}})
 
 
 def pod_of(spec: ProcessSpec, job: Json | None = None, **options: Any) -> Json:

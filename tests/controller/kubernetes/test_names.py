@@ -46,31 +46,6 @@ def test_a_long_process_is_cut_and_told_apart_by_its_digest() -> None:
     assert re.fullmatch(r"j{40}-profile-a-p-[0-9a-f]{6}-1-1", name), name
 
 
-@settings(max_examples=30)
-@given(
-    st.builds(
-        ProcessSpec,
-        name=_processes,
-        role=st.sampled_from(["coordinator", "ps", "worker", "profile"]),
-        arguments=st.lists(st.text(max_size=5), max_size=4).map(tuple),
-        pool=st.none() | st.text(max_size=5),
-        units=st.integers(0, 64),
-        threads=st.integers(1, 64),
-        incarnation=st.integers(1, 9),
-        attempt=st.integers(1, 9),
-    )
-)
-def test_a_pod_says_itself_what_it_runs(spec: ProcessSpec) -> None:
-    pod = {"metadata": {"name": "p", "annotations": {names.ANNOTATION_PROCESS: names.process_text(spec)}}}
-    assert names.process_of(pod) == spec
-
-
-@pytest.mark.parametrize("annotations", [None, {}, {names.ANNOTATION_PROCESS: "[]"}, {names.ANNOTATION_PROCESS: "{"}])
-def test_a_pod_without_its_process_is_refused(annotations: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match=r"pod stray: annotation heterps\.io/process is not a process"):
-        names.process_of({"metadata": {"name": "stray", "annotations": annotations}})
-
-
 def test_labels_tell_role_place_and_pool() -> None:
     spec = ProcessSpec("worker-1-0", "worker", ("--stage", "1", "--index", "0", "--pool", "v100"), "v100", 1)
     labels = names.pod_labels("flights", spec)
@@ -107,3 +82,9 @@ def test_only_what_belongs_to_this_very_job_is_owned() -> None:
     assert names.is_owned({"metadata": {"ownerReferences": [names.owner_reference(job)]}}, job)
     assert not names.is_owned({"metadata": {"ownerReferences": [{"uid": "u-1"}]}}, job)
     assert not names.is_owned({"metadata": {}}, job)
+    reference = names.owner_reference(job)
+    for change in ({"controller": False}, {"kind": "Job"}, {"apiVersion": "batch/v1"}, {"uid": "u-1"}):
+        assert not names.is_owned({"metadata": {"ownerReferences": [{**reference, **change}]}}, job), change
+    labelled = {"metadata": {"labels": names.job_labels("flights")}}
+    assert names.job_owner(labelled) is None, "a label is no evidence"
+    assert not names.is_of_name(labelled, "flights")

@@ -209,7 +209,7 @@ def test_when_a_deleted_pod_has_to_be_gone() -> None:
 
 
 def test_a_pod_of_somebody_else_is_refused() -> None:
-    with pytest.raises(ValueError, match="pod stray"):
+    with pytest.raises(ValueError, match=r"heterps\.io/process\] must be a text"):
         view({"metadata": {"name": "stray", "namespace": "ml"}, "status": {"phase": "Running"}}, NOW)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.kubernetes.names import process_of
 from heterps_operator.kubernetes.pods import image_of
+from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.kubernetes.templates import merge
 from heterps_operator.values import ProcessSpec
 from tests.controller.kubernetes.documents import (

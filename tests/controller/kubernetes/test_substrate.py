@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.values import ProcessSpec, ProcessView
 from tests.controller.kubernetes.documents import (
@@ -70,8 +71,8 @@ class Cluster:
 
     # --- the watch ---
 
-    def of_job(self, namespace: str, job: str) -> tuple[Json, ...]:
-        return tuple(self.pods.values())
+    def of_job(self, job: Mapping[str, Any]) -> tuple[Json, ...]:
+        return tuple(pod for pod in self.pods.values() if is_owned(pod, job))
 
     def put(self, item: Mapping[str, Any]) -> bool:
         self.pods[item["metadata"]["name"]] = dict(item)

@@ -1,0 +1,86 @@
+"""Pods that only say that they are a job's: the operator tells them so, and jobs get all that there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from heterps_operator.kubernetes.processes import process_text
+from heterps_operator.values import ProcessSpec
+from tests.cluster.jobs import ClusterJob
+from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.operators import Operator
+
+Json = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def stranger(name: str, pool: str, **process: Any) -> Json:
+    """A pod that waits for ever, with the label of a job and an annotation that somebody has made up."""
+    worker = ProcessSpec("worker-0-0", "worker", ("--stage", "0", "--index", "0"), pool, 1)
+    text = json.dumps({**json.loads(process_text(worker)), **process}, separators=(",", ":"))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {"heterps.io/job": "x"},
+            "annotations": {"heterps.io/process": text},
+        },
+        "spec": {
+            "nodeSelector": {"heterps.io/no-such-node": "true"},
+            "containers": [{"name": "heterps", "image": "registry.example.com/none:1"}],
+        },
+    }
+
+
+def told(kubectl: Kubectl, name: str) -> list[Json]:
+    """Events of the operator on a pod."""
+    found = kubectl.items("events", f"--field-selector=involvedObject.kind=Pod,involvedObject.name={name}")
+    return [event for event in found if event["source"].get("component") == "heterps-operator"]
+
+
+def test_a_pod_that_only_says_that_it_is_a_job_s_harms_nobody(
+    make_alone: Callable[..., ClusterJob], make_operator: Callable[..., Operator], kubectl: Kubectl, admin: Kubectl
+) -> None:
+    """The operator that runs goes on, and the next one comes up among such pods."""
+    other = Kubectl(admin.kubeconfig, admin.cache, f"{kubectl.namespace}-other")
+    admin("create", "namespace", str(other.namespace))
+    try:
+        wait_until("pods can be created", lambda: not other.try_to("get", "serviceaccount", "default").code, 30)
+        operator = make_operator("strangers")
+        operator.start()
+        first, second = make_alone("first"), make_alone("second")
+        words = {
+            "text": 'units must be a whole number from 0 to 1000000, is "1"',
+            "greedy": "units must be a whole number from 0 to 1000000, is 1000000000",
+            "forged": "metadata.ownerReferences names no HeterPSJob: it occupies no units of a pool",
+        }
+        other.apply(
+            stranger("text", first.pool_name, units="1"),
+            stranger("greedy", first.pool_name, units=1_000_000_000),
+            stranger("forged", first.pool_name, units=1_000_000),
+        )
+        for name, said in words.items():
+            wait_until(f"{name} is told", lambda name=name: told(other, name), 60, more=operator.story)  # type: ignore[misc]
+            [event] = told(other, name)
+            assert (event["type"], event["reason"]) == ("Warning", "Ignored" if name == "forged" else "Unreadable")
+            assert said in event["message"]
+        first.submit().wait_for_phase("Succeeded")
+        operator.stop()
+
+        operator.start()
+        second.submit().wait_for_phase("Succeeded")
+        wait_until("all is given back", lambda: second.held_units() == 0, 60, more=operator.story)
+        assert operator.running
+        log = operator.story()
+        assert "Traceback" not in log
+        assert "forbidden" not in log.lower()
+        operator.stop()
+        assert {name: len(told(other, name)) for name in words} == dict.fromkeys(words, 1), "once, by both together"
+    finally:
+        admin("delete", "namespace", str(other.namespace), "--wait=false")

@@ -1,0 +1,114 @@
+"""Objects as an API server gives them, and what becomes of them when any one of their fields is something else."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL
+from tests.controller.kubernetes.documents import (
+    CPU_WORKER,
+    NOW,
+    condition,
+    make_job,
+    observed,
+    running,
+    stamp,
+    terminated,
+    waiting,
+)
+from tests.controller.test_pools import make_node, make_pool
+
+Json = dict[str, Any]
+Path = tuple[str | int, ...]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+_deep: Any = []
+for _ in range(50):
+    _deep = [_deep]
+WRONG: tuple[Any, ...] = (
+    MISSING, None, "", "x", "x" * 10_000, "-1", "1e99", "\x00\ud800", 0, -1, 10**30, 1.5, True, [], [None], ["x"], [{}],
+    {}, {"x": None}, {"x" * 10_000: {}}, _deep,
+)  # fmt: skip
+
+
+def pod() -> Json:
+    """A pod of a job, with everything that is read of pods."""
+    made = observed(CPU_WORKER, phase="Running", podIP="10.0.0.7", startTime=stamp(NOW), reason="x", message="x")
+    made["metadata"]["deletionTimestamp"] = stamp(NOW)
+    made["metadata"]["ownerReferences"].append({"apiVersion": "v1", "kind": "X", "name": "x", "uid": "x"})
+    made["spec"]["initContainers"] = [{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}]
+    made["spec"] |= {"overhead": {"cpu": "1m"}, "resources": {"requests": {"cpu": "5"}}}
+    made["spec"]["schedulingGates"] = [{"name": "x"}]
+    made["status"]["conditions"] = [condition("Ready", "False"), condition("PodScheduled", "True")]
+    made["status"]["initContainerStatuses"] = terminated(1, message="x")
+    made["status"]["containerStatuses"] = [*running(), *waiting("ContainerCreating", "x", "sidecar")]
+    return made
+
+
+def node() -> Json:
+    """A node."""
+    taints = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
+    return make_node("n", "4", labels={"pool": "cpu"}, taints=taints, cards="2")
+
+
+def pool() -> Json:
+    """A node pool that chooses `node`."""
+    tolerations = [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]
+    made = make_pool(nodeSelector={"pool": "cpu"}, tolerations=tolerations)
+    made["metadata"] |= {"uid": "pool", "annotations": {"heterps.io/autoscaled": "false"}}
+    made["status"] = {"conditions": [{**condition("Ready", "True"), "observedGeneration": 1}], "nodes": 1}
+    return made
+
+
+def job() -> Json:
+    """A job that another operator manages: what is looked at of it is what every turn begins with."""
+    made = make_job(managedBy="example.com/other")
+    made["metadata"] |= {"generation": 1, "annotations": {"heterps.io/paused": "true"}, "finalizers": ["x"]}
+    return made
+
+
+GOOD = {POD: pod, NODE: node, POOL: pool, JOB: job}
+
+
+def paths(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Every place in a document, the document itself first."""
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from paths(item, (*path, key))
+
+
+def changed(document: Any, path: Path, value: Any) -> Any:
+    """A copy of a document with something else in a place."""
+    if not path:
+        return copy.deepcopy(value)
+    made = copy.deepcopy(document)
+    place = made
+    for key in path[:-1]:
+        place = place[key]
+    if value is MISSING:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = copy.deepcopy(value)
+    return made
+
+
+def mutants(kind: str, number: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Wrong values in places of a good object of a kind: what was done, and the object.
+
+    Args:
+        kind: of the object.
+        number: of mutants, always the same ones; None: every value in every place.
+    """
+    good = GOOD[kind]()
+    places = [(path, value) for path in paths(good) for value in WRONG if path or value is not MISSING]
+    for path, value in places if number is None else random.Random(9).sample(places, number):
+        yield f"{'.'.join(map(str, path))}: {repr(value)[:30]}", changed(good, path, value)
