@@ -19,6 +19,7 @@ from dataclasses import replace
 from heterps_operator.job import JobSpec, RunPolicy
 from heterps_operator.members import COORDINATOR, members
 from heterps_operator.status import Event, Failure, Status
+from heterps_operator.throughput import Series
 from heterps_operator.values import Observed, ProcessView
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
 
@@ -173,6 +174,7 @@ def _start_over(status: Status, now: float, pause: float) -> Status:
         last_observation=None,
         review=None,
         reviewed=None,
+        series=Series(),
         speeds={},
     ).with_phase("Restarting", now)
 
