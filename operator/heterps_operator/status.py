@@ -12,7 +12,7 @@ from typing import Any
 
 from heterps_operator.throughput import Series
 from heterps_operator.trials import Trial
-from heterps_planner.balancing import WorkerEstimate
+from heterps_planner.balancing import Pace, WorkerEstimate
 
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Json", "Status"]
 
@@ -122,6 +122,7 @@ class Status:
     last_observation: float | None = None  # when the workers' speeds were noted last
     last_rebalance: float | None = None  # when a new division of the batch was last thought about
     speeds: Mapping[str, WorkerEstimate] = field(default_factory=dict)  # what is known of them, by worker
+    pace: Pace = field(default_factory=Pace)  # how often the batch is divided anew
     review: Json | None = None  # a re-provisioning that the planner was asked for
     reviewed: float | None = None  # when the planner was asked last, or the number of units changed
     series: Series = field(default_factory=Series)  # the throughput since the present plan came into force
@@ -178,6 +179,7 @@ class Status:
         try:
             fields = dict(value)
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
+            fields["pace"] = Pace.from_json(fields.get("pace") or {})
             fields["series"] = Series.from_json(fields["series"]) if "series" in fields else Series()
             fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
             fields["gang"] = tuple(fields.get("gang") or ())

@@ -97,7 +97,7 @@ def test_a_higher_floor_that_the_number_before_did_not_reach_is_the_planners_bus
     assert [workers for _, workers in world.changes] == [1]
     world.set_floor(18_500.0)  # two workers had 17,400
     world.run(240)
-    assert [workers for _, workers in world.changes] == [1, 6], "in one step"
+    assert [workers for _, workers in world.changes] == [1, 7], "in one step"
 
 
 @pytest.mark.parametrize("what", ["elasticity", "pools"])
