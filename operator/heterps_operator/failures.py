@@ -19,7 +19,9 @@ from dataclasses import replace
 from heterps_operator.job import JobSpec, RunPolicy
 from heterps_operator.members import COORDINATOR, members
 from heterps_operator.status import Event, Failure, Status
+from heterps_operator.throughput import Series
 from heterps_operator.values import Observed, ProcessView
+from heterps_planner.balancing import Pace
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
 
 __all__ = ["backoff_seconds", "current", "describe_end", "describe_exit", "is_current", "judge_exits"]
@@ -173,6 +175,8 @@ def _start_over(status: Status, now: float, pause: float) -> Status:
         last_observation=None,
         review=None,
         reviewed=None,
+        pace=Pace(),
+        series=Series(),
         speeds={},
     ).with_phase("Restarting", now)
 

@@ -131,6 +131,7 @@ def measured(view: CoordinatorView, figures: Figures | None) -> CoordinatorView:
     return replace(
         view,
         samples_per_second=figures.samples_per_second,
+        measured=figures.measured or None,
         document={**view.document, "samplesPerSecond": figures.samples_per_second, "stages": stages},
         members=tuple(_measured_member(member, figures) for member in view.members),
     )

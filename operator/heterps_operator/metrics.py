@@ -110,7 +110,8 @@ _READY = _pool("ready", "1 if jobs can use the pool, 0 if not, with the reason o
 _PRICE = _pool("price_per_unit_hour", "Price of one unit for one hour")
 POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
-_PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged"})  # reasons of events with which a plan is taken on
+# Reasons of events with which a plan is taken on.
+_PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "AddedInVain"})
 _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PLANNER_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)

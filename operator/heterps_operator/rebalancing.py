@@ -49,17 +49,23 @@ def rebalance(
     batches = [[member.batch_size for member in stage] for stage in stages]
     if any(sum(stage) != job.global_batch_size for stage in batches):
         return status, ()
-    shared = [member for stage in stages if len(stage) > 1 for member in stage]
-    now_seen = {member.name: (member.batch_size, member.compute_seconds) for member in shared}
+    shared = [
+        {member.name: (member.batch_size, member.compute_seconds) for member in stage}
+        for stage in stages
+        if len(stage) > 1
+    ]
+    now_seen = {name: seen for stage in shared for name, seen in stage.items()}
     if not now_seen or any(seconds <= 0 for _, seconds in now_seen.values()):
         return status, ()
     controller = _controller(job, status.speeds)
     controller.observe(now_seen)
-    status = replace(status, speeds=controller.workers)
+    status = replace(status, speeds=controller.workers, pace=status.pace.observe(shared, controller.workers))
     assert status.last_rebalance is not None
     if now - status.last_rebalance < interval:
         return status, ()
     status = replace(status, last_rebalance=now)
+    if job.balancing.policy == "optimal" and not status.pace.allows(now, interval):
+        return status, ()
     moved = []
     for number, stage in enumerate(stages):
         if len(stage) == 1:
@@ -71,6 +77,7 @@ def rebalance(
             moved.append(f"{plan.stages[number].name}: {_sizes(old)} -> {_sizes(batches[number])}")
     if not moved:
         return status, ()
+    status = replace(status, pace=status.pace.change({name: batch for name, (batch, _) in now_seen.items()}, now))
     status = status.with_condition("Rebalanced", True, "BatchesMoved", "; ".join(moved), now)
     return status, (SubmitAllocation(tuple(tuple(stage) for stage in batches)),)
 

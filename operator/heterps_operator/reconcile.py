@@ -279,7 +279,7 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
         if view.phase == JobPhase.TRAINING:
             status, submissions = rebalancing.rebalance(job, observed, status, parsed)
             actions += submissions
-            status, requests = elasticity.review(job.limited(observed.free_units), observed, status, parsed)
+            status, requests = elasticity.review(job, observed, status, parsed)
             actions += requests
             if status.plan_revision != submission.revision and status.plan is not None:
                 actions += (SubmitPlan(status.plan, status.plan_revision),)

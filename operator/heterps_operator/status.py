@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from heterps_planner.balancing import WorkerEstimate
+from heterps_operator.throughput import Series
+from heterps_operator.trials import Trial
+from heterps_planner.balancing import Pace, WorkerEstimate
 
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Json", "Status"]
 
@@ -120,8 +122,11 @@ class Status:
     last_observation: float | None = None  # when the workers' speeds were noted last
     last_rebalance: float | None = None  # when a new division of the batch was last thought about
     speeds: Mapping[str, WorkerEstimate] = field(default_factory=dict)  # what is known of them, by worker
+    pace: Pace = field(default_factory=Pace)  # how often the batch is divided anew
     review: Json | None = None  # a re-provisioning that the planner was asked for
-    reviewed: float | None = None  # when the number of units was thought about last
+    reviewed: float | None = None  # when the planner was asked last, or the number of units changed
+    series: Series = field(default_factory=Series)  # the throughput since the present plan came into force
+    trials: tuple[Trial, ...] = ()  # numbers of units that did not do
     result: Json | None = None  # the coordinator's last status
 
     @property
@@ -174,6 +179,9 @@ class Status:
         try:
             fields = dict(value)
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
+            fields["pace"] = Pace.from_json(fields.get("pace") or {})
+            fields["series"] = Series.from_json(fields["series"]) if "series" in fields else Series()
+            fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
             fields["gang"] = tuple(fields.get("gang") or ())
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
             if fields.get("failure") is not None:

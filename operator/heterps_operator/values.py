@@ -136,7 +136,8 @@ class CoordinatorView:
     members: tuple[MemberView, ...] = ()
     committed_steps: int = 0
     total_steps: int = 0
-    samples_per_second: float = 0.0
+    samples_per_second: float = 0.0  # a mean over about ten seconds
+    measured: float | None = None  # when that was, by the coordinator's clock; None: now
     message: str = ""
     error: Json | None = None  # {"reason", "message"}
 

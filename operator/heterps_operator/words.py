@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-__all__ = ["format_duration", "format_money", "format_rate", "sparkline"]
+__all__ = ["format_duration", "format_money", "format_rate", "format_time", "sparkline"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -32,6 +33,11 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_time(seconds: float) -> str:
+    """Unix seconds as Kubernetes writes a time, in UTC: `2026-11-22T10:45:00Z`."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +23,8 @@ Json = dict[str, Any]
 pytestmark = pytest.mark.timeout(1800)
 # One worker sleeps its way to 10,000 samples/s at most; by its profile it has 85,000.
 BATCH = 4096
+# A try that fails takes about two minutes and keeps for five, so this time has room for a few changes of three workers.
+LOADED_STEPS, QUIET_STEPS, MOST_CHANGES = 600, 300, 8
 SPEC = {
     "training.steps": 1_000_000,
     "training.globalBatchSize": BATCH,
@@ -39,6 +45,24 @@ def workers(job: ClusterJob) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def busy_machine() -> Iterator[None]:
+    """As many programs as there are cores do nothing but compute; the cluster's own go before them."""
+    loop = [sys.executable, "-c", "import os; os.nice(2)\nwhile True: pass"]
+    programs = [subprocess.Popen(loop) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def revision(job: ClusterJob) -> int:
+    """Of its plan: each change of its units makes one more."""
+    return int(job.status()["plan"]["revision"])
+
+
 def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     job = make("elastic", spec=SPEC, pool={"maxUnits": 4, "nodeSelector": {}})
     for layer in job.profile["layers"]:
@@ -54,8 +78,14 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     grown = workers(job)
     assert grown.items() > survivors.items()
     wait_until("the pool shows them", lambda: job.held_units() == before + len(grown) - 1, PATIENCE_SECONDS)
-    assert job.condition("Rescaled")["reason"] == "UnitsChanged"
+    assert job.status()["plan"]["reason"] == "UnitsChanged"
     assert "samples/s are measured, the floor is 11,000: " in job.told("UnitsChanged")[0]
+
+    changes = revision(job)
+    with busy_machine():
+        job.wait_for_step(job.step() + LOADED_STEPS)
+    job.wait_for_step(job.step() + QUIET_STEPS)
+    assert revision(job) - changes <= MOST_CHANGES, job.story()
 
     job.patch({"objective": {"minSamplesPerSecond": 2_000}})
     wait_until("one is left", lambda: workers(job) == survivors, PATIENCE_SECONDS, more=job.story)

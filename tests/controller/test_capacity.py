@@ -238,3 +238,61 @@ def test_servers_are_planned_where_there_is_room() -> None:
     for free, expected in (({}, "cheap"), ({"cheap": 0}, "cpu"), ({"cheap": 0, "cpu": 0}, "cheap")):
         problem = build_problem(job.limited(free), profiles)
         assert problem["parameterServer"] == {"pool": expected, "units": 1}
+
+
+def test_a_pool_that_shrinks_and_grows_leaves_a_job_alone_whose_pods_run() -> None:
+    world = World().training()
+    for number in range(240):
+        world.time += 30
+        world.room = {"cpu": 2 if number % 2 else 8, "gpu": 2}
+        assert world.settle() == []
+    assert world.status.plan_revision == 1
+
+
+def test_a_pod_that_finds_room_within_the_pause_is_waited_for_however_often_the_pool_shrinks() -> None:
+    world = World().training()
+    problem = PodProblem("Unschedulable", "no node has room")
+    pause = world.job.elasticity.cooldown_seconds
+    for _ in range(50):
+        world.room = {"cpu": 2, "gpu": 2}
+        process = world.processes["worker-0-1"]
+        world.processes["worker-0-1"] = replace(process, started=world.time, problem=problem)
+        world.time += pause
+        assert world.settle() == []
+        world.room = {"cpu": 8, "gpu": 2}
+        world.processes["worker-0-1"] = replace(process, started=world.time)
+        world.time += pause
+        assert world.settle() == []
+    assert world.status.plan_revision == 1
+
+
+def test_a_pool_that_shrinks_again_and_again_costs_one_plan() -> None:
+    """What is planned anew fits the least room that there was, so the same loss of room cannot cost another plan."""
+    world = World().training()
+    world.stop_requested = True
+    world.settle()
+    world.set_phase("Stopped")
+    for name in [*world.running()]:
+        world.end(name, 0)
+    world.settle()
+    world.stop_requested, world.processes = False, {}
+    world.accepted.clear()
+    world.status = world.status.begin_again(world.time)
+    world.room = world.free_units = {"cpu": 2, "gpu": 2}
+    world.settle()
+    first, second = PLAN["stages"]
+    world.answer({**PLAN, "stages": [{**first, "units": 1, "pods": 1}, second]})
+    world.settle()
+    world.listen()
+    world.settle()
+    world.join("ps-0", "worker-0-0", "worker-1-0")
+    world.set_phase("Training", committedSteps=1, samplesPerSecond=20_000.0)
+    world.settle()
+    problem = PodProblem("Unschedulable", "no node has room")
+    for number in range(240):
+        world.time += 30
+        world.room = world.free_units = {"cpu": 2 if number % 2 else 8, "gpu": 2}
+        process = world.processes["worker-0-0"]
+        world.processes["worker-0-0"] = replace(process, problem=problem if number % 20 < 10 else None)
+        assert world.settle() == []
+    assert (world.status.phase, world.status.plan_revision) == ("Running", 2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.elasticity import calibrate, divide_workers
+from heterps_operator.calibration import calibrate, divide_workers
 from heterps_operator.job import Elasticity
 from heterps_operator.profiles import build_problem
-from heterps_operator.values import ComputePlan, CoordinatorView, StartProcess, StopProcess, SubmitPlan
+from heterps_operator.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
 from heterps_planner.evaluate import evaluate
 from heterps_planner.plan import Plan
 from heterps_planner.problem import Problem
@@ -18,13 +18,20 @@ from heterps_runtime.contract import PlanDocument
 
 from .world import MEMBERS, PLAN, PROFILE, World, make_job
 
+LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added, and before some are given up
 
-def trained(world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50) -> World:
-    """Bring a job into training at a measured throughput, past the first look."""
+
+def trained(
+    world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50, past: float = LOOK
+) -> World:
+    """Bring a job into training at a measured throughput, until right before the look after `past` seconds."""
     figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(stages)]
     world.set_phase("Training", committedSteps=steps, samplesPerSecond=rate, stages=figures)
     world.settle()
-    world.time += 61
+    for _ in range(int(past / 10) - 1):
+        world.time += 10
+        world.settle()
+    world.time += 10
     return world
 
 
@@ -73,8 +80,7 @@ def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
     world.status = replace(world.status, plan=rescaled(8, 5.0), plan_revision=2)
     world.settle()
     world.join(*(f"worker-0-{i}" for i in range(8)))
-    trained(world, rate=50_000.0)
-    world.turn()
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
     world.answer(rescaled(2))
     actions = world.settle()
     plan = world.status.plan
@@ -90,7 +96,7 @@ def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
 
 def test_a_dropped_worker_that_does_not_end_is_ended() -> None:
     world = running(rescaled(2, 3.0))
-    trained(world, rate=50_000.0).turn()
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
     world.answer(rescaled(1, 2.4))
     world.settle()
     world.time += 11
@@ -100,7 +106,7 @@ def test_a_dropped_worker_that_does_not_end_is_ended() -> None:
 
 def test_a_worker_that_is_wanted_again_is_a_new_attempt() -> None:
     world = running(rescaled(2, 3.0))
-    trained(world, rate=50_000.0).turn()
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
     world.answer(rescaled(1, 2.4))
     world.settle()
     world.end("worker-0-1", 0)
@@ -112,7 +118,7 @@ def test_a_worker_that_is_wanted_again_is_a_new_attempt() -> None:
 
 @pytest.mark.parametrize("rate", [19_700.0, 20_000.0, 22_500.0])
 def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
-    assert trained(running(), rate).settle() == []
+    assert trained(running(), rate, past=GIVE_UP).settle() == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
     ],
 )
 def test_nothing_is_changed_where_nobody_wants_it(changes: dict[str, Any]) -> None:
-    assert trained(running(**changes), 1_000.0).settle() == []
+    assert trained(running(**changes), 1_000.0, past=GIVE_UP).settle() == []
 
 
 def test_too_early_figures_are_not_trusted() -> None:
@@ -154,9 +160,7 @@ def test_a_calibrated_problem_predicts_what_is_measured() -> None:
     job = make_job()
     problem = build_problem(job, {"cpu": PROFILE, "gpu": PROFILE})
     plan = PlanDocument.from_json(PLAN)
-    figures = [{"samplesPerSecond": 9_000.0}, {"samplesPerSecond": 14_000.0}]
-    view = CoordinatorView.from_json({"phase": "Training", "samplesPerSecond": 8_000.0, "stages": figures})
-    changed = calibrate(problem, plan, view)
+    changed = calibrate(problem, plan, 8_000.0, [9_000.0, 14_000.0])
     stages = [{"pool": "cpu", "lastLayer": 0, "units": 2}, {"pool": "gpu", "units": 1}]
     free = {**changed, "minSamplesPerSecond": 0}
     found = evaluate(Problem.from_json(free), stages)
@@ -164,7 +168,7 @@ def test_a_calibrated_problem_predicts_what_is_measured() -> None:
     assert found.throughput == pytest.approx(8_000.0)
     assert [stage.throughput for stage in found.stages] == pytest.approx([8_000.0, 14_000.0 * 8 / 9])
     with pytest.raises(ValueError, match="another model"):
-        calibrate({**problem, "layers": problem["layers"][:2]}, plan, view)
+        calibrate({**problem, "layers": problem["layers"][:2]}, plan, 8_000.0, [9_000.0, 14_000.0])
 
 
 @pytest.mark.parametrize(("workers", "pods"), [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [4, 1]), (6, [5, 1])])

@@ -6,7 +6,6 @@ Pure. Nothing is read back from it: the controller's own memory is the job's sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from heterps_operator.bill import Bill
@@ -16,6 +15,7 @@ from heterps_operator.kubernetes.names import job_selector, label_selector
 from heterps_operator.reconcile import describe_plan
 from heterps_operator.status import CONDITION_TYPES, Condition, Status
 from heterps_operator.values import Json, ProcessView
+from heterps_operator.words import format_time
 from heterps_runtime.contract import PlanDocument, ps_name, worker_name
 
 __all__ = ["job_status", "timestamp"]
@@ -80,7 +80,7 @@ def timestamp(seconds: float | None) -> str | None:
     """Unix seconds as Kubernetes writes a time: whole seconds in UTC."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_time(seconds)
 
 
 def _message(status: Status) -> str:

@@ -3,7 +3,8 @@
 `optimal` solves min over b of max_i (o_i + s_i b_i) subject to sum b_i = B, exactly; the other policies are there to be
 compared with. All of them keep the global batch, so that balancing never changes what the model learns: gradients are
 weighted by b_i / B. `BatchController` measures o and s of each worker while training runs, and proposes a new division
-when it pays; `simulate` runs it, or anything like it, against workers of known speeds.
+when it pays; `Pace` lets it do so less often where that has not paid. `simulate` runs it, or anything like it, against
+workers of known speeds.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from heterps_planner.balancing.controller import BatchController
 from heterps_planner.balancing.estimates import WorkerEstimate
 from heterps_planner.balancing.optimal import divide_equal, divide_optimal
+from heterps_planner.balancing.pace import Pace
 from heterps_planner.balancing.policies import POLICIES, divide, divide_bno, divide_in_proportion, divide_random
 from heterps_planner.balancing.workers import Worker, finish_time
 
 __all__ = [
     "POLICIES",
     "BatchController",
+    "Pace",
     "Worker",
     "WorkerEstimate",
     "divide",
