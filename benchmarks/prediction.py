@@ -1,27 +1,30 @@
 """Predicted against measured throughput, for plans of the flights model and of the click model.
 
-    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 80] [--rounds 2] [--output table|json]
+    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 80] [--rounds 3] [--output table|json]
 
-Each pool is profiled as `heterps profile` does it, the cost model predicts each plan's throughput from the profiles,
-and the plan is run by the real processes. Profiles and runs alternate over the rounds, and medians are compared, since
-a shared machine changes its speed within minutes.
+Each pool is profiled as `heterps profile` does it, the plan's throughput is predicted from the profiles, and the plan
+is run by the real processes. Profiles and runs alternate over the rounds, and the error is the median of the rounds'
+ratios, since a shared machine changes its speed within minutes.
 
-The cost model gives every unit a core of its own and lets stages overlap completely. So plans are reported in groups:
-those that fit this machine; those whose processes need more cores than there are (`busy cores`: what the plan would
-keep busy by its own prediction); and those in which a stage with dense parameters precedes another, so that the
-pipeline drains at every step.
+There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with the cores of this machine,
+which all processes share (`here`: heterps_planner/machine.py). Both let stages overlap completely. So plans are
+reported in groups: those that fit this machine; those that want more cores than there are (`busy cores`: what the plan
+would keep busy if it had them); and those in which a stage with dense parameters precedes another, so that the pipeline
+drains at every step.
+
+Processor milliseconds per batch of all processes, predicted and measured, are what the prediction for this machine
+stands on. Other programs change them little, whereas they take cores away from what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +34,46 @@ from heterps_operator.job import JobSpec
 from heterps_operator.manifest import load_manifest
 from heterps_operator.profiles import build_problem
 from heterps_planner import Plan, Problem, evaluate
+from heterps_planner.machine import share_cores
 from heterps_runtime.contract import PATH_PROFILES, PATH_STATUS, JobPhase
+from heterps_runtime.cores import processor_seconds, usable_cores
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 300
 CLICK_ROWS = 200_000
+MAX_UNITS = 64
 
 Case = tuple[list[dict[str, Any]], int]  # stages as in spec.scheduling.stages, parameter servers
 
 
+@dataclass(frozen=True)
+class Round:
+    """One plan in one round: what was predicted, and what came of it."""
+
+    busy: float  # cores that the plan would keep busy
+    own_cores: float  # samples per second, predicted with a core for each unit
+    here: float  # the same on this machine
+    measured: float  # samples per second
+    processor: float  # processor seconds per sample, predicted
+    measured_processor: float
+
+
 @dataclass
 class Result:
-    """One plan: what was predicted and what came of it, per round, in samples per second."""
+    """One plan in all rounds."""
 
     name: str
-    busy: float
     drains: bool
-    predicted: list[float]
-    measured: list[float]
+    rounds: list[Round]
 
-    def error(self, predicted: list[float]) -> float:
-        """Relative error of a median prediction."""
-        return statistics.median(predicted) / statistics.median(self.measured) - 1
+    def median(self, name: str) -> float:
+        """Median of a field over the rounds."""
+        return statistics.median(float(getattr(entry, name)) for entry in self.rounds)
+
+    def error(self, predicted: str, measured: str = "measured") -> float:
+        """Relative error of a prediction: the median of the rounds'."""
+        return statistics.median(float(getattr(r, predicted)) / float(getattr(r, measured)) - 1 for r in self.rounds)
 
 
 FLIGHTS: dict[str, Case] = {
@@ -73,6 +93,13 @@ FLIGHTS: dict[str, Case] = {
         1,
     ),
     "cpu x2": ([{"pool": "cpu", "units": 2}], 1),
+    "cpu x3": ([{"pool": "cpu", "units": 3}], 1),
+    "cpu x4": ([{"pool": "cpu", "units": 4}], 1),
+    "accelerator x3": ([{"pool": "accelerator", "units": 3}], 1),
+    "cpu tables x2 | accelerator rest x2, 2 servers": (
+        [{"pool": "cpu", "lastLayer": "concat", "units": 2}, {"pool": "accelerator", "units": 2}],
+        2,
+    ),
     "cpu ..relu1 | accelerator rest": (
         [{"pool": "cpu", "lastLayer": "relu1", "units": 1}, {"pool": "accelerator", "units": 1}],
         1,
@@ -93,6 +120,13 @@ CLICKS: dict[str, Case] = {
         1,
     ),
     "cpu x2": ([{"pool": "cpu", "units": 2}], 1),
+    "cpu x3": ([{"pool": "cpu", "units": 3}], 1),
+    "cpu x4": ([{"pool": "cpu", "units": 4}], 1),
+    "accelerator x3": ([{"pool": "accelerator", "units": 3}], 1),
+    "cpu tables x2 | accelerator rest x2, 2 servers": (
+        [{"pool": "cpu", "lastLayer": "concat", "units": 2}, {"pool": "accelerator", "units": 2}],
+        2,
+    ),
     "cpu ..fc.0 | accelerator rest": (
         [{"pool": "cpu", "lastLayer": "fc.0", "units": 1}, {"pool": "accelerator", "units": 1}],
         1,
@@ -106,6 +140,8 @@ class Job:
     def __init__(self, folder: Path, manifest: Path, python_path: Path, steps: int) -> None:
         loaded = load_manifest(manifest)
         document = loaded.run_configuration(folder, [python_path])
+        for pool in document["pools"]:
+            pool["spec"]["maxUnits"] = MAX_UNITS  # two workers are measured where the machine has the cores
         spec = document["job"]["spec"]
         spec["training"]["steps"] = steps
         spec["training"].pop("epochs", None)
@@ -133,10 +169,10 @@ class Job:
     def problem(self, profiles: Mapping[str, Any]) -> Problem:
         """The planning problem of some profiles, without a floor or limits."""
         problem = Problem.from_json(build_problem(self.spec, profiles))
-        return replace(problem, pools=tuple(replace(pool, max_units=64) for pool in problem.pools))
+        return replace(problem, pools=tuple(replace(pool, max_units=MAX_UNITS) for pool in problem.pools))
 
-    def run(self, plan: Plan, servers: int) -> float:
-        """Train by a plan; returns samples per second."""
+    def run(self, plan: Plan, servers: int) -> tuple[float, float]:
+        """Train by a plan; returns samples per second, and processor seconds per sample of all processes."""
         stages: list[dict[str, Any]] = []
         for stage in plan.stages:
             first = stages[-1]["lastLayer"] + 1 if stages else 0
@@ -144,19 +180,20 @@ class Job:
         with self._processes() as processes:
             processes.train(stages, servers, plan.stages[0].pool)
             deadline = time.monotonic() + PATIENCE_SECONDS
-            seen: list[tuple[float, int]] = []
+            seen: list[tuple[float, int, float]] = []
             while time.monotonic() < deadline:
                 status = processes.request("GET", PATH_STATUS)
                 # The first steps compile, create rows and fill caches: what counts is the rate after them.
                 if status["phase"] == JobPhase.TRAINING and status["committedSteps"] > status["totalSteps"] // 4:
-                    seen.append((time.monotonic(), status["samples"]))
+                    used = sum(processor_seconds(process.pid) for process in processes.started)
+                    seen.append((time.monotonic(), status["samples"], used))
                 if status["phase"] in (*JobPhase.FINAL, JobPhase.EXPORTING, JobPhase.EVALUATING):
                     if status["phase"] == JobPhase.FAILED:
                         raise SystemExit(f"the run failed: {status['error']}")
-                    (t0, n0), (t1, n1) = seen[0], seen[-1]
-                    return (n1 - n0) / (t1 - t0)
+                    (t0, n0, p0), (t1, n1, p1) = seen[0], seen[-1]
+                    return (n1 - n0) / (t1 - t0), (p1 - p0) / (n1 - n0)
                 processes.check()
-                time.sleep(0.02)
+                time.sleep(0.1)
         raise SystemExit("the run does not end")
 
 
@@ -212,9 +249,11 @@ def clicks(folder: Path, steps: int) -> Job:
     return Job(folder, manifest, ROOT / "benchmarks", steps)
 
 
-def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Result], list[dict[str, Any]]]:
+def compare(
+    job: Job, cases: Mapping[str, Case], rounds: int, cores: float
+) -> tuple[list[Result], list[dict[str, Any]]]:
     """Profile and run, `rounds` times; returns results by plan and each round's calibration."""
-    results = {name: Result(name, 0.0, name in DRAINING, [], []) for name in cases}
+    results = {name: Result(name, name in DRAINING, []) for name in cases}
     calibrations = []
     for _ in range(rounds):
         profiles = job.profiles()
@@ -223,38 +262,46 @@ def compare(job: Job, cases: Mapping[str, Case], rounds: int) -> tuple[list[Resu
         for name, (stages, servers) in cases.items():
             plan = evaluate(problem, stages)
             assert isinstance(plan, Plan)
-            result = results[name]
-            result.predicted.append(plan.throughput)
-            # Each stage's share of the slowest stage's time, and about a tenth of a core per server.
-            result.busy = sum(s.units * plan.throughput / s.throughput for s in plan.stages) + 0.1 * servers
-            result.measured.append(job.run(plan, servers))
+            here = share_cores(problem, plan, cores)
+            assert here.machine is not None
+            rate, used = job.run(plan, servers)
+            busy = here.machine.busy_cores
+            entry = Round(busy, plan.throughput, here.throughput, rate, busy / plan.throughput, used)
+            results[name].rounds.append(entry)
             print(
-                f"  {name}: predicted {plan.throughput:,.0f}, measured {result.measured[-1]:,.0f}",
+                f"  {name}: predicted {plan.throughput:,.0f}, here {here.throughput:,.0f}, measured {rate:,.0f}; "
+                f"processor {entry.processor * 1e6:.1f} us per sample, measured {used * 1e6:.1f}; "
+                f"{used * rate:.2f} cores were used",
                 flush=True,
             )
     return list(results.values()), calibrations
 
 
-def print_table(model: str, results: list[Result], cores: int) -> None:
+def print_table(model: str, results: list[Result], cores: float, batch: int) -> None:
     """Print the plans in groups, with the errors of each group."""
     groups = {
-        f"fits {cores} cores": [r for r in results if r.busy <= cores and not r.drains],
-        f"needs more than {cores} cores": [r for r in results if r.busy > cores and not r.drains],
+        f"fits {cores:g} cores": [r for r in results if r.median("busy") <= cores and not r.drains],
+        f"wants more than {cores:g} cores": [r for r in results if r.median("busy") > cores and not r.drains],
         "drains at every step": [r for r in results if r.drains],
     }
-    print(f"\n| {model} | group | busy cores | predicted/s | measured/s | error |")
-    print("|---|---|---|---|---|---|")
+    print(f"\n| {model} | group | busy cores | own cores/s | here/s | measured/s | error | error here | processor ms |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for group, members in groups.items():
         for r in members:
-            rates = [statistics.median(rates) for rates in (r.predicted, r.measured)]
+            rates = " | ".join(f"{r.median(name):,.0f}" for name in ("own_cores", "here", "measured"))
+            errors = " | ".join(f"{r.error(name):+.1%}" for name in ("own_cores", "here"))
+            processor = " / ".join(f"{r.median(n) * batch * 1e3:.0f}" for n in ("processor", "measured_processor"))
             name = r.name.replace("|", "/")
-            print(
-                f"| {name} | {group} | {r.busy:.1f} | {rates[0]:,.0f} | {rates[1]:,.0f} | {r.error(r.predicted):+.1%} |"
-            )
+            print(f"| {name} | {group} | {r.median('busy'):.1f} | {rates} | {errors} | {processor} |")
     for group, members in groups.items():
-        errors = [abs(r.error(r.predicted)) for r in members]
-        if errors:
-            print(f"{group}: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+        for what, name in (("with a core for each unit", "own_cores"), ("on this machine", "here")):
+            errors_here = [abs(r.error(name)) for r in members]
+            if errors_here:
+                median, worst = statistics.median(errors_here), max(errors_here)
+                print(f"{group}, predicted {what}: median error {median:.1%}, worst {worst:.1%}")
+        errors_processor = [abs(r.error("processor", "measured_processor")) for r in members]
+        if errors_processor:
+            print(f"{group}, processor time: median error {statistics.median(errors_processor):.1%}")
 
 
 def main() -> None:
@@ -262,21 +309,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("flights", "clicks", "both"), default="both")
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     models = {"flights": (flights, FLIGHTS), "clicks": (clicks, CLICKS)}
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     report: dict[str, Any] = {"cores": cores}
     for name, (make, cases) in models.items():
         if options.model not in (name, "both"):
             continue
         with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
             print(f"{name}:", flush=True)
-            results, calibrations = compare(make(Path(folder), options.steps), cases, options.rounds)
-        plans = [vars(r) | {"error": r.error(r.predicted), "fits": r.busy <= cores} for r in results]
+            job = make(Path(folder), options.steps)
+            results, calibrations = compare(job, cases, options.rounds, cores)
+        plans = [asdict(r) | {"error": r.error("own_cores"), "errorHere": r.error("here")} for r in results]
         report[name] = {"plans": plans, "calibrations": calibrations}
-        print_table(name, results, cores)
+        print_table(name, results, cores, job.spec.global_batch_size)
     if options.output == "json":
         print(json.dumps(report, indent=1))
 

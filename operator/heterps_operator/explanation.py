@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heterps_operator.machine import describe_cores, describe_shortage
 from heterps_operator.words import format_duration, format_money, format_rate
 from heterps_planner.explain import Explanation
 from heterps_planner.plan import Plan
@@ -45,6 +46,10 @@ def render_plan(
         f"for {format_duration(seconds)}",
     )
     summary.add_row("proof", describe_proof(plan))
+    if plan.machine is not None:
+        document = plan.to_json()
+        text = describe_shortage(document, problem.min_samples_per_second) or describe_cores(document)
+        summary.add_row("machine", text)
     if plan.robust is not None:
         summary.add_row("margin", describe_margin(plan, without_margin))
     summary.add_row("limited by", describe_bottleneck(explanation))
@@ -61,6 +66,11 @@ def render_plan(
 
 def describe_proof(plan: Plan) -> str:
     """How good a plan is, and how sure that is."""
+    if plan.machine is not None and plan.throughput < plan.machine.throughput_on_pools:
+        return (
+            f"no plan that is fast enough with a core for each unit costs less than {format_money(plan.lower_bound)}; "
+            f"sharing this machine's cores makes this one dearer (found in {plan.seconds:.3f} s)"
+        )
     if plan.optimal:
         return f"optimal (gap 0): no plan that is fast enough costs less; found in {plan.seconds:.3f} s"
     return (
@@ -73,6 +83,8 @@ def describe_bottleneck(explanation: Explanation) -> str:
     """What a faster plan would have to make faster."""
     if explanation.bottleneck == "parameterServer":
         return "the parameter servers"
+    if explanation.bottleneck == "machine":
+        return "the cores of this machine"
     stage = next(s for s in explanation.stages if s.name == explanation.bottleneck)
     compute = stage.compute_sequential + stage.compute_parallel
     if stage.transfer > compute:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps_operator.loop import Turn
+from heterps_operator.machine import describe_shortage
 from heterps_operator.status import Event
 from heterps_operator.values import CoordinatorView, Json
 from heterps_operator.words import format_duration, format_money, format_rate, sparkline
@@ -106,6 +107,8 @@ def _facts(turn: Turn, losses: Sequence[float]) -> Table:
         table.add_row("throughput", _throughput(turn, view))
     cost = format_money(float(turn.bill.cost))
     plan = turn.status.plan or {}
+    if shortage := describe_shortage(plan, turn.job.min_samples_per_second):
+        table.add_row("machine", Text(shortage, style="yellow"))
     if plan.get("costPerHour"):
         cost += f"  at {format_money(plan['costPerHour'])}/h"
     table.add_row("cost so far", cost)

@@ -35,6 +35,7 @@ class PlannerProcess:
         folder: where problem, stages given by hand, plan and messages are written.
         method: of the planner.
         timeout_seconds: for the search itself.
+        cores: of the one machine that all processes of the job share; 0: each unit has a core of its own.
         command: what starts the planner; its options follow.
         clock: seconds, for the time limit.
     """
@@ -46,6 +47,7 @@ class PlannerProcess:
         timeout_seconds: float,
         *,
         stages: Sequence[Json] = (),
+        cores: float = 0.0,
         command: Sequence[str] = PLANNER_COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +55,7 @@ class PlannerProcess:
         self._method = method
         self._timeout = timeout_seconds
         self._stages = list(stages)
+        self._cores = cores
         self._command = tuple(command)
         self._clock = clock
         self._popen: subprocess.Popen[bytes] | None = None
@@ -85,6 +88,8 @@ class PlannerProcess:
             options += ["--stages", str(by_hand)]
         else:
             options += ["--method", self._method]
+        if self._cores:
+            options += ["--cores", f"{self._cores:g}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
             self._popen = subprocess.Popen(

@@ -30,11 +30,11 @@ __all__ = [
     "profile_warnings",
 ]
 
-_STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction")
+_STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
-_FORMAT = 1  # of a stored profile; a new one makes the old ones unknown
+_FORMAT = 2  # of a stored profile; a new one makes the old ones unknown
 
 
 def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from heterps_operator import elasticity, ending, failures, liveness, rebalancing
 from heterps_operator.job import JobSpec
+from heterps_operator.machine import describe_shortage
 from heterps_operator.members import COORDINATOR, coordinator, members, profiler, units_by_pool
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import CONDITION_TYPES, Event, Failure, Status
@@ -107,6 +108,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     status = _observe_members(job, observed, status)
     status, resumed = _observe_resume(observed, status)
     status, warnings = _relay_warnings(observed, status)
+    events += _warn_of_machine(job, before, status, now)
     return Decision(status, saves + actions, warnings + events + resumed + _news(before, status, observed))
 
 
@@ -422,6 +424,14 @@ def _relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[E
         if e["type"] == "Warning" and e["reason"] != told
     )
     return replace(status, heard=max(float(e["time"]) for e in news)), warnings
+
+
+def _warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> tuple[Event, ...]:
+    """Say once of each plan that this machine has not the cores for it."""
+    if after.plan is None or after.plan_revision == before.plan_revision:
+        return ()
+    text = describe_shortage(after.plan, job.min_samples_per_second)
+    return (Event("Warning", "MachineTooSmall", text, now),) if text else ()
 
 
 def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:

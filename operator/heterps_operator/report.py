@@ -14,6 +14,7 @@ from rich.text import Text
 from heterps_operator.bill import Bill
 from heterps_operator.failures import describe_exit
 from heterps_operator.job import JobSpec
+from heterps_operator.machine import describe_shortage
 from heterps_operator.reconcile import describe_plan
 from heterps_operator.status import Status
 from heterps_operator.values import Json
@@ -154,6 +155,8 @@ def _facts(report: Json) -> Table:
         table.add_row("throughput", text)
     if report["plan"]:
         table.add_row("plan", Text(describe_plan(report["plan"])))
+        if shortage := describe_shortage(report["plan"], throughput["floorSamplesPerSecond"]):
+            table.add_row("machine", Text(shortage))
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])
         table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.cost_model import Segments, build_segments
+from heterps_planner.cost_model import Segments, build_segments, cost_of_training
+from heterps_planner.machine import throughput_on_cores
 from heterps_planner.path import Stage
 from heterps_planner.plan import Plan, choice_of
 from heterps_planner.points import Choice
@@ -59,7 +60,7 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     binding_limits: tuple[str, ...]
     shadow_prices: dict[str, float]  # dollars per hour saved by one more unit
-    bottleneck: str  # name of the slowest stage, or "parameterServer"
+    bottleneck: str  # name of the slowest stage, "parameterServer", or "machine"
     stages: tuple[StageBudget, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
 
     Args:
         problem: the problem that was planned.
-        plan: its plan, by whatever method.
+        plan: its plan, by whatever method; if it is for one machine, so are its alternatives.
         should_stop: when it returns True, the remaining alternatives are left out.
     """
     segments = build_segments(problem)
@@ -106,12 +107,17 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
     ]
     budgets = tuple(_budget(problem, segments, plan, i) for i in range(len(plan.stages)))
     slowest = min(budgets, key=lambda stage: stage.throughput)
-    servers_bound = problem.parameter_server is not None and slowest.throughput > plan.throughput * (1 + 1e-9)
+    on_pools = plan.throughput if plan.machine is None else plan.machine.throughput_on_pools
+    bottleneck = slowest.name
+    if plan.throughput < on_pools:
+        bottleneck = "machine"
+    elif problem.parameter_server is not None and slowest.throughput > plan.throughput * (1 + 1e-9):
+        bottleneck = "parameterServer"
     return Explanation(
         alternatives=tuple(alternatives),
         binding_limits=plan.binding_limits,
         shadow_prices=dict(plan.shadow_prices),
-        bottleneck="parameterServer" if servers_bound else slowest.name,
+        bottleneck=bottleneck,
         stages=budgets,
     )
 
@@ -155,9 +161,12 @@ def _provisioned(segments: Segments, stages: list[Stage]) -> Choice | None:
 def _alternative(problem: Problem, plan: Plan, name: str, choice: Choice | None) -> Alternative:
     if choice is None:
         return Alternative(name, False, None, None, None, None)
-    cost = choice.price / choice.throughput * problem.samples / 3600
+    throughput = choice.throughput
+    if plan.machine is not None:
+        throughput = throughput_on_cores(problem, choice.stages, choice.pods, throughput, plan.machine.cores)
+    cost = cost_of_training(problem.samples, throughput, choice.price)
     extra = (cost / plan.cost - 1) * 100 if plan.cost > 0 else (0.0 if cost == 0 else None)
-    return Alternative(name, True, cost, choice.price, choice.throughput, extra)
+    return Alternative(name, True, cost, choice.price, throughput, extra)
 
 
 def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> StageBudget:

@@ -23,6 +23,7 @@ __all__ = [
     "NOTHING_FOUND",
     "THROUGHPUT_FLOOR_UNREACHABLE",
     "Infeasible",
+    "Machine",
     "Plan",
     "PlanStage",
     "Robustness",
@@ -81,6 +82,23 @@ class Servers:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The one machine whose cores all processes of a plan share (`machine`)."""
+
+    cores: float
+    busy_cores: float  # that the plan would keep busy if it had them
+    throughput_on_pools: float  # samples per second with a core for each unit, as on a cluster
+
+    def to_json(self) -> dict[str, Any]:
+        """The part of a plan file."""
+        return {
+            "cores": self.cores,
+            "busyCores": self.busy_cores,
+            "throughputOnPools": self.throughput_on_pools,
+        }
+
+
+@dataclass(frozen=True)
 class Plan:
     """A schedule with its provision, its price, and how good that is."""
 
@@ -96,12 +114,13 @@ class Plan:
     binding_limits: tuple[str, ...] = ()  # pools of which one more pod would make the optimum cheaper
     shadow_prices: dict[str, float] = field(default_factory=dict)  # dollars per hour saved by one more unit
     robust: Robustness | None = None  # set: throughput and cost are those that hold in spite of a wrong profile
+    machine: Machine | None = None  # set: throughput and cost are those that this machine's cores allow
     seconds: float = 0.0  # that planning took
     feasible: bool = field(default=True, init=False)
 
     def to_json(self) -> dict[str, Any]:
         """The content of a plan file."""
-        return {
+        document = {
             "version": VERSION,
             "method": self.method,
             "feasible": True,
@@ -116,7 +135,9 @@ class Plan:
             "optimal": self.optimal,
             "bindingLimits": list(self.binding_limits),
             "shadowPrices": dict(self.shadow_prices),
-        } | ({} if self.robust is None else {"robust": self.robust.to_json()})
+        }
+        optional = {"robust": self.robust, "machine": self.machine}
+        return document | {name: part.to_json() for name, part in optional.items() if part is not None}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class LayerTimes:
     transfer_parallel_fraction: float = 0.0  # beta
     compute_fixed_seconds: float = 0.0  # the part of OCT that depends neither on the batch size nor on k
     transfer_fixed_seconds: float = 0.0  # the same for ODT
+    processor_seconds: float | None = None  # of all processes of a job, with one worker; None: not measured
+    processor_fixed_seconds: float = 0.0  # the part of it that every worker pays for each piece of a batch
+    transfer_processor_seconds: float = 0.0  # of both sides, if the next layer is in another stage
+    transfer_processor_fixed_seconds: float = 0.0  # the part of it that every worker pays for each piece
     measured: MeasuredTimes | None = None  # takes the place of compute_seconds and parallel_fraction
     spread: float = 0.0  # relative spread of the measurement; informational
     derived: str = ""  # how the numbers were computed, if they were not measured directly; informational
@@ -96,6 +100,7 @@ class Pool:
     stage_seconds: float = 0.0  # overhead that each stage on this pool pays once per batch, on one unit
     stage_parallel_fraction: float = 0.0  # the part of it that k units divide by k
     stage_fixed_seconds: float = 0.0  # the part of it that depends neither on the batch size nor on k
+    stage_processor_seconds: float = 0.0  # of each worker of a stage, per batch, beside those of its layers
     memory_bytes_per_pod: float | None = None  # None: not limited
 
     @property
@@ -250,6 +255,7 @@ def _read_pool(path: str, value: Any) -> Pool:
         stage_seconds=stage_seconds,
         stage_parallel_fraction=item.take_number("stageParallelFraction", 0, least=0, most=1),
         stage_fixed_seconds=item.take_number("stageFixedSeconds", 0, least=0, most=stage_seconds),
+        stage_processor_seconds=item.take_number("stageProcessorSeconds", 0, least=0, most=MAX_SECONDS),
         memory_bytes_per_pod=None
         if item.take("memoryBytesPerPod", None) is None
         else item.take_number("memoryBytesPerPod", above=0, most=MAX_BYTES),
@@ -294,6 +300,9 @@ def _read_times(path: str, value: Any) -> LayerTimes:
     compute = item.take_number("computeSeconds", *defaults[0], above=0, least=MIN_SECONDS, most=MAX_SECONDS)
     shortest = compute if measured is None else min(compute, *measured.compute_seconds)
     transfer = item.take_number("transferSeconds", 0, least=0, most=MAX_SECONDS)
+    known = item.take("processorSeconds", None) is not None
+    processor = item.take_number("processorSeconds", least=0, most=MAX_SECONDS) if known else 0.0
+    sending = item.take_number("transferProcessorSeconds", 0, least=0, most=MAX_SECONDS)
     times = LayerTimes(
         compute_seconds=compute,
         parallel_fraction=item.take_number("parallelFraction", *defaults[1], least=0, most=1),
@@ -301,6 +310,10 @@ def _read_times(path: str, value: Any) -> LayerTimes:
         transfer_parallel_fraction=item.take_number("transferParallelFraction", 0, least=0, most=1),
         compute_fixed_seconds=item.take_number("computeFixedSeconds", 0, least=0, most=shortest),
         transfer_fixed_seconds=item.take_number("transferFixedSeconds", 0, least=0, most=transfer),
+        processor_seconds=processor if known else None,
+        processor_fixed_seconds=item.take_number("processorFixedSeconds", 0, least=0, most=processor),
+        transfer_processor_seconds=sending,
+        transfer_processor_fixed_seconds=item.take_number("transferProcessorFixedSeconds", 0, least=0, most=sending),
         measured=measured,
         spread=item.take_number("spread", 0, least=0),
         derived=item.take_name("derived", ""),
@@ -381,6 +394,8 @@ def _pool_json(pool: Pool) -> dict[str, Any]:
         result["stageSeconds"] = pool.stage_seconds
         result["stageParallelFraction"] = pool.stage_parallel_fraction
         result["stageFixedSeconds"] = pool.stage_fixed_seconds
+    if pool.stage_processor_seconds:
+        result["stageProcessorSeconds"] = pool.stage_processor_seconds
     if pool.memory_bytes_per_pod is not None:
         result["memoryBytesPerPod"] = pool.memory_bytes_per_pod
     return result
@@ -408,10 +423,15 @@ def _times_json(times: LayerTimes) -> dict[str, Any]:
         "transferParallelFraction": times.transfer_parallel_fraction,
     }
     table = times.measured
+    if times.processor_seconds is not None:
+        result["processorSeconds"] = times.processor_seconds
     optional: dict[str, Any] = {
         "measured": table and {"units": list(table.units), "computeSeconds": list(table.compute_seconds)},
         "computeFixedSeconds": times.compute_fixed_seconds,
         "transferFixedSeconds": times.transfer_fixed_seconds,
+        "processorFixedSeconds": times.processor_fixed_seconds,
+        "transferProcessorSeconds": times.transfer_processor_seconds,
+        "transferProcessorFixedSeconds": times.transfer_processor_fixed_seconds,
         "spread": times.spread,
         "derived": times.derived,
         "source": times.source,

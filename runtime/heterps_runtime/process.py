@@ -9,9 +9,8 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
-__all__ = ["Wakeup", "end_with_parent", "log", "usable_cores"]
+__all__ = ["Wakeup", "end_with_parent", "log"]
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -25,23 +24,6 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
-
-
-def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process may use at once: those that it may run on, within its control group's quota.
-
-    Args:
-        groups: where control groups are mounted; a container sees its own there.
-    """
-    cores = float(len(os.sched_getaffinity(0)))
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # version 2
-        quota, period = (groups / "cpu.max").read_text().split()
-        return min(cores, float(quota) / float(period))  # "max" is no number: no quota
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        quota, period = ((groups / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if float(quota) > 0:
-            return min(cores, float(quota) / float(period))
-    return cores
 
 
 def log(text: str) -> None:

@@ -268,10 +268,13 @@ def profile(pool: str) -> int:
             "name": name, "kind": "Linear", "inputBytes": 64, "weightBytes": 1e4, "computeSeconds": 0.01 / speed,
             "computeFixedSeconds": 0.0005, "parallelFraction": 0.9, "transferSeconds": 0.001,
             "transferFixedSeconds": 0.0001, "transferParallelFraction": 0.5, "spread": 0.01,
+            "processorSeconds": 0.012 / speed, "processorFixedSeconds": 0.0005, "transferProcessorSeconds": 0.0015,
+            "transferProcessorFixedSeconds": 0.0002,
         }
         for name in LAYERS
     ]  # fmt: skip
-    stage = {"stageSeconds": 0.001, "stageFixedSeconds": 0.0005, "stageParallelFraction": 0.1}
+    stage = {"stageSeconds": 0.001, "stageFixedSeconds": 0.0005, "stageParallelFraction": 0.1,
+             "stageProcessorSeconds": 0.002}  # fmt: skip
     document = {
         "batchSize": BATCH, "layers": layers, "stage": stage, "samples": ROWS, "measured": {"pool": pool},
         "remeasured": 0, "warnings": ["layer mlp varies by 7 %"] if pool == "cpu" else [],

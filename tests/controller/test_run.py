@@ -142,7 +142,8 @@ def test_a_changed_model_after_training_is_refused_and_a_changed_floor_plans_ane
 
 def test_the_real_planner_runs_in_a_child_process(job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     fake = (sys.executable, "-I", "-S", str(HERE / "fake_runtime.py"))
-    report = Runner(job_file.parent, Programs(runtime=fake), monkeypatch, capsys).report()
+    large = Programs(runtime=fake, cores=lambda: 1000.0)
+    report = Runner(job_file.parent, large, monkeypatch, capsys).report()
     assert report["phase"] == "Succeeded"
     assert report["plan"]["optimal"] is True
     assert report["plan"]["explanation"]["alternatives"]

@@ -59,6 +59,7 @@ def everything(server: int = 0) -> dict[str, Any]:
             "stageSeconds": 0.002,
             "stageParallelFraction": 0.5,
             "stageFixedSeconds": 0.001,
+            "stageProcessorSeconds": 0.003,
             "memoryBytesPerPod": 1e10,
         }
     for layer in value["layers"]:
@@ -72,6 +73,10 @@ def everything(server: int = 0) -> dict[str, Any]:
                 "transferParallelFraction": 0.25,
                 "computeFixedSeconds": 0.01,
                 "transferFixedSeconds": 0.01,
+                "processorSeconds": 0.12,
+                "processorFixedSeconds": 0.01,
+                "transferProcessorSeconds": 0.05,
+                "transferProcessorFixedSeconds": 0.01,
                 "spread": 0.02,
                 "derived": "no",
                 "source": "a test",

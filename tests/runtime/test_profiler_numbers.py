@@ -15,8 +15,12 @@ from heterps_runtime.profiler.rehearsal import Whole
 BATCH = 4096
 
 
-def _whole(workers: int, step: float, busy: float, spread: float = 0.01) -> Whole:
-    return Whole(workers, Reading(step, spread), Reading(busy, spread), 20, {})
+def _whole(
+    workers: int, step: float, busy: float, spread: float = 0.01, processor: tuple[float, float, float] | None = None
+) -> Whole:
+    used = processor or (workers * step, 0.0, 0.0)
+    roles = dict(zip(("workers", "servers", "coordinator"), used, strict=True))
+    return Whole(workers, Reading(step, spread), Reading(busy, spread), 20, {}, roles)
 
 
 def _layer(
@@ -32,6 +36,7 @@ def _layer(
         {n: Reading(rows * n / BATCH, spread) for n in sizes},
         Reading(dense, spread),
         {} if transfer is None else {n: Reading(transfer.at(n), spread) for n in (256, 1024)},
+        {} if transfer is None else {n: Reading(1.5 * transfer.at(n), spread) for n in (256, 1024)},
     )
 
 
@@ -141,7 +146,58 @@ def test_the_fixed_part_of_a_cut_is_that_of_one_piece_whatever_the_number_of_mic
     first, last = combine(Measured(BATCH, layers, _whole(1, busy, busy), None))["layers"]
     assert first["transferFixedSeconds"] == pytest.approx(1e-4)
     assert first["transferSeconds"] == pytest.approx(1e-4 + 2e-7 * BATCH)
+    assert first["transferProcessorFixedSeconds"] == pytest.approx(1.5e-4)
+    assert first["transferProcessorSeconds"] == pytest.approx(1.5e-4 + 3e-7 * BATCH)
     assert last["transferSeconds"] == 0.0
+
+
+def _processor(profile: Mapping[str, Any], workers: int) -> float:
+    """Processor seconds of a one-stage step (docs/planning.md)."""
+    layers = [(la["processorSeconds"], la["processorFixedSeconds"]) for la in profile["layers"]]
+    total: float = workers * profile["stage"]["stageProcessorSeconds"]
+    for seconds, fixed in layers:
+        total += seconds + (workers - 1) * fixed
+    return total
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_processor_time_adds_up_to_that_of_the_steps_of_one_and_of_two_workers(seed: int) -> None:
+    draw = random.Random(seed)
+    layers = [
+        _layer(f"layer{i}", Line(draw.uniform(0, 1e-3), draw.uniform(1e-7, 1e-5)), rows=draw.uniform(0, 2e-3))
+        for i in range(draw.randint(1, 8))
+    ]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    used = (busy * draw.uniform(0.5, 2), draw.uniform(0, 0.01), draw.uniform(0, 0.01))
+    more = (used[0] * draw.uniform(1, 1.5), used[1] * draw.uniform(1, 2), used[2] * draw.uniform(1, 2))
+    alone, together = _whole(1, busy, busy, processor=used), _whole(2, busy / 2, busy / 2, processor=more)
+    profile = combine(Measured(BATCH, layers, alone, together))
+    assert _processor(profile, 1) == pytest.approx(sum(used))
+    assert _processor(profile, 2) == pytest.approx(min(sum(more), 2 * sum(used)))
+    assert all(0 <= la["processorFixedSeconds"] <= la["processorSeconds"] for la in profile["layers"])
+    assert profile["stage"]["stageProcessorSeconds"] >= -1e-15
+    assert profile["calibration"]["processor"] == alone.processor
+    assert _processor(combine(Measured(BATCH, layers, alone, None)), 1) == pytest.approx(sum(used))
+
+
+def test_processor_time_that_follows_the_samples_goes_to_the_layers_that_work() -> None:
+    layers = [_layer("small", Line(0.0, 1e-6)), _layer("large", Line(0.0, 2e-6), rows=1e-6 * BATCH)]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    alone = _whole(1, busy, busy, processor=(0.06, 0.01, 0.01))
+    together = _whole(2, busy / 2, busy / 2, processor=(0.09, 0.01, 0.02))  # one more worker costs 0.04
+    profile = combine(Measured(BATCH, layers, alone, together))
+    assert [la["processorSeconds"] for la in profile["layers"]] == pytest.approx([0.01, 0.03])
+    assert profile["stage"]["stageProcessorSeconds"] == pytest.approx(0.04)
+
+
+def test_a_second_worker_that_seems_to_cost_nothing_or_everything_is_within_limits() -> None:
+    layer = _layer("only", Line(0.0, 1e-5))
+    busy = layer.busy[BATCH].seconds
+    alone = _whole(1, busy, busy, processor=(0.06, 0.0, 0.0))
+    for second, expected in (((0.05, 0.0, 0.0), 0.0), ((0.5, 0.0, 0.0), 0.06)):
+        together = _whole(2, busy / 2, busy / 2, processor=second)
+        profile = combine(Measured(BATCH, [layer], alone, together))
+        assert profile["stage"]["stageProcessorSeconds"] == pytest.approx(expected)
 
 
 def test_spread_is_warned_of_where_it_matters_only() -> None:

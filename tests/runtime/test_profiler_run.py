@@ -56,6 +56,10 @@ def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: An
     total = sum(layer["computeSeconds"] for layer in profile["layers"]) + profile["stage"]["stageSeconds"]
     assert total == pytest.approx(profile["calibration"]["stepSeconds"], rel=1e-6)
     assert profile["calibration"]["steps"] >= 8
+    used = profile["calibration"]["processor"]
+    assert all(seconds > 0 for seconds in used.values())
+    layers = sum(layer["processorSeconds"] for layer in profile["layers"])
+    assert layers + profile["stage"]["stageProcessorSeconds"] == pytest.approx(sum(used.values()))
     two = profile["calibration"]["twoWorkers"]
     if limit == 1:
         assert two is None

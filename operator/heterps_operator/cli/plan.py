@@ -20,6 +20,7 @@ from heterps_operator.profiles import adapt_problem
 from heterps_planner.errors import DeadlineError
 from heterps_planner.evaluate import evaluate
 from heterps_planner.explain import explain
+from heterps_planner.machine import is_measured, share_cores
 from heterps_planner.plan import Infeasible, Plan
 from heterps_planner.planning import plan as solve
 from heterps_planner.problem import Problem
@@ -46,6 +47,7 @@ def plan(arguments: Namespace, programs: Programs) -> int:
         if document is None:
             return code
         problem = Problem.from_json(document)
+        arguments.cores = _shared_cores(problem, arguments, job, programs)
     limit = arguments.timeout or (job.planner_timeout_seconds if job is not None else None)
     watched = make_console(stderr=True)
     with open_search(watched if watched.is_terminal and not arguments.quiet else None, limit) as search:
@@ -94,7 +96,9 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
         if arguments.output == "table":
             make_console(stderr=True).print(f"{found.reason}: {found.message}", markup=False, highlight=False)
         return EXIT_INFEASIBLE
-    trusting = solve(problem, deadline=search.deadline, clock=search.clock) if found.robust is not None else None
+    trusting = None
+    if found.robust is not None:
+        trusting = _shared(problem, solve(problem, deadline=search.deadline, clock=search.clock), arguments)
     explanation = explain(problem, found, search.should_stop)
     search.finish()
     if arguments.output == "table":
@@ -110,6 +114,18 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
         document["robust"]["costWithoutMargin"] = trusting.cost
     write_document(arguments.output, document)
     return EXIT_OK
+
+
+def _shared_cores(problem: Problem, arguments: Namespace, job: JobSpec | None, programs: Programs) -> float:
+    """Cores that all processes of the plan share; 0: each unit has a core of its own."""
+    if arguments.cores and not is_measured(problem):
+        raise UsageError(
+            "--cores: the problem does not say what its layers cost in processor time (processorSeconds of each layer "
+            "and pool); write it with heterps profile JOB --to FILE, or leave the option out"
+        )
+    if arguments.cores is not None:
+        return float(arguments.cores)
+    return programs.cores() if job is not None and is_measured(problem) else 0.0
 
 
 def _say_if_interrupted(search: Search) -> None:
@@ -158,7 +174,13 @@ def _solve(problem: Problem, arguments: Namespace, job: JobSpec | None, search: 
             progress=search.progress,
             clock=search.clock,
         )
-    return replace(found, seconds=search.seconds) if search.interrupted else found
+    found = replace(found, seconds=search.seconds) if search.interrupted else found
+    return _shared(problem, found, arguments)
+
+
+def _shared(problem: Problem, found: Plan | Infeasible, arguments: Namespace) -> Plan | Infeasible:
+    """The plan as the machine's cores allow, if it is for one machine."""
+    return share_cores(problem, found, arguments.cores) if arguments.cores and isinstance(found, Plan) else found
 
 
 def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str], search: Search) -> None:

@@ -13,13 +13,13 @@ __all__ = ["PICTURES", "add_plan_options", "check_plan_options"]
 PICTURES = (".png", ".svg", ".pdf")
 # Options of which each asks for another kind of answer, and those that make no sense with it.
 _APART = {
-    "compare": ("method", "stages", "what_if", "frontier", "prices"),
-    "prices": ("stages", "what_if", "frontier", "robust", "method"),
+    "compare": ("method", "stages", "what_if", "frontier", "prices", "cores"),
+    "prices": ("stages", "what_if", "frontier", "robust", "method", "cores"),
     "what_if": ("frontier",),
     "robust": ("stages", "frontier"),
 }
 _WITH_PRICES = ("restart_seconds", "pod_start_seconds", "horizon_seconds", "draw")
-_ALONE = (*_APART, "method", "stages", "frontier", "seed")  # not for several problems
+_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # not for several problems
 
 
 def add_plan_options(parser: ArgumentParser) -> None:
@@ -43,6 +43,8 @@ def add_plan_options(parser: ArgumentParser) -> None:
     add("--draw", metavar="FILE", help="with --prices: draw what following them costs")
     add("--profile", metavar="FILE", help="take the layers' times from this problem file")
     add("--stages", metavar="FILE", help='take the stages by hand from this file: {"stages": [...]}')
+    add("--cores", type=_cores, metavar="N", help="of the machine that all stages share; 0: a core for each unit, "
+        "as on a cluster (default: this machine's for a job, 0 for a --problem)")  # fmt: skip
     add("--timeout", type=_seconds, metavar="SECONDS", help="time limit of the search (--compare: of each method)")
     add("--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
     add("--frontier", metavar="FILE", action="append", help="cost against throughput: .csv, .png, .svg or .pdf")
@@ -108,6 +110,12 @@ def _span(text: str) -> float:
     if not 0 <= (seconds := _number(text)) <= 1e9:
         raise ArgumentTypeError(f"must be a number of seconds, 0 to 1e9, is {text!r}")
     return seconds
+
+
+def _cores(text: str) -> float:
+    if not 0 <= (cores := _number(text)) <= 1e6:
+        raise ArgumentTypeError(f"must be a number of cores, 0 to 1e6, is {text!r}")
+    return cores
 
 
 def _seed(text: str) -> int:

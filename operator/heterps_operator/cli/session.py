@@ -22,16 +22,18 @@ from heterps_operator.status import Status
 from heterps_operator.values import Json
 from heterps_operator.workspace import Workspace
 from heterps_planner.methods import METHODS
+from heterps_runtime.cores import usable_cores
 
 __all__ = ["Programs", "Session", "drive", "open_session"]
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs that a session starts; tests give others."""
+    """What a session finds on this machine: the programs that it starts, and the cores; tests give others."""
 
     runtime: Sequence[str] = RUNTIME_COMMAND
     planner: Sequence[str] = PLANNER_COMMAND
+    cores: Callable[[], float] = usable_cores
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def drive(
         session.job.method,
         session.job.planner_timeout_seconds,
         stages=session.job.stages_by_hand,
+        cores=session.programs.cores(),
         command=session.programs.planner,
     )
     loop = ControlLoop(

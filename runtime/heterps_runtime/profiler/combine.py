@@ -1,7 +1,7 @@
 """From measured times to a pool's profile; pure arithmetic, explained in docs/profiling.md.
 
 Symbols: B samples of a whole batch, k workers, F and P fixed and per-batch seconds of the workers' own work, S seconds
-at the parameter server, O overhead of a stage, T(k) seconds of a whole step.
+at the parameter server, O overhead of a stage, T(k) seconds of a whole step, W(k) processor seconds of a whole step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class LayerFacts:
     rows: Mapping[int, Reading]  # size -> embedding rows at the server
     dense: Reading  # dense parameters of a whole batch
     transfer: Mapping[int, Reading]  # size of a micro-batch -> there and back; empty for the last layer
+    transfer_processor: Mapping[int, Reading]  # the same in processor seconds of both sides
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,12 @@ def combine(measured: Measured) -> dict[str, Any]:
     alpha, overhead_fixed = 1.0, overhead
     if together is not None:
         alpha, overhead_fixed = _parallel(together, fixed, parallel, waited * served, overhead)
+    work = [line.per_sample * batch + r + d for line, r, d in zip(lines, row_seconds, dense_seconds, strict=True)]
+    processor, stage_processor = _processor(measured, [line.fixed for line in lines], work)
     layers = []
-    for layer, line, rows, dense in zip(measured.layers, lines, row_seconds, dense_seconds, strict=True):
+    for layer, line, rows, dense, used in zip(
+        measured.layers, lines, row_seconds, dense_seconds, processor, strict=True
+    ):
         own, at_server = line.per_sample * batch, waited * rows
         own_fixed = line.fixed + waited * dense
         entry = {
@@ -75,6 +80,8 @@ def combine(measured: Measured) -> dict[str, Any]:
             "computeSeconds": max(own_fixed + own + at_server, _LEAST_SECONDS),
             "computeFixedSeconds": own_fixed,
             "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,
+            "processorSeconds": used.at(batch),
+            "processorFixedSeconds": used.fixed,
             "spread": layer.busy[batch].spread,
         }
         layers.append(entry | _transfer(layer, batch))
@@ -86,6 +93,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "stageSeconds": overhead,
             "stageFixedSeconds": overhead_fixed,
             "stageParallelFraction": 1.0 if overhead > overhead_fixed else 0.0,
+            "stageProcessorSeconds": stage_processor,
         },
         "calibration": {
             "stepSeconds": alone.step.seconds,
@@ -96,6 +104,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "scale": scale,
             "residual": (alone.step.seconds - separate_step) / alone.step.seconds,
             "activities": alone.activities,
+            "processor": alone.processor,
             "steps": alone.steps,
             "twoWorkers": None
             if together is None
@@ -104,6 +113,7 @@ def combine(measured: Measured) -> dict[str, Any]:
                 "stepSpread": together.step.spread,
                 "busySeconds": together.busy.seconds,
                 "activities": together.activities,
+                "processor": together.processor,
                 "steps": together.steps,
             },
         },
@@ -124,16 +134,49 @@ def _parallel(together: Whole, fixed: float, parallel: float, served: float, ove
     return min(max(alpha, 0.0), 1.0), overhead_fixed
 
 
+def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]) -> tuple[list[Line], float]:
+    """Processor seconds of each layer, and those that each worker of a stage costs beside its layers.
+
+    W(2) - W(1) is what one more worker costs. Part of it is what a layer costs in each piece of a batch (`fixed`). The
+    rest comes with one more process: its messages, the rows that both workers need, its copy of the dense parameters.
+    What remains of W(1) follows the samples, and is charged to the layers in proportion to their `work`.
+
+    Args:
+        measured: with the whole steps.
+        fixed: of each layer, seconds of the worker in each piece of a batch.
+        work: of each layer, seconds of workers and servers in a whole batch.
+
+    Returns:
+        A line per layer, whose fixed part every worker pays for each piece; and the seconds of each worker.
+    """
+    used = measured.alone.processor
+    alone = sum(used.values())
+    # A worker that computes with several threads uses more processor seconds than it takes, one that waits uses fewer.
+    fixed = [seconds * used["workers"] / measured.alone.step.seconds for seconds in fixed]
+    if measured.together is not None:
+        worker = sum(measured.together.processor.values()) - alone
+    else:  # no second worker was seen: what does not depend on the samples, as far as that is known
+        worker = sum(fixed) + used["coordinator"]
+    worker = min(max(worker, 0.0), alone)
+    share = min(1.0, worker / sum(fixed)) if sum(fixed) > 0 else 0.0
+    rate = (alone - worker) / sum(work) / measured.batch_size
+    lines = [Line(f * share, w * rate) for f, w in zip(fixed, work, strict=True)]
+    return lines, worker - share * sum(fixed)
+
+
 def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:
     if not layer.transfer:
         return {"transferSeconds": 0.0, "transferFixedSeconds": 0.0, "transferParallelFraction": 0.0}
     # As of a batch sent in one piece: whoever plans adds the fixed part once per micro-batch. Each worker has a
     # connection of its own, so what grows with the batch is shared out.
     line = fit_line({n: r.seconds for n, r in layer.transfer.items()})
+    processor = fit_line({n: r.seconds for n, r in layer.transfer_processor.items()})
     return {
         "transferSeconds": line.at(batch),
         "transferFixedSeconds": line.fixed,
         "transferParallelFraction": 1.0,
+        "transferProcessorSeconds": processor.at(batch),
+        "transferProcessorFixedSeconds": processor.fixed,
     }
 
 

@@ -12,9 +12,9 @@ import torch
 import zmq
 
 from heterps_runtime.config import PoolConfig, RunConfig
+from heterps_runtime.cores import usable_cores
 from heterps_runtime.intake import LossSum, resolve_loss
 from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.process import usable_cores
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
 from heterps_runtime.profiler.readings import Reading
@@ -138,7 +138,7 @@ def _measure_layers(
         for steps in samples.values():
             steps.clear()
         repeat(_ROUNDS + _MORE_ROUNDS)
-    transfers = _measure_transfers(config, probe, device, batch)
+    transfers, processor = _measure_transfers(config, probe, device, batch)
     facts = [
         LayerFacts(
             name=layer.name,
@@ -149,6 +149,7 @@ def _measure_layers(
             rows={n: Reading.of([s[i].rows for s in steps]) for n, steps in samples.items()},
             dense=Reading.of([s[i].dense for s in samples[batch]]),
             transfer=transfers[i] if i < len(transfers) else {},
+            transfer_processor=processor[i] if i < len(processor) else {},
         )
         for i, layer in enumerate(model.layered.layers)
     ]
@@ -163,19 +164,22 @@ def _noisy(steps: list[list[LayerSeconds]]) -> list[int]:
 
 def _measure_transfers(
     config: RunConfig, probe: LayerProbe, device: torch.device, batch: int
-) -> list[dict[int, Reading]]:
+) -> tuple[list[dict[int, Reading]], list[dict[int, Reading]]]:
+    """Seconds of each cut by size, and processor seconds."""
     largest = max(1, batch // config.micro_batches)
     sizes = sorted({largest, max(1, largest // 4)})
-    result: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
+    seconds: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
+    processor: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
     link = TransferProbe(device, secrets.token_hex(16))
     try:
         for size in sizes:
             for i, cut in enumerate(probe.cuts(size)):
                 link.measure(cut)
-                result[i][size] = Reading.of([link.measure(cut) for _ in range(_TRANSFER_ROUNDS)])
+                took, used = zip(*(link.measure(cut) for _ in range(_TRANSFER_ROUNDS)), strict=True)
+                seconds[i][size], processor[i][size] = Reading.of(took), Reading.of(used)
     finally:
         link.close()
-    return result
+    return seconds, processor
 
 
 def _compile(config: RunConfig, model: UserModel) -> None:

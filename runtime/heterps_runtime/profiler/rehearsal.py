@@ -39,6 +39,7 @@ from heterps_runtime.contract import (
     JobPhase,
     worker_name,
 )
+from heterps_runtime.cores import processor_seconds
 from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.profiler.readings import Reading
@@ -57,9 +58,12 @@ _PHASE_SECONDS = 1.5  # once the fewest steps are there
 _ENOUGH_SPREAD = 0.03
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+_ASK_SECONDS = 0.5  # between two looks at the job's phase, as often as the controller looks; each costs processor time
 _ENDLESS = 10**9  # steps
 # What a worker's clock books while it computes its share; the rest is waiting and bookkeeping.
 _BUSY = ("lookup", "forward", "backward", "lookup-backward", "push")
+
+_ROLES = {"worker": "workers", "ps": "servers", "coordinator": "coordinator"}
 
 
 class RehearsalError(UserError):
@@ -79,6 +83,7 @@ class Whole:
     busy: Reading  # of these, the seconds that a worker computes its share
     steps: int  # how many were measured
     activities: dict[str, float]  # seconds per step by the worker's clock
+    processor: dict[str, float]  # processor seconds per step of all processes of a role: workers, servers, coordinator
 
 
 class _RecordingLink(ControlLink):
@@ -220,16 +225,19 @@ class Rehearsal:
         """Wait for enough steps in the generation of this many workers."""
         generation = self._workers - workers + 1
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        began: float | None = None
-        whole: Whole | None = None
+        asked = began = None
+        first: tuple[int, dict[str, float]] | None = None
         while True:
             time.sleep(_POLL_SECONDS)
             reports = [r for r in link.reports if r[1] == generation][_WARM_STEPS:]
             if len(reports) > 1:
                 began = began or time.monotonic()
+                first = first or (len(reports), self._processor())
                 deadline = time.monotonic() + _PATIENCE_SECONDS
-            if len(reports) > _FEWEST_STEPS:
-                whole = _reduce(workers, reports)
+            if first is not None and len(reports) > max(_FEWEST_STEPS, first[0]):
+                used, steps = self._processor(), len(reports) - first[0]
+                processor = {role: (seconds - first[1][role]) / steps for role, seconds in used.items()}
+                whole = _reduce(workers, reports, processor)
                 late = began is not None and time.monotonic() > began + _PHASE_SECONDS
                 settled = whole.step.spread < _ENOUGH_SPREAD and len(reports) > 2 * _FEWEST_STEPS
                 if late or settled or len(reports) > _MOST_STEPS:
@@ -237,7 +245,16 @@ class Rehearsal:
             if time.monotonic() > deadline:
                 raise TransientError(f"no step was committed for {_PATIENCE_SECONDS:.0f} s while measuring whole steps")
             self._check_alive()
-            _check_phase(credentials)
+            if asked is None or time.monotonic() > asked + _ASK_SECONDS:
+                asked = time.monotonic()
+                _check_phase(credentials)
+
+    def _processor(self) -> dict[str, float]:
+        """Processor seconds of the job's processes so far, by role."""
+        seconds = {"workers": time.process_time(), "servers": 0.0, "coordinator": 0.0}
+        for name, process in self._processes.items():
+            seconds[_ROLES[name]] += processor_seconds(process.pid)
+        return seconds
 
     def _dismiss(self, credentials: Credentials, name: str) -> None:
         process = self._processes.pop("worker")
@@ -292,11 +309,11 @@ def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _reduce(workers: int, reports: list[tuple[float, int, dict[str, float]]]) -> Whole:
+def _reduce(workers: int, reports: list[tuple[float, int, dict[str, float]]], processor: dict[str, float]) -> Whole:
     times = [at for at, _, _ in reports]
     steps = [b - a for a, b in itertools.pairwise(times)]
     figures = [f for _, _, f in reports[1:]]
     busy = [sum(f.get(name, 0.0) for name in _BUSY) for f in figures]
     names = {n for f in figures for n in f}
     activities = {n: Reading.of([f.get(n, 0.0) for f in figures]).seconds for n in sorted(names)}
-    return Whole(workers, Reading.of(steps), Reading.of(busy), len(steps), activities)
+    return Whole(workers, Reading.of(steps), Reading.of(busy), len(steps), activities, processor)

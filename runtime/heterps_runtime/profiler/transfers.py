@@ -38,11 +38,11 @@ class TransferProbe:
         self._thread = threading.Thread(target=self._answer, name="transfers", daemon=True)
         self._thread.start()
 
-    def measure(self, cut: Cut) -> float:
-        """Seconds for one micro-batch there and back, device to device."""
+    def measure(self, cut: Cut) -> tuple[float, float]:
+        """Seconds for one micro-batch there and back, device to device; and processor seconds of both sides."""
         self._cut = cut
         tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         self._downstream.send_forward(0, {}, [array_of(t) for t in tensors])
         while not (messages := self._downstream.poll()):
             self._downstream.sockets[0].poll(_PATIENCE_MILLISECONDS)
@@ -50,7 +50,7 @@ class TransferProbe:
             tensor_of(array, self._device)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - used
 
     def close(self) -> None:
         """End the other side and the sockets."""
