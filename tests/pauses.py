@@ -99,9 +99,9 @@ def run(folder: Path, role: str, consistency: str, seconds: tuple[float, ...]) -
     command = job.start("run", "job.yaml")
     try:
         outcomes = [pause(job, command, role, consistency, each) for each in seconds]
-    except BaseException:
+    except BaseException as error:
         command.send_signal(signal.SIGINT)
-        raise AssertionError(f"{role}, {consistency}: {job.finish(command).text}\n{job.logs()}")
+        raise AssertionError(f"{role}, {consistency}: {job.finish(command).text}\n{job.logs()}") from error
     held.unlink()
     result = job.finish(command)
     assert result.code == 0, result.text

@@ -81,7 +81,7 @@ def _bound(norm: float) -> float:
     """What `STEPS` steps may add up to while the parameters' norm is at most `norm`."""
     residual = _gamma(8) * RADIUS * norm / 4 + 8 * ROUNDOFF
     gradient = RADIUS * (residual + _gamma(BATCH + 8)) * (1 + 8 * ROUNDOFF)
-    return STEPS * (RATE * (gradient + 2 * ROUNDOFF * RADIUS) + ROUNDOFF * norm)
+    return float(STEPS * (RATE * (gradient + 2 * ROUNDOFF * RADIUS) + ROUNDOFF * norm))
 
 
 @pytest.fixture(scope="module")
