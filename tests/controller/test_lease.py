@@ -6,6 +6,8 @@ import copy
 import threading
 from typing import Any
 
+import pytest
+
 from heterps_operator.controller.lease import Lease
 from heterps_operator.kubernetes.api import ApiError
 
@@ -165,3 +167,29 @@ def test_a_renewal_counts_from_when_it_was_sent() -> None:
 def test_however_long_a_lease_lasts_it_is_looked_at_every_few_seconds() -> None:
     lasting = Lease(Leases(), "system", "operator", "first", seconds=600.0)  # type: ignore[arg-type]
     assert lasting.pause_seconds <= 3
+
+
+@pytest.mark.parametrize("spec", ["x", [1], 7, {"holderIdentity": "other", "leaseDurationSeconds": "x"}])
+def test_a_lease_that_cannot_be_read_is_held_for_a_while_by_who_had_it_and_then_by_nobody(
+    spec: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, clock = Leases(), Clock()
+    first = Lease(server, "system", "operator", "first", seconds=0.1, clock=clock)  # type: ignore[arg-type]
+    second = lease(server, "second", clock)
+    assert first.try_once()
+    assert server.item is not None
+    server.item["spec"] = spec
+    assert not second.try_once()
+    lost = threading.Event()
+    if isinstance(spec, dict):
+        assert not first.try_once(), "it is another one's"
+    else:
+        assert first.try_once(), "as if the API server were away"
+    clock.now += 1
+    first.keep(threading.Event(), lost.set)  # the thread that keeps it ends in order, and so does the operator
+    assert lost.is_set()
+    first.release()
+    assert "cannot be read" in caplog.text
+    assert "delete it" in caplog.text
+    server.item = None
+    assert second.try_once()

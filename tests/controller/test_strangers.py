@@ -14,31 +14,24 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.__main__ import main
-from heterps_operator.bill import Bill
 from heterps_operator.cli import operator as operator_module
 from heterps_operator.controller import supervisor as supervisor_module
 from heterps_operator.controller import teller as teller_module
 from heterps_operator.controller.cluster import Cluster
 from heterps_operator.controller.job import JobController
-from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.store import ObjectStore, PodStore, key_of, slim_job, slim_node
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.teller import Teller
 from heterps_operator.kubernetes import observe
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.complaints import Complaint
 from heterps_operator.kubernetes.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.processes import process_text
 from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL, check
 from heterps_operator.kubernetes.shapes import UnreadableError
-from heterps_operator.kubernetes.state import Memory
 from heterps_operator.metrics import OperatorMetrics
-from heterps_operator.status import Condition, Failure, Status
-from heterps_operator.values import ProcessView
 from tests.controller.kubernetes.documents import CPU_WORKER, NOW, owner
-from tests.controller.mutants import GOOD, MISSING, WRONG, changed, job, mutants, node, paths, pool
+from tests.controller.mutants import GOOD, mutants, node, pool
 from tests.controller.test_supervisor import JOBS, NODES, PODS, POOLS, Lists
-from tests.controller.world import PLAN
 
 Json = dict[str, Any]
 
@@ -447,174 +440,3 @@ def test_an_operator_that_cannot_begin_says_why(
     monkeypatch.setattr(operator_module, "_log_to_stderr", lambda verbose: None)
     assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) != 0
     assert "the API server https://10.0.0.1 does not answer: refused" in capsys.readouterr().err
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def drain(teller: Teller) -> None:
-    """Let everything be written that waits, in this thread."""
-    teller.close()
-    teller.run(threading.Event())
-
-
-def test_each_object_is_told_once_an_hour_and_what_is_remembered_is_bounded(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(teller_module, "_REMEMBERED", 10)
-    clock = Clock()
-    teller = Teller(cast("KubernetesApi", server), clock, 0.0)
-    first, second = Complaint("Unreadable", "this"), Complaint("Unreadable", "that")
-    for _ in range(3):
-        for name in ("a", "b"):
-            teller.tell(POD, stranger(name, None), first)
-    teller.tell(POD, stranger("a", None, uid="another"), first)
-    teller.tell(POD, stranger("a", None), second)
-    drain(teller)
-    assert [(e["involvedObject"]["uid"], e["message"]) for e in server.events] == [
-        ("a", "this"), ("b", "this"), ("another", "this"), ("a", "that"),
-    ]  # fmt: skip
-    clock.now += 3601
-    teller.tell(POD, stranger("b", None), first)
-    drain(teller)
-    assert len(server.told("b")) == 2
-    for number in range(100):
-        teller.tell(POD, stranger(f"s{number}", None), first)
-    assert len(teller._told) == 10
-
-
-def test_more_than_can_be_told_is_dropped_and_told_when_it_is_seen_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(teller_module, "_WAITING", 3)
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    for number in range(10):
-        teller.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
-    stop = threading.Event()
-    stop.set()
-    teller.close()  # the queue is full
-    teller.run(stop)
-    assert server.events == []
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    for _ in range(2):
-        for number in range(2):
-            teller.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
-        drain(teller)
-    assert len(server.events) == 2
-
-
-@pytest.mark.parametrize("error", [ApiError(403, "Forbidden", "events is forbidden"), KeyError("metadata")])
-def test_an_event_that_cannot_be_written_does_not_keep_the_next_one(
-    server: Server, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = server.create
-
-    def refuse(path: str, body: Json) -> Json:
-        if body["involvedObject"]["name"] == "a":
-            raise error
-        return write(path, body)
-
-    monkeypatch.setattr(server, "create", refuse)
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    for name in ("a", "b"):
-        teller.tell(POD, stranger(name, None), Complaint("Ignored", "x"))
-    drain(teller)
-    assert [event["involvedObject"]["name"] for event in server.events] == ["b"]
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        None,
-        [],
-        {},
-        {"metadata": 1},
-        {"metadata": {"name": 7}},
-        {"metadata": {"name": ""}},
-        {"metadata": {"name": "\ud800"}},
-    ],
-)
-def test_an_object_without_a_name_is_only_logged(server: Server, item: Any, caplog: pytest.LogCaptureFixture) -> None:
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    teller.tell(POD, item, Complaint("Unreadable", "this"))
-    drain(teller)
-    assert server.events == []
-    assert [record.getMessage() for record in caplog.records] == ["Pod without a name: this"]
-
-
-def test_a_long_name_leaves_room_for_the_event_s_own(server: Server) -> None:
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    teller.tell(POD, stranger("x" * 199 + "." + "y" * 53, None), Complaint("Unreadable", "z" * 5000))
-    drain(teller)
-    [event] = server.events
-    assert len(event["metadata"]["name"]) <= 253
-    assert event["metadata"]["name"].startswith("x" * 199 + ".")
-    assert ".." not in event["metadata"]["name"]
-    assert len(event["message"]) == 1024
-
-
-# --- what the operator has written itself -----------------------------------------------------------------------------
-
-
-def memory() -> dict[str, str]:
-    condition = Condition("Planned", "True", "PlanComputed", "x", NOW)
-    failure = Failure("x", "x", last_lines=("x",))
-    status = Status(
-        "Running", NOW, NOW, conditions=(condition,), plan=PLAN, attempts={"ps-0": 2}, failure=failure, gang=("ps-0",),
-        planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1}, result={"committedSteps": 1},
-    )  # fmt: skip
-    view = ProcessView(CPU_WORKER, NOW, ended=NOW + 1, exit_code=1, last_lines=("x",), begun=NOW)
-    return Memory(status, Bill(), (view,), (1,), 1, job()["spec"]).to_data()
-
-
-@pytest.mark.parametrize("name", sorted(memory()))
-def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
-    data = memory()
-    assert Memory.from_data(data).to_data() == data
-    good, damaged, taken = json.loads(data[name]), 0, 0
-    for path in paths(good):
-        for value in WRONG:
-            if value is MISSING and not path:
-                continue
-            text = json.dumps(changed(good, path, value))
-            try:
-                found = Memory.from_data({**data, name: text})
-            except ValueError:
-                damaged += 1
-                continue
-            taken += 1
-            found.to_data()
-            for view in found.processes:
-                assert isinstance(view.spec.units, int)
-                assert isinstance(view.name, str)
-            assert isinstance(found.status.phase, str)
-            assert found.status.failures >= 0 or isinstance(found.status.failures, int)
-    assert damaged >= 50
-    assert taken >= 1
-    for text in ("", "{", "[" * 100_000, "7", "null"):
-        with pytest.raises(ValueError, match=r"state|status|bill|must be|Expecting"):
-            Memory.from_data({**data, name: text})
-
-
-@pytest.mark.parametrize("spec", ["x", [1], {"holderIdentity": "other", "leaseDurationSeconds": "x"}, 7])
-def test_a_lease_that_cannot_be_read_is_not_held(spec: Any, caplog: pytest.LogCaptureFixture) -> None:
-    class Leases:
-        def get(self, path: str) -> Json:
-            return {"metadata": {"name": "heterps-operator"}, "spec": spec}
-
-        def replace(self, path: str, body: Json) -> Json:
-            raise AssertionError("it is another one's")
-
-    lease = Lease(cast("KubernetesApi", Leases()), "heterps-system", "heterps-operator", "me")
-    assert not lease.try_once()
-    lease.release()
-    assert "cannot be read" in caplog.text
-    assert "delete it" in caplog.text
