@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heterps_operator.controller.teller import Teller
+from heterps_operator.kubernetes.api import connect
+from heterps_operator.kubernetes.complaints import unreadable
 from heterps_operator.kubernetes.processes import process_text
+from heterps_operator.kubernetes.readable import NODE, POOL
+from heterps_operator.kubernetes.shapes import UnreadableError
 from heterps_operator.values import ProcessSpec
+from tests.cluster.helm import Helm, grant, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
-from tests.cluster.operators import Operator
+from tests.cluster.operators import NAMESPACE, Operator
 
 Json = dict[str, Any]
 
@@ -84,3 +93,34 @@ def test_a_pod_that_only_says_that_it_is_a_job_s_harms_nobody(
         assert {name: len(told(other, name)) for name in words} == dict.fromkeys(words, 1), "once, by both together"
     finally:
         admin("delete", "namespace", str(other.namespace), "--wait=false")
+
+
+def test_nodes_and_pools_are_told_with_the_rights_of_one_namespace(
+    kubectl: Kubectl, admin: Kubectl, helm: Helm, custom_resources: None, make_alone: Callable[..., ClusterJob],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The API server takes events of what has no namespace in `default` alone."""
+    assert kubectl.namespace is not None
+    if admin.try_to("get", "namespace", NAMESPACE).code:
+        admin("create", "namespace", NAMESPACE)
+    account = grant(helm, admin, "telling", NAMESPACE, [kubectl.namespace])
+    api = connect(str(kubeconfig_of(admin, tmp_path, account, NAMESPACE)))
+    job = make_alone("told")
+    kubectl.apply(job.pool)
+    pool, node = kubectl.get("nodepool", job.pool_name), admin.items("nodes")[0]
+    complaint = unreadable(POOL, UnreadableError("spec.maxUnits", "x", f"a number, in {kubectl.namespace}"))
+
+    def events(uid: str) -> list[Json]:
+        found = admin.items("events", "--namespace=default", f"--field-selector=involvedObject.uid={uid}")
+        return [event for event in found if event["message"] == complaint.message]
+
+    def tell() -> bool:
+        teller = Teller(api, time.time, 0.0)
+        teller.tell(POOL, pool, complaint)
+        teller.tell(NODE, node, complaint)
+        teller.close()
+        teller.run(threading.Event())
+        return all(events(item["metadata"]["uid"]) for item in (pool, node))
+
+    wait_until("the roles hold, and both are told", tell, 30)
+    assert [len(events(item["metadata"]["uid"])) for item in (pool, node)] == [1, 1]
