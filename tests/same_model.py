@@ -11,8 +11,8 @@ vectorises otherwise. So two models that ought to be equal differ by rounding, w
 Float32 has a unit roundoff of 6e-8. A small job has 16 units, 256 samples and 400 steps, so 1.6 million inputs of a
 ReLU of about size 1, each of which is off by 1e-7 or more: in one run of a few, one of them is on the other side of 0,
 and in which, depends on the processor. Differences of 1.8e-3 were seen between jobs that had lost nothing. In float64
-the roundoff is 1.1e-16, and the chance of such an input is about 1e-9 in a run, on any processor. Differences of
-1.5e-14 are seen, and Adam's factor makes 1e-10 of them at worst.
+the roundoff is 1.1e-16, and the chance of such an input is about 1e-9 in a run, on any processor. Differences of up to
+1.5e-14 are seen, and Adam's factor on 1e-15 makes 1e-10 at worst.
 
 A sample that is lost in one step of a small job makes a difference of 1e-3, of 8e-3 and more in jobs with smaller
 batches: `tests/runtime/test_same_model.py` shows that the comparison notices it. `TOLERANCE` lies between the two. What

@@ -27,6 +27,7 @@ Here the bound is 3.3e-4, 2e-7 was seen, and a job that loses one sample in one 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from .plain_torch import Losing, states, train
 Array = np.ndarray[Any, Any]
 
 STEPS, BATCH, RATE = 60, 32, 0.5
-RADIUS = np.sqrt(3 + 3 + 1)  # three rows, three numbers of at most 1, a bias
+RADIUS = math.sqrt(3 + 3 + 1)  # three rows, three numbers of at most 1, a bias
 ROUNDOFF: float = 2.0**-24
 PLANS: list[tuple[list[Stage], int]] = [
     ([("cpu", 3, 1)], 1),
