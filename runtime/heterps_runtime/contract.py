@@ -1,6 +1,6 @@
 """The contract between the controller and the runtime: data only, standard library only.
 
-The controller (`heterps_operator`) imports this module, `cores` and nothing else of the runtime. Everything that crosses the
+The controller (`heterps_operator`) imports this module, `cores` and nothing else of the runtime. What crosses the
 border is JSON over HTTP, a JSON file, an environment variable or an exit code, and is named here once.
 """
 

@@ -53,7 +53,7 @@ spec:
   scheduling: {stages: [{pool: cpu, lastLayer: output, units: 1}]}
   checkpoint: {everySteps: 20, keep: 3}
 """
-_LAYER = {"kind": "Linear", "computeSeconds": 0.001, "parallelFraction": 0.9, "spread": 0.01}
+_LAYER = {"kind": "Linear", "computeSeconds": 0.001, "parallelFraction": 0.9, "processorSeconds": 0.001, "spread": 0.01}
 PROFILE: dict[str, Any] = {
     "batchSize": BATCH,
     "samples": ROWS,
