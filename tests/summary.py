@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.processes import ending
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,13 @@ def results_of(part: str, file: Path, code: int) -> Results:
         code: pytest's exit code; negative: the signal that killed it.
     """
     results = _read(file)
-    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     if results is None:
-        return Results(problems=(f"{part}: pytest {ending} and left no results",))
+        return Results(problems=(f"{part}: pytest {ending(code)} and left no results",))
     if results == Results():
         return Results(problems=(f"{part}: pytest ran no test",))
     # 1 says that tests have failed: then the results say it, too.
     if code not in (0, 1) or (code == 1 and results.good):
-        return results + Results(problems=(f"{part}: pytest {ending}",))
+        return results + Results(problems=(f"{part}: pytest {ending(code)}",))
     return results
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError
+from tests.processes import ending
 
 # Of compiled packages. Sources are where the machine has them, so that other projects' and older checkouts' help.
 COMPILED = Path(__file__).parents[2] / ".cache" / "cluster" / "go-build"
@@ -60,7 +61,7 @@ def run_in(module: Path, command: Sequence[str | Path], flags: str = "") -> None
     ran = subprocess.run(command, cwd=module, env=environment(flags), capture_output=True, text=True, check=False)
     if ran.returncode:
         words = " ".join(str(word) for word in command[:2])
-        raise ClusterError(f"{words} failed in {module.name} with exit code {ran.returncode}:\n{_last_lines(ran)}")
+        raise ClusterError(f"{words} {ending(ran.returncode)} in {module.name}:\n{_last_lines(ran)}")
 
 
 def _last_lines(ran: subprocess.CompletedProcess[str]) -> str:

@@ -95,7 +95,7 @@ def test_every_module_of_programs_has_its_time() -> None:
 
 def test_a_build_that_fails_leaves_what_was_built_before_and_nothing_half_done(machine: Machine) -> None:
     machine.set("broken", "coredns\n")
-    with pytest.raises(ClusterError, match=r"^go build failed in coredns with exit code 1:\ndoes not compile$"):
+    with pytest.raises(ClusterError, match=r"^go build ended with exit code 1 in coredns:\ndoes not compile$"):
         build(CLUSTER, machine.said.append)
     assert [program.name for program in missing(CLUSTER)] == ["coredns", "kubectl"]
     (machine.folder / "broken").unlink()
@@ -105,7 +105,7 @@ def test_a_build_that_fails_leaves_what_was_built_before_and_nothing_half_done(m
 
 def test_sources_that_cannot_be_fetched_fail_the_build(machine: Machine) -> None:
     machine.set("unreachable", "")
-    with pytest.raises(ClusterError, match="go list failed in helm with exit code 1:\ni/o timeout"):
+    with pytest.raises(ClusterError, match="go list ended with exit code 1 in helm:\ni/o timeout"):
         build([HELM], machine.said.append)
 
 
@@ -166,7 +166,7 @@ def test_where_it_can_be_built_a_failure_is_one(machine: Machine, monkeypatch: p
     monkeypatch.setattr(runs, "obstacles", list)
     monkeypatch.setattr(runs, "prepare_tests", lambda say: build(FOR_TESTS, say))
     machine.set("broken", "kubernetes\n")
-    with pytest.raises(ClusterError, match="go build failed in kubernetes"):
+    with pytest.raises(ClusterError, match="go build ended with exit code 1 in kubernetes"):
         runs.prepare_cluster()
 
 

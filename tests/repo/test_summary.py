@@ -57,7 +57,7 @@ def part(folder: Path, name: str, text: str) -> Part:
 
 
 def unprepared() -> None:
-    raise ClusterError("go build failed in kubernetes with exit code 1:\nmain.go:1: expected 'package'")
+    raise ClusterError("go build ended with exit code 1 in kubernetes:\nmain.go:1: expected 'package'")
 
 
 def last_line(shown: str) -> str:
@@ -128,7 +128,7 @@ def test_a_failed_build_is_told_beside_the_tests_that_ran(tmp_path: Path, capfd:
     parts = [part(tmp_path, "local", PASSES), Part("cluster", unbuilt.arguments, unprepared)]
     assert run(parts, tmp_path / "results") == 1
     shown = capfd.readouterr()
-    told = "cluster: not run, go build failed in kubernetes with exit code 1"
+    told = "cluster: not run, go build ended with exit code 1 in kubernetes"
     assert last_line(shown.out) == f"=== 1 passed, 0 failed, 0 skipped, 1 error in T ({told}) ==="
     assert "main.go:1: expected 'package'" in shown.err
 
