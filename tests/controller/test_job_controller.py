@@ -84,7 +84,9 @@ class World:
 
     def make_cluster(self) -> Cluster:
         """A new operator's view of the same cluster."""
-        made = Cluster(cast("KubernetesApi", self.server), self.folder, clock=lambda: self.now)
+        made = Cluster(
+            cast("KubernetesApi", self.server), self.folder, clock=lambda: self.now, monotonic=lambda: self.now
+        )
         made.jobs.put(self.job)
         for pool in self.pools:
             made.pools.put(pool)

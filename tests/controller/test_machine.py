@@ -143,7 +143,7 @@ def test_the_live_view_says_it_too() -> None:
 def small(programs: Programs, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """A machine of one core, a runtime that only pretends, and the real planner."""
     monkeypatch.chdir(job_file.parent)
-    monkeypatch.setenv("FAKE_SCENARIO", json.dumps({"totalSteps": 10}))
+    monkeypatch.setenv("FAKE_SCENARIO", json.dumps({"totalSteps": 600}))
     return replace(Programs(cores=lambda: 1.0), runtime=programs.runtime)
 
 

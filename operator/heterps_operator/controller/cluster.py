@@ -36,6 +36,7 @@ class Cluster:
     namespace: str = "heterps-system"  # of the operator itself
     most_planners: int = 2
     clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic  # for how long a coordinator is silent
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
     # Of a job's throughput and speeds, by namespace and name; None: its coordinator is scraped.
     measurement: Callable[[str, str], Measurement | None] = lambda namespace, name: None

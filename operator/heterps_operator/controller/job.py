@@ -299,6 +299,7 @@ class JobController:
             bill=self._memory.bill,
             measurement=cluster.measurement(*self._key),
             clock=cluster.clock,
+            monotonic=cluster.monotonic,
         )
 
     def _make_planner(self, spec: JobSpec, folder: str) -> QueuedPlanner:
