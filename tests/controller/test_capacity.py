@@ -175,7 +175,8 @@ def test_a_job_that_waits_says_who_has_the_units() -> None:
     assert "3 of 8 of cpu, 0 of 2 of gpu are free (ml/a has 4 of cpu and 2 of gpu, ml/b has 1 of cpu); " in message
 
 
-def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew() -> None:
+def suspended() -> World:
+    """A job that was stopped in order while it trained."""
     world = World().training()
     world.stop_requested = True
     world.settle()
@@ -183,6 +184,11 @@ def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew
     for name in [*world.running()]:
         world.end(name, 0)
     world.settle()
+    return world
+
+
+def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew() -> None:
+    world = suspended()
     assert world.status.phase == "Suspended"
     world.stop_requested, world.processes = False, {}
     world.accepted.clear()
@@ -268,13 +274,7 @@ def test_a_pod_that_finds_room_within_the_pause_is_waited_for_however_often_the_
 
 def test_a_pool_that_shrinks_again_and_again_costs_one_plan() -> None:
     """What is planned anew fits the least room that there was, so the same loss of room cannot cost another plan."""
-    world = World().training()
-    world.stop_requested = True
-    world.settle()
-    world.set_phase("Stopped")
-    for name in [*world.running()]:
-        world.end(name, 0)
-    world.settle()
+    world = suspended()
     world.stop_requested, world.processes = False, {}
     world.accepted.clear()
     world.status = world.status.begin_again(world.time)
