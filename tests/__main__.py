@@ -45,9 +45,10 @@ def prepare_cluster() -> None:
 
 
 # Files side by side: tests of whole jobs spend most of their time waiting for processes and pods to start.
+FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering")
 PARTS = (
-    Part("local", ("-n", "3", "--dist", "loadfile")),
-    Part("cluster", ("-n", "2", "--dist", "loadfile", "tests/cluster"), prepare_cluster),
+    Part("local", ("-n", "3", *FILES)),
+    Part("cluster", ("-n", "2", *FILES, "tests/cluster"), prepare_cluster),
 )
 
 

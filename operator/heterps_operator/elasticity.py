@@ -21,6 +21,7 @@ from typing import Any
 
 from heterps_operator.calibration import calibrate, divide_workers
 from heterps_operator.job import JobSpec
+from heterps_operator.machine import describe_cores, is_busy
 from heterps_operator.members import units_by_pool
 from heterps_operator.profiles import build_problem
 from heterps_operator.status import Status
@@ -144,6 +145,9 @@ def _follow_floor(
         asked["message"] += ", so as before"
         new = _with_pods(job, status.plan or {}, plan, status.plan or {}, series.before)
         return _change(job, observed, replace(status, reviewed=now), plan, new, asked, Series()), ()
+    if is_busy(status.plan or {}):
+        text = f"{describe_cores(status.plan or {})}, so more workers would not bring it to the floor of {floor:,.0f}"
+        return replace(status, reviewed=now).with_condition("Rescaled", False, "CoresBusy", text, now), ()
     stages = stage_means(series.recent(pause))
     return _ask(observed, status, plan, _problem(job, observed, plan, seen, stages), asked)
 

@@ -7,7 +7,7 @@ import math
 from heterps_operator.values import Json
 from heterps_operator.words import format_rate
 
-__all__ = ["describe_cores", "describe_shortage"]
+__all__ = ["describe_cores", "describe_shortage", "is_busy"]
 
 _NOTICEABLE = 0.99  # of the throughput that a plan has with a core for each unit; what is above is rounding
 _FIX = "plan fewer units (maxUnits of its pools), or run the job on a cluster (heterps submit)"
@@ -40,6 +40,12 @@ def describe_shortage(plan: Json, floor: float | None) -> str:
     if floor and here < floor:
         text += f", which is below the floor of {format_rate(floor)} (objective.minSamplesPerSecond)"
     return f"{text}; {_FIX}"
+
+
+def is_busy(plan: Json) -> bool:
+    """Whether the plan keeps all cores of its machine busy, so that more workers would only share them."""
+    machine = plan.get("machine")
+    return machine is not None and bool(machine["busyCores"] >= machine["cores"])
 
 
 def _cores(number: float) -> str:

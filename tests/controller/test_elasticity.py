@@ -156,6 +156,20 @@ def test_a_floor_out_of_reach_is_said_and_training_goes_on() -> None:
     assert world.settle() == [], "not asked again before the pause is over"
 
 
+def test_a_machine_whose_cores_are_all_busy_gets_no_more_workers() -> None:
+    machine = {"cores": 2.0, "busyCores": 2.1, "throughputOnPools": 20_000.0}
+    world = trained(running({**PLAN, "machine": machine}), 12_000.0)
+    for _ in range(20):
+        assert world.settle() == []
+        world.time += 30
+    condition = world.status.condition("Rescaled")
+    assert (condition.status, condition.reason) == ("False", "CoresBusy")
+    assert condition.message.startswith("this machine has 2 cores; the plan keeps 2.1 busy, so more workers would not")
+    assert [e.reason for e in world.events].count("CoresBusy") == 1
+    spare = trained(running({**PLAN, "machine": {**machine, "busyCores": 1.9}}), 12_000.0)
+    assert any(isinstance(a, ComputePlan) for a in spare.turn().actions)
+
+
 def test_a_calibrated_problem_predicts_what_is_measured() -> None:
     job = make_job()
     problem = build_problem(job, {"cpu": PROFILE, "gpu": PROFILE})
