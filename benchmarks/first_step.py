@@ -34,9 +34,9 @@ from tests.cluster.operators import NAMESPACE as OPERATOR_NAMESPACE
 from tests.cluster.operators import Operator
 from tests.cluster.watching import Watching
 
-from heterps_operator.client import CoordinatorClient, CoordinatorError
 from heterps_operator.kubernetes.api import connect
 from heterps_operator.kubernetes.names import COORDINATOR_PORT, LABEL_JOB, LABEL_PROCESS, LABEL_ROLE
+from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 
 Json = dict[str, Any]
 

@@ -43,11 +43,11 @@ from tests.cluster.kwok import NODE_GRACE_SECONDS, FakeNode, play
 from tests.cluster.operators import NAMESPACE as OPERATOR_NAMESPACE
 from tests.cluster.operators import Operator
 
-from heterps_operator.controller.admission import pod_configuration
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.manifest import read_objects
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.kubernetes.names import COORDINATOR_PORT, jobs_path, pods_path
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.manifest import read_objects
 
 Json = dict[str, Any]
 

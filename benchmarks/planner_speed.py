@@ -21,9 +21,9 @@ import numpy as np
 from experiments.clusters import MODELS, cluster
 
 from heterps_planner import Layer, LayerTimes, Plan, Pool, Problem, plan
-from heterps_planner.cost_model import build_segments
-from heterps_planner.limits import fastest
-from heterps_planner.sweep import minimise
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.search.limits import fastest
+from heterps_planner.search.sweep import minimise
 
 
 def draw_problem(rng: np.random.Generator, num_layers: int, num_pools: int) -> Problem:

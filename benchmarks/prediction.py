@@ -7,7 +7,7 @@ is run by the real processes. Profiles and runs alternate over the rounds, and t
 ratios, since a shared machine changes its speed within minutes.
 
 There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with the cores of this machine,
-which all processes share (`here`: heterps_planner/machine.py). Both let stages overlap completely. So plans are
+which all processes share (`here`: heterps_planner/plans/machine.py). Both let stages overlap completely. So plans are
 reported in groups: those that fit this machine; those that want more cores than there are (`busy cores`: what the plan
 would keep busy if it had them); and those in which a stage with dense parameters precedes another, so that the pipeline
 drains at every step.
@@ -30,11 +30,11 @@ from typing import Any
 
 from benchmarks._processes import Processes, pool_document, stage_document
 
-from heterps_operator.job import JobSpec
-from heterps_operator.manifest import load_manifest
-from heterps_operator.profiles import build_problem
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import load_manifest
+from heterps_operator.control.problem import build_problem
 from heterps_planner import Plan, Problem, evaluate
-from heterps_planner.machine import share_cores
+from heterps_planner.plans.machine import share_cores
 from heterps_runtime.contract import PATH_PROFILES, PATH_STATUS, JobPhase
 from heterps_runtime.cores import processor_seconds, usable_cores
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from benchmarks._clicks import NETWORKS, build_arguments
 from benchmarks._processes import Processes, pool_document, stage_document
 
-from heterps_operator.manifest import load_manifest
+from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import PATH_SHUTDOWN, PATH_STATUS
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 

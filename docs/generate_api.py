@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.schema import Schema, load_schemas
+from heterps_operator.api.schema import Schema, load_schemas
 
 TARGET = Path(__file__).with_name("api.md")
 

@@ -1,6 +1,6 @@
 """Batch balancing: what each way of dividing a batch loses against an optimum that knows all speeds beforehand.
 
-The workers are simulated (`heterps_planner.balancing.simulator`), so that their true speeds are known.
+The workers are simulated (`experiments.simulator`), so that their true speeds are known.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from experiments.simulator import Balancer, Proportional, Scenario, SimulatedWorker, Slowdown, simulate
 from heterps_planner.balancing import BatchController, Worker, divide_optimal, finish_time
 from heterps_planner.balancing.balancenet import algorithm_1, equation_5
-from heterps_planner.balancing.simulator import Balancer, Proportional, Scenario, SimulatedWorker, Slowdown, simulate
 
 __all__ = ["POLICIES", "SCENARIOS", "balancenet_rule", "balancing_regret"]
 

@@ -12,7 +12,7 @@ from experiments.framework import Cell, Experiment, Row, Settings
 from experiments.trials import SEEDLESS, schedule_text, solved, trial
 from heterps_planner.methods import METHODS
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.points import Choice
+from heterps_planner.search.points import Choice
 
 __all__ = ["EXPERIMENT", "MODELS"]
 

@@ -21,12 +21,12 @@ from typing import Literal
 import numpy as np
 
 from experiments.devices import CPU_CORES, DEVICES, add_pool, load_profile
-from heterps_planner.cost_model import build_segments
-from heterps_planner.limits import shadow_prices
-from heterps_planner.plan import Infeasible, Plan
-from heterps_planner.points import Choice
-from heterps_planner.problem import Problem
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.plan import Infeasible, Plan
+from heterps_planner.search.limits import shadow_prices
+from heterps_planner.search.points import Choice
+from heterps_planner.search.sweep import cheapest_at, minimise
 
 __all__ = ["MODELS", "PAPER_MODELS", "POOL_COUNTS", "Limits", "cluster", "fits", "paper_case", "unlimited"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heterps_planner.problem import Layer, LayerTimes, Pool, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem
 
 __all__ = ["CPU_CORES", "DEVICES", "Device", "LayerCounts", "add_pool", "derive_times", "load_profile", "with_transfer"]
 

@@ -9,13 +9,13 @@ from experiments.clusters import PAPER_MODELS, POOL_COUNTS, cluster
 from experiments.framework import Cell, Experiment, Row, Settings
 from experiments.literal_rl import VARIANTS, run
 from experiments.trials import solved, trial
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import build_segments
 from heterps_planner.errors import ProblemError
 from heterps_planner.methods.pretrained import first_answer
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import features_of
 from heterps_planner.policy.pretrained import check_range, shipped
-from heterps_planner.sweep import minimise
+from heterps_planner.search.sweep import minimise
 
 __all__ = ["ERRATA", "TRANSFER"]
 

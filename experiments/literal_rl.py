@@ -27,12 +27,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import build_segments
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.cells import Array, cell_of
-from heterps_planner.problem import Problem
-from heterps_planner.sweep import minimise
+from heterps_planner.search.sweep import minimise
 
 __all__ = ["VARIANTS", "Literal", "Variant", "direction", "run"]
 

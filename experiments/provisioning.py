@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from experiments.clusters import cluster
 from experiments.framework import Cell, Experiment, Row, Settings
+from experiments.rules import RULES
 from experiments.trials import schedule_text
-from heterps_planner.cost_model import build_segments, cost_of_training
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.rules import RULES
+from heterps_planner.model.cost_model import build_segments, cost_of_training
 
 __all__ = ["EXPERIMENT", "FLOOR_FACTORS"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from experiments.clusters import cluster
 from experiments.framework import Cell, Experiment, Row, Settings
 from heterps_planner.errors import DeadlineError
-from heterps_planner.joint import JointPlan, plan_together
-from heterps_planner.market import Followed, Tick, follow
-from heterps_planner.problem import Problem
+from heterps_planner.model.problem import Problem
+from heterps_planner.scenarios.joint import JointPlan, plan_together
+from heterps_planner.scenarios.market import Followed, Tick, follow
 
 __all__ = ["JOBS", "MARKET", "price_ticks"]
 

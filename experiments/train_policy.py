@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.training_jobs import Solved, solved_job
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import build_segments
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.features import features_of
 from heterps_planner.policy.network import Inputs, Network, Parameters, initial_parameters, stack

@@ -7,13 +7,13 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
-from heterps_operator.cli.cluster_options import add_cluster_commands
-from heterps_operator.cli.operator_options import add_operator_options
-from heterps_operator.cli.plan_options import add_plan_options
+from heterps_operator.cli.options.cluster import add_cluster_commands
+from heterps_operator.cli.options.operator import add_operator_options
+from heterps_operator.cli.options.plan import add_plan_options
 from heterps_operator.cli.session import Programs
 from heterps_operator.errors import ClusterError, HeterpsError
-from heterps_operator.refusal import write_refusal
-from heterps_operator.status import Failure
+from heterps_operator.state.status import Failure
+from heterps_operator.terminal.refusal import write_refusal
 from heterps_planner.errors import PlannerError
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 

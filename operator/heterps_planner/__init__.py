@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from heterps_planner.balancing import BatchController, Worker, divide
 from heterps_planner.errors import DeadlineError, PlannerError, ProblemError, TooLargeError, UnknownNameError
-from heterps_planner.evaluate import evaluate
-from heterps_planner.explain import Explanation, explain
-from heterps_planner.frontier import FrontierPoint, frontier
 from heterps_planner.methods import METHODS
-from heterps_planner.plan import Infeasible, Plan, PlanStage, Servers
+from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
 from heterps_planner.planning import plan
-from heterps_planner.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.plans.explain import Explanation, explain
+from heterps_planner.plans.frontier import FrontierPoint, frontier
+from heterps_planner.plans.plan import Infeasible, Plan, PlanStage, Servers
+from heterps_planner.scenarios.evaluate import evaluate
 
 __all__ = [
     "METHODS",

@@ -1,7 +1,7 @@
 """Exceptions of the planner.
 
 All of them are `ValueError`s: they mean that the input, not the planner, has to change. An infeasible problem is no
-exception but a result (`heterps_planner.plan.Infeasible`), because it is a normal answer to a well-formed question.
+exception but a result (`heterps_planner.plans.plan.Infeasible`): it is a normal answer to a well-formed question.
 
     PlannerError (ValueError)
     ├── ProblemError         a field of the input is wrong; `.path` names it

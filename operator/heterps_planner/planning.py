@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from heterps_planner.cost_model import build_segments
 from heterps_planner.errors import ProblemError, UnknownNameError
-from heterps_planner.limits import shadow_prices
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.plan import Infeasible, Plan, build_plan
-from heterps_planner.problem import Problem
-from heterps_planner.refusal import explain_infeasible, explain_unlucky_search
-from heterps_planner.robust import check_error, robust_segments, robustness
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.plan import Infeasible, Plan, build_plan
+from heterps_planner.plans.refusal import explain_infeasible, explain_unlucky_search
+from heterps_planner.plans.robust import check_error, robust_segments, robustness
+from heterps_planner.search.limits import shadow_prices
+from heterps_planner.search.sweep import cheapest_at, minimise
 
 __all__ = ["check_servers", "deadline_test", "plan"]
 

@@ -18,13 +18,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from heterps_operator import __main__, loop
+from heterps_operator import __main__
 from heterps_operator.cli import operator  # noqa: F401  # imported here, so that no child has to
-from heterps_operator.controller.belongings import Belongings
 from heterps_operator.controller.job import JobController
 from heterps_operator.controller.lease import Lease
+from heterps_operator.controller.owned_objects import Belongings
 from heterps_operator.controller.publisher import Publisher
-from heterps_operator.values import Action, StartProcess, StopProcess
+from heterps_operator.loop import control_loop as loop
+from heterps_operator.state.values import Action, StartProcess, StopProcess
 
 CODE = 86
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors.numpy import load_file
 
-from heterps_operator.client import CoordinatorClient, CoordinatorError
-from heterps_operator.controller.admission import pod_configuration
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.manifest import read_objects
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
     COORDINATOR_PORT,
@@ -32,7 +32,7 @@ from heterps_operator.kubernetes.names import (
     token_secret_name,
 )
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.manifest import read_objects
+from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import POOL_LABEL
 from tests.cluster.errors import ClusterError

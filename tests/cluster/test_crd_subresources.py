@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.bill import Bill
-from heterps_operator.job import JobSpec
+from heterps_operator.api.job import JobSpec
 from heterps_operator.kubernetes.status import job_status
-from heterps_operator.status import Status
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
 from tests.cluster.api_server import ApiServer, collection
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.controller.world import World

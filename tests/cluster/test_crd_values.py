@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.schema import load_schemas
+from heterps_operator.api.schema import load_schemas
 from tests.cluster.api_server import ApiServer, Reply, collection
 from tests.cluster.kubectl import Kubectl
 from tests.manifests.mutations import FULL, boundaries, mutations

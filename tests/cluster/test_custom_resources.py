@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.changes import Effect
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.control.changes import Effect
 from heterps_operator.errors import MISSING
-from heterps_operator.schema import load_schemas
 from tests.cluster.api_server import DRY_RUN, ApiServer, Reply, collection
 from tests.cluster.building import ROOT
 from tests.cluster.kubectl import Kubectl

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.pools import AUTOSCALED_ANNOTATION
+from heterps_operator.kubernetes.reading.pools import AUTOSCALED_ANNOTATION
 from tests.cluster.images import IMAGE
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from heterps_operator.kubernetes import objects
+from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
 from tests.cluster.api_server import ApiServer
 from tests.cluster.conftest import unbuilt

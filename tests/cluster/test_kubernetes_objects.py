@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
-from heterps_operator.values import ProcessSpec
+from heterps_operator.state.values import ProcessSpec
 from tests.cluster.api_server import ApiServer
 from tests.cluster.kubectl import Kubectl
 from tests.controller.kubernetes.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.controller.teller import Teller
+from heterps_operator.controller.recorder import Teller
 from heterps_operator.kubernetes.api import connect
-from heterps_operator.kubernetes.complaints import unreadable
-from heterps_operator.kubernetes.processes import process_text
-from heterps_operator.kubernetes.readable import NODE, POOL
-from heterps_operator.kubernetes.shapes import UnreadableError
-from heterps_operator.values import ProcessSpec
+from heterps_operator.kubernetes.reading.complaints import unreadable
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.kubernetes.reading.readable import NODE, POOL
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
+from heterps_operator.state.values import ProcessSpec
 from tests.cluster.helm import Helm, grant, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from heterps_operator.job import Elasticity, PoolSpec
-from heterps_operator.status import Status
-from heterps_operator.values import ComputePlan, ProcessView
-from heterps_planner.evaluate import evaluate
-from heterps_planner.problem import Problem
+from heterps_operator.api.job import Elasticity, PoolSpec
+from heterps_operator.state.status import Status
+from heterps_operator.state.values import ComputePlan, ProcessView
+from heterps_planner.model.problem import Problem
+from heterps_planner.scenarios.evaluate import evaluate
 from tests.controller.world import PROFILE, World, make_job
 
 Load = Callable[[float], float]  # seconds since training began -> part of the machine that others take

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator import loop
-from heterps_operator.client import CoordinatorError
 from heterps_operator.controller import job as job_module
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.job import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
-from heterps_operator.kubernetes.processes import process_of
-from heterps_operator.measurement import Figures
-from heterps_operator.values import (
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.loop import control_loop as loop
+from heterps_operator.loop.coordinator_client import CoordinatorError
+from heterps_operator.measure.measurement import Figures
+from heterps_operator.state.values import (
     Action,
     FailJob,
     PlanOutcome,

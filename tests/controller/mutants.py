@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL
 from tests.controller.kubernetes.documents import (
     CPU_WORKER,
     NOW,

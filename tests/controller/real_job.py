@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from heterps_operator.cli.session import Programs, open_session
-from heterps_operator.client import CoordinatorClient, CoordinatorError
+from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 
 HERE = Path(__file__).parent
 ROWS = 4096

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from heterps_operator.manifest import load_manifest
+from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.config import RunConfig
 from tests.controller.real_job import RealJob
 from tests.runtime.plain_torch import train

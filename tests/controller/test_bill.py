@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heterps_operator.bill import Bill
-from heterps_operator.values import ProcessSpec, ProcessView
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.values import ProcessSpec, ProcessView
 
 PRICES = {"cpu": Decimal("0.04"), "gpu": Decimal("2.42")}
 

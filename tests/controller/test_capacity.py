@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 
-from heterps_operator.profiles import build_problem
-from heterps_operator.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
+from heterps_operator.control.problem import build_problem
+from heterps_operator.state.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
 from tests.controller.world import PLAN, PROFILE, World, make_job
 
 INFEASIBLE = {"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "the best is 31,000"}

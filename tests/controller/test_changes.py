@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.changes import EFFECTS, Effect, FieldChange, effect_of, spec_change
-from heterps_operator.complete import complete_job
-from heterps_operator.schema import load_schemas
+from heterps_operator.api.defaults import complete_job
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.control.changes import EFFECTS, Effect, FieldChange, effect_of, spec_change
 from tests.manifests.samples import JOB, changed, parsed
 
 KIND = load_schemas()["HeterPSJob"]

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.controller.store import PodStore, slim_pod
-from heterps_operator.kubernetes.claims import Charge, Claims, charge_of, claim_of, requests_of
-from heterps_operator.kubernetes.pools import pool_capacity, pool_limit, pool_status
-from heterps_operator.kubernetes.processes import process_text
-from heterps_operator.values import ProcessSpec
+from heterps_operator.kubernetes.reading.claims import Charge, Claims, charge_of, claim_of, requests_of
+from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.state.values import ProcessSpec
 from tests.controller.kubernetes.documents import COORDINATOR, CPU_WORKER, GPU_WORKER, POOLS, observed, owner, pod_of
 from tests.controller.test_pools import NOW, condition, make_node, make_pool
 

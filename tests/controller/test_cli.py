@@ -12,7 +12,7 @@ import yaml
 
 from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
-from heterps_operator.profiles import build_problem
+from heterps_operator.control.problem import build_problem
 from tests.controller.world import PROFILE, make_job
 
 

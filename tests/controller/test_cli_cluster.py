@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.text import Text
 
 from heterps_operator.__main__ import main
-from heterps_operator.bill import Bill
-from heterps_operator.cluster.client import HeterPSClient
+from heterps_operator.client.client import HeterPSClient
+from heterps_operator.control.problem import build_problem
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.processes import process_text
+from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.state import Memory
-from heterps_operator.profiles import build_problem
-from heterps_operator.status import Status
-from heterps_operator.values import ProcessSpec, ProcessView
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
-from heterps_planner.problem import Problem
 from tests.controller.fake_server import FakeServer, for_cluster
 from tests.controller.kubernetes.documents import owner
 from tests.controller.test_cluster_client import FULL, JOB, JOBS, Script, put_job, put_plan, put_profiles, stream

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from heterps_operator.__main__ import main
-from heterps_operator.cluster import connection
+from heterps_operator.client import connection
 from heterps_operator.errors import ClusterError
 from tests.controller.fake_server import FakeServer
 

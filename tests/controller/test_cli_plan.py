@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from heterps_operator.__main__ import main
-from heterps_operator.cli.search import open_search
+from heterps_operator.cli.plans.search import open_search
 from heterps_planner.methods import METHODS
-from heterps_planner.task import Found, Task
+from heterps_planner.plans.task import Found, Task
 from tests.planner.problems import document
 
 FEW = {name: METHODS[name] for name in ("optimal", "brute-force", "cpu", "gpu", "greedy")}
@@ -79,7 +79,7 @@ def test_a_shadow_price_is_said_per_hour_and_over_the_training(problem_file: str
 
 
 def test_all_methods_are_compared(problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", FEW)
+    monkeypatch.setattr("heterps_operator.cli.plans.compare.METHODS", FEW)
     result = answer(capsys, "--problem", problem_file, "--compare")
     by_name = {one["method"]: one for one in result["methods"]}
     assert list(by_name) == list(FEW)
@@ -94,7 +94,7 @@ def test_all_methods_are_compared(problem_file: str, capsys: Any, monkeypatch: p
 def test_a_comparison_without_any_plan_ends_with_code_3(
     problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", {"gpu": METHODS["gpu"]})
+    monkeypatch.setattr("heterps_operator.cli.plans.compare.METHODS", {"gpu": METHODS["gpu"]})
     assert answer(capsys, "--problem", problem_file, "--compare", code=3)["methods"][0]["cost"] is None
 
 
@@ -245,7 +245,7 @@ def test_ctrl_c_leaves_out_the_methods_that_are_left(
     problem_file: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = {"optimal": METHODS["optimal"], "brute-force": METHODS["brute-force"], "gpu": METHODS["gpu"]}
-    monkeypatch.setattr("heterps_operator.cli.plan_compare.METHODS", methods)
+    monkeypatch.setattr("heterps_operator.cli.plans.compare.METHODS", methods)
     monkeypatch.setitem(METHODS, "brute-force", interrupting(METHODS["brute-force"]))
     result = answer(capsys, "--problem", problem_file, "--compare")
     assert result["leftOut"] == ["gpu"]

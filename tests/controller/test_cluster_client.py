@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from heterps_operator.cluster.client import HeterPSClient
-from heterps_operator.cluster.views import EventView, JobView
-from heterps_operator.controller.admission import pod_configuration
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.manifest import read_objects
+from heterps_operator.client.client import HeterPSClient
+from heterps_operator.client.views import EventView, JobView
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.manifest import read_objects
 from tests.controller.fake_server import FakeServer, for_cluster, forbidden
 from tests.controller.kubernetes.documents import owner
 from tests.controller.world import PROFILE

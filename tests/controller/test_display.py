@@ -8,12 +8,12 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from heterps_operator.bill import Bill, BillLine
-from heterps_operator.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display
-from heterps_operator.loop import Turn
-from heterps_operator.report import build_report, render_report
-from heterps_operator.status import Event
-from heterps_operator.words import format_duration, format_money, sparkline
+from heterps_operator.formatting import format_duration, format_money, sparkline
+from heterps_operator.state.bill import Bill, BillLine
+from heterps_operator.state.status import Event
+from heterps_operator.state.turn import Turn
+from heterps_operator.terminal.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display
+from heterps_operator.terminal.report import build_report, render_report
 from tests.controller.world import MEMBERS, World
 
 BILL = Bill((BillLine("cpu", Decimal("0.04"), 3_600_000_000),), 1.0)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.calibration import calibrate, divide_workers
-from heterps_operator.job import Elasticity
-from heterps_operator.profiles import build_problem
-from heterps_operator.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
-from heterps_planner.evaluate import evaluate
-from heterps_planner.plan import Plan
-from heterps_planner.problem import Problem
+from heterps_operator.api.job import Elasticity
+from heterps_operator.control.calibration import calibrate, divide_workers
+from heterps_operator.control.problem import build_problem
+from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.plan import Plan
+from heterps_planner.scenarios.evaluate import evaluate
 from heterps_runtime.contract import PlanDocument
 
 from .world import MEMBERS, PLAN, PROFILE, World, make_job

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator.job import Elasticity
+from heterps_operator.api.job import Elasticity
 from tests.controller.elastic_world import ElasticWorld, Load, drift, square, steady, telegraph
 
 HOUR = 3600.0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.failures import describe_end
-from heterps_operator.job import FailureRule, JobSpec, RunPolicy
-from heterps_operator.status import Status
-from heterps_operator.values import ProcessSpec, ProcessView, ReportLost
+from heterps_operator.api.job import FailureRule, JobSpec, RunPolicy
+from heterps_operator.control.failures import describe_end
+from heterps_operator.state.status import Status
+from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
 from tests.controller.world import MEMBERS, World, make_job
 from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_operator.failures import backoff_seconds, describe_exit
-from heterps_operator.job import RunPolicy
-from heterps_operator.values import Action, FailJob, ReportLost, StartProcess, StopProcess
+from heterps_operator.api.job import RunPolicy
+from heterps_operator.control.failures import backoff_seconds, describe_exit
+from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
 from tests.controller.world import MEMBERS, World, make_job
 
 

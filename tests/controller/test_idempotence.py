@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.status import FINAL_PHASES, Status
+from heterps_operator.state.status import FINAL_PHASES, Status
 from tests.controller.life import Life
 from tests.controller.world import MEMBERS, PLAN, World
 

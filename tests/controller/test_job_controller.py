@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from heterps_operator.bill import Bill
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import load_manifest
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.job import JobController
 from heterps_operator.controller.publisher import Publisher
-from heterps_operator.job import JobSpec
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import Memory, StateTaken
-from heterps_operator.loop import Turn
-from heterps_operator.manifest import load_manifest
-from heterps_operator.status import Status
-from heterps_operator.values import Observed
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.state.turn import Turn
+from heterps_operator.state.values import Observed
 from tests.controller.fake_server import FakeServer
 from tests.controller.world import PLAN
 

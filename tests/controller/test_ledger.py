@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heterps_operator.controller.accounts import Accounts
+from heterps_operator.controller.accounting import Accounts
 from heterps_operator.controller.store import PodStore
-from heterps_operator.kubernetes.pools import Ledger, job_key
-from heterps_operator.kubernetes.processes import process_text
-from heterps_operator.values import ProcessSpec
+from heterps_operator.kubernetes.reading.pools import Ledger, job_key
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.state.values import ProcessSpec
 from tests.controller.kubernetes.documents import owner
 
 JOBS = ("default/a", "default/b", "other/a")

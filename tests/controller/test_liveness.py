@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_operator.job import RunPolicy
-from heterps_operator.values import Action, PodProblem, StopProcess
+from heterps_operator.api.job import RunPolicy
+from heterps_operator.state.values import Action, PodProblem, StopProcess
 from tests.controller.world import World, make_job
 
 

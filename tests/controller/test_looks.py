@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_operator.controller import cluster
+from heterps_operator.controller import context as cluster
 from tests.controller.life import Life
 
 

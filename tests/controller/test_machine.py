@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from heterps_operator.__main__ import main
-from heterps_operator.bill import Bill
 from heterps_operator.cli.session import Programs
-from heterps_operator.loop import Turn
-from heterps_operator.machine import describe_cores, describe_shortage
-from heterps_operator.panels import live_view
+from heterps_operator.control.machine import describe_cores, describe_shortage
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.turn import Turn
+from heterps_operator.terminal.panels import live_view
 from tests.controller.world import PLAN, World
 from tests.planner.problems import document
 from tests.planner.test_machine import measured_document

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from heterps_operator.errors import UsageError
-from heterps_operator.measurement import (
+from heterps_operator.measure.measurement import (
     Figures,
     MeasurementError,
     Meter,
@@ -27,7 +27,7 @@ from heterps_operator.measurement import (
     measured,
     read_figures,
 )
-from heterps_operator.values import CoordinatorView
+from heterps_operator.state.values import CoordinatorView
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from tests.controller.world import World as ReconciledWorld
 from tests.runtime.coordinator_world import World

@@ -11,11 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 
-from heterps_operator.bill import Bill
 from heterps_operator.errors import UsageError
-from heterps_operator.loop import Turn
-from heterps_operator.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
-from heterps_operator.status import Event
+from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Event
+from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
 from tests.controller.test_pools import make_node, make_pool, status_of
 from tests.controller.world import PLAN, World

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from heterps_operator.control.problem import build_problem
 from heterps_operator.controller.planners import Places, QueuedPlanner
-from heterps_operator.profiles import build_problem
 from tests.controller.world import PROFILE, make_job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from heterps_operator.values import PodProblem
+from heterps_operator.state.values import PodProblem
 from tests.controller.world import World
 
 NO_ROOM = PodProblem("Unschedulable", "worker-0-0 fits no node (0/3 nodes: 3 Insufficient cpu); add nodes")

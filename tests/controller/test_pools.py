@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from heterps_operator.kubernetes.pools import Capacity, pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit, pool_status
 
 NOW = 1_700_000_000.0
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from heterps_operator.processes import ProcessSubstrate, end_leftovers, guarded, read_last_lines, start_identity
-from heterps_operator.state import write_json
-from heterps_operator.values import ProcessSpec, ProcessView
+from heterps_operator.documents import write_json
+from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, guarded, read_last_lines, start_identity
+from heterps_operator.state.values import ProcessSpec, ProcessView
 
 # Each role is a one-line program; `$HOME`-like paths come from the environment of the substrate.
 PROGRAM = """
@@ -139,7 +139,7 @@ def test_closing_ends_everything(tmp_path: Path, substrate: ProcessSubstrate) ->
 def test_children_die_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     controller = (
         "import subprocess, sys, signal\n"
-        "from heterps_operator.processes import guarded\n"
+        "from heterps_operator.local.processes import guarded\n"
         "program = [sys.executable, '-c', 'import signal; print(1, flush=True); signal.pause()']\n"
         "child = subprocess.Popen(guarded(program), stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"

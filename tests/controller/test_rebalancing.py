@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from heterps_operator.job import Balancing
-from heterps_operator.status import Status
-from heterps_operator.values import SubmitAllocation
+from heterps_operator.api.job import Balancing
+from heterps_operator.state.status import Status
+from heterps_operator.state.values import SubmitAllocation
 from heterps_planner.balancing import Pace
 from tests.controller.world import World, make_job
 

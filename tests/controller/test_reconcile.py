@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from heterps_operator.job import PoolSpec, RunPolicy
-from heterps_operator.values import (
+from heterps_operator.api.job import PoolSpec, RunPolicy
+from heterps_operator.state.values import (
     Action,
     ComputePlan,
     ReportLost,

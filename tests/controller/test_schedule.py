@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from heterps_operator.controller.schedule import Schedule
+from heterps_operator.controller.work_queue import Schedule
 
 A, B = ("space", "a"), ("space", "b")
 

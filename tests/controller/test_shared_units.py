@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from heterps_operator.bill import Bill
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.state import JobState, Memory
-from heterps_operator.status import Status
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
 from tests.controller.test_job_controller import World
 
 STAGE = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 2, "layers": ["mlp"], "units": 1, "pods": 1}

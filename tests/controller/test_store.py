@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_node
-from heterps_operator.kubernetes.processes import process_of, process_text
+from heterps_operator.kubernetes.reading.processes import process_of, process_text
 from tests.controller.kubernetes.documents import CPU_WORKER, owner
 
 Json = dict[str, Any]

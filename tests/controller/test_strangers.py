@@ -15,20 +15,20 @@ import pytest
 
 from heterps_operator.__main__ import main
 from heterps_operator.cli import operator as operator_module
+from heterps_operator.controller import recorder as teller_module
 from heterps_operator.controller import supervisor as supervisor_module
-from heterps_operator.controller import teller as teller_module
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.job import JobController
+from heterps_operator.controller.recorder import Teller
 from heterps_operator.controller.store import ObjectStore, PodStore, key_of, slim_job, slim_node
 from heterps_operator.controller.supervisor import Supervisor
-from heterps_operator.controller.teller import Teller
-from heterps_operator.kubernetes import observe
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.pools import pool_capacity, pool_limit, pool_status
-from heterps_operator.kubernetes.processes import process_text
-from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL, check
-from heterps_operator.kubernetes.shapes import UnreadableError
-from heterps_operator.metrics import OperatorMetrics
+from heterps_operator.kubernetes.reading import observe
+from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
+from heterps_operator.measure.metrics import OperatorMetrics
 from tests.controller.kubernetes.documents import CPU_WORKER, NOW, owner
 from tests.controller.mutants import GOOD, mutants, node, pool
 from tests.controller.test_supervisor import JOBS, NODES, PODS, POOLS, Lists

@@ -13,10 +13,10 @@ import pytest
 from kopf._cogs.aiokits.aioadapters import wait_flag
 
 from heterps_operator.controller import handlers
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
-from heterps_operator.kubernetes.processes import process_text
+from heterps_operator.kubernetes.reading.processes import process_text
 from tests.controller.kubernetes.documents import COORDINATOR, CPU_WORKER, owner
 from tests.controller.test_claims import pod_on
 from tests.controller.test_pools import make_node, make_pool

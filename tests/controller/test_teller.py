@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from heterps_operator.controller import teller as teller_module
-from heterps_operator.controller.teller import Teller
+from heterps_operator.controller import recorder as teller_module
+from heterps_operator.controller.recorder import Teller
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.complaints import Complaint
-from heterps_operator.kubernetes.readable import POD
+from heterps_operator.kubernetes.reading.complaints import Complaint
+from heterps_operator.kubernetes.reading.readable import POD
 from tests.controller.kubernetes.documents import NOW
 from tests.controller.test_strangers import Server, stranger
 

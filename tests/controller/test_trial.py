@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.controller.admission import pod_configuration
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.manifest import read_objects
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.job import JobController
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.manifest import read_objects
 from tests.controller import world as values
 from tests.controller.test_hindrances import events
 from tests.controller.test_job_controller import CONFIGS, KEY, World, planned

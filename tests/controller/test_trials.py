@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from heterps_operator.measurement import Figures, measured
-from heterps_operator.status import Status
-from heterps_operator.throughput import Sample, Series, mean, pause_seconds
-from heterps_operator.trials import Pods, Trial, remember, spare
-from heterps_operator.values import CoordinatorView
+from heterps_operator.measure.measurement import Figures, measured
+from heterps_operator.state.status import Status
+from heterps_operator.state.throughput import Sample, Series, mean, pause_seconds
+from heterps_operator.state.trials import Pods, Trial, remember, spare
+from heterps_operator.state.values import CoordinatorView
 
 FLOOR = 11_000.0
 TRIAL = Trial((2,), (3,), 10_000.0, 13_000.0, time=0.0, wait=600.0, in_vain=False, basis="x")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from heterps_operator.bill import Bill
+from heterps_operator.documents import read_json, write_json
 from heterps_operator.errors import StateError, WorkspaceError
-from heterps_operator.state import read_json, write_json
-from heterps_operator.status import Status
-from heterps_operator.workspace import Workspace
+from heterps_operator.local.workspace import Workspace
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
 from tests.controller.world import World
 
 

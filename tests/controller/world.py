@@ -6,10 +6,10 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from heterps_operator.job import Balancing, JobSpec, PoolSpec, RunPolicy
-from heterps_operator.reconcile import reconcile
-from heterps_operator.status import Event, Status
-from heterps_operator.values import (
+from heterps_operator.api.job import Balancing, JobSpec, PoolSpec, RunPolicy
+from heterps_operator.control.reconcile import reconcile
+from heterps_operator.state.status import Event, Status
+from heterps_operator.state.values import (
     Action,
     ComputePlan,
     CoordinatorView,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heterps_operator.schema import load_schemas
-from heterps_operator.yaml_source import path_text
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.api.yaml_source import path_text
 from tests.manifests.samples import changed
 
 Json = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from heterps_operator.api.manifest import load_manifest
 from heterps_operator.errors import ManifestError
-from heterps_operator.manifest import load_manifest
 
 CPU = """\
 apiVersion: heterps.io/v1alpha1

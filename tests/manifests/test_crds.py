@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from heterps_operator import cel
-from heterps_operator.complete import DENSE_OPTIONS, SPARSE_OPTIONS
-from heterps_operator.schema import crd_folder, load_schemas
+from heterps_operator.api import cel
+from heterps_operator.api.defaults import DENSE_OPTIONS, SPARSE_OPTIONS
+from heterps_operator.api.schema import crd_folder, load_schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "crds").glob("*.yaml"))

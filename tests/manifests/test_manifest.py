@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.complete import complete_job
-from heterps_operator.manifest import Manifest, load_manifest
-from heterps_operator.schema import load_schemas
+from heterps_operator.api.defaults import complete_job
+from heterps_operator.api.manifest import Manifest, load_manifest
+from heterps_operator.api.schema import load_schemas
 from tests.manifests.samples import CPU, FILE, GPU, JOB, changed, dumped, parsed
 
 FIXTURES = Path(__file__).parent / "fixtures"

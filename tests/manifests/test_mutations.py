@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.schema import load_schemas
-from heterps_operator.structure import structural_faults
-from heterps_operator.yaml_source import path_text
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.api.structure import structural_faults
+from heterps_operator.api.yaml_source import path_text
 from tests.manifests.mutations import FULL, LEFT_OUT, Mutation, boundaries, fields, mutations
 
 

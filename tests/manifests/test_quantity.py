@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from heterps_operator.quantity import parse_quantity
+from heterps_operator.api.quantity import parse_quantity
 
 
 @pytest.mark.parametrize(

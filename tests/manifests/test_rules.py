@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from heterps_operator import cel, schema
+from heterps_operator.api import cel, schema
+from heterps_operator.api.schema import load_schemas
 from heterps_operator.errors import MISSING
-from heterps_operator.schema import load_schemas
 from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 
 JOB_VALUE, CPU_VALUE = parsed(JOB), parsed(CPU)

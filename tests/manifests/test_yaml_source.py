@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from heterps_operator.api.manifest import load_manifest
+from heterps_operator.api.yaml_source import path_text, read_documents
 from heterps_operator.errors import ManifestError
-from heterps_operator.manifest import load_manifest
-from heterps_operator.yaml_source import path_text, read_documents
 from tests.manifests.samples import FILE, refused
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_planner.cost_model import build_segments
-from heterps_planner.plan import choice_of
-from heterps_planner.points import Choice
-from heterps_planner.problem import Problem
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.plan import choice_of
+from heterps_planner.search.points import Choice
 
 
 @dataclass(frozen=True)

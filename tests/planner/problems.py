@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.cost_model import build_segments
-from heterps_planner.limits import fastest
-from heterps_planner.points import fastest_bound
-from heterps_planner.problem import Layer, LayerTimes, MeasuredTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Layer, LayerTimes, MeasuredTimes, ParameterServer, Pool, Problem
+from heterps_planner.search.limits import fastest
+from heterps_planner.search.points import fastest_bound
 
 
 def random_problem(

@@ -8,9 +8,9 @@ import math
 
 import numpy as np
 import pytest
+from experiments.simulator import Proportional, Scenario, SimulatedWorker, Slowdown, simulate
 
 from heterps_planner.balancing import BatchController, Worker, WorkerEstimate, divide_optimal, finish_time
-from heterps_planner.balancing.simulator import Proportional, Scenario, SimulatedWorker, Slowdown, simulate
 from heterps_planner.errors import ProblemError
 
 

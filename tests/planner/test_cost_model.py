@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heterps_planner import plan
-from heterps_planner.cost_model import (
+from heterps_planner.model.cost_model import (
     Work,
     build_segments,
     compute_work,
@@ -22,10 +22,10 @@ from heterps_planner.cost_model import (
     training_hours,
     transfer_work,
 )
-from heterps_planner.plan import Infeasible, Plan, choice_of
-from heterps_planner.points import lowest_throughput
-from heterps_planner.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.plans.plan import Infeasible, Plan, choice_of
+from heterps_planner.search.points import lowest_throughput
+from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.planner.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())

@@ -12,9 +12,9 @@ import pytest
 from experiments.devices import load_profile
 
 from heterps_planner import Plan, Problem, plan
-from heterps_planner.cost_model import Work, build_segments, stage_seconds_per_sample
-from heterps_planner.evaluate import evaluate
 from heterps_planner.methods.brute_force import enumerate_schedules
+from heterps_planner.model.cost_model import Work, build_segments, stage_seconds_per_sample
+from heterps_planner.scenarios.evaluate import evaluate
 from tests.planner.problems import document, random_problem
 
 ROOT = Path(__file__).parents[2]

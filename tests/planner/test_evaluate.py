@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, evaluate, plan
-from heterps_planner.cost_model import build_segments
-from heterps_planner.plan import choice_of
-from heterps_planner.problem import ParameterServer
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import ParameterServer
+from heterps_planner.plans.plan import choice_of
 from tests.planner.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())

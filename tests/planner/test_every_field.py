@@ -18,10 +18,10 @@ import pytest
 
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, plan
 from heterps_planner.errors import DeadlineError, PlannerError
-from heterps_planner.evaluate import evaluate
-from heterps_planner.fields import Fields
-from heterps_planner.migration import plan_from
-from heterps_planner.problem import MAX_LAYERS, MAX_POOLS
+from heterps_planner.model.fields import Fields
+from heterps_planner.model.problem import MAX_LAYERS, MAX_POOLS
+from heterps_planner.scenarios.evaluate import evaluate
+from heterps_planner.scenarios.migration import plan_from
 from tests.planner.problems import document
 
 Key = tuple[str | int, ...]

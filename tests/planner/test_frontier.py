@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heterps_planner.frontier import frontier
+from heterps_planner.plans.frontier import frontier
 from tests.planner.every_plan import every_plan
 from tests.planner.problems import random_problem
 

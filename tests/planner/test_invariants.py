@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heterps_planner.cost_model import Segments, build_segments
-from heterps_planner.frontier import frontier
-from heterps_planner.path import Stage
-from heterps_planner.plan import choice_of
-from heterps_planner.problem import Problem
-from heterps_planner.sweep import SweepResult, cheapest_at, minimise
+from heterps_planner.model.cost_model import Segments, build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.frontier import frontier
+from heterps_planner.plans.plan import choice_of
+from heterps_planner.search.path import Stage
+from heterps_planner.search.sweep import SweepResult, cheapest_at, minimise
 from tests.planner.problems import random_problem, small_problem
 
 seeds = st.integers(0, 10**9)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from heterps_planner.errors import DeadlineError, ProblemError
-from heterps_planner.joint import JointInfeasible, JointPlan, plan_together
-from heterps_planner.plan import Plan
+from heterps_planner.model.problem import ParameterServer, Problem
 from heterps_planner.planning import plan
-from heterps_planner.problem import ParameterServer, Problem
+from heterps_planner.plans.plan import Plan
+from heterps_planner.scenarios.joint import JointInfeasible, JointPlan, plan_together
 from tests.planner.every_plan import every_plan
 from tests.planner.problems import random_problem, with_floor
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from heterps_planner import Plan, Problem, evaluate, explain
-from heterps_planner.machine import is_measured, processor_seconds_per_sample, share_cores
+from heterps_planner.plans.machine import is_measured, processor_seconds_per_sample, share_cores
 from tests.planner.problems import document
 
 BATCH = 100

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.market import Followed, Tick, follow, read_ticks
-from heterps_planner.plan import Plan
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan
-from heterps_planner.problem import Problem
+from heterps_planner.plans.plan import Plan
+from heterps_planner.scenarios.market import Followed, Tick, follow, read_ticks
 from tests.planner.problems import document, random_problem, with_floor
 
 HAND = Problem.from_json(document())  # one hour at 1000 samples/s

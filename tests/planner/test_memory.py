@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from heterps_planner import Infeasible, Layer, LayerTimes, Plan, Pool, Problem, ProblemError, evaluate, plan
-from heterps_planner.cost_model import build_segments
-from heterps_planner.memory import least_pods_for_memory, needed_bytes
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.sweep import minimise
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.memory import least_pods_for_memory, needed_bytes
+from heterps_planner.search.sweep import minimise
 from tests.planner.problems import document, random_problem, with_floor, with_memory
 
 BOTH = {"cpu": LayerTimes(0.002, 0.9), "gpu": LayerTimes(0.0002, 0.9)}

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from heterps_planner import METHODS, DeadlineError, Infeasible, Plan, Problem, plan
-from heterps_planner.assignments import Evaluator, stages_of
-from heterps_planner.cost_model import build_segments
 from heterps_planner.errors import MissingPackageError
 from heterps_planner.methods import Task, bayesian
-from heterps_planner.plan import NOTHING_FOUND, THROUGHPUT_FLOOR_UNREACHABLE
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.plans.assignments import Evaluator, stages_of
+from heterps_planner.plans.plan import NOTHING_FOUND, THROUGHPUT_FLOOR_UNREACHABLE
 from heterps_planner.policy import learning
 from tests.planner.problems import document, random_problem, with_floor
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.migration import Move, plan_from
-from heterps_planner.plan import Infeasible, Plan
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan
-from heterps_planner.problem import Problem
+from heterps_planner.plans.plan import Infeasible, Plan
+from heterps_planner.scenarios.migration import Move, plan_from
 from tests.planner.every_plan import every_plan
 from tests.planner.problems import random_problem, with_floor
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from heterps_planner.cost_model import Segments, build_segments
-from heterps_planner.labels import search
-from heterps_planner.limits import fastest, shadow_prices
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.path import Stage
-from heterps_planner.plan import choice_of
-from heterps_planner.points import Choice, Points, search_prices
-from heterps_planner.provisioning import fastest_provision, provision, schedule_of
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.model.cost_model import Segments, build_segments
+from heterps_planner.plans.plan import choice_of
+from heterps_planner.search.labels import search
+from heterps_planner.search.limits import fastest, shadow_prices
+from heterps_planner.search.path import Stage
+from heterps_planner.search.points import Choice, Points, search_prices
+from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
+from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.planner.problems import (
     random_problem,
     small_problem,

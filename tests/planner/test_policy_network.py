@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from heterps_planner.cost_model import build_segments
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.cells import cell_of
 from heterps_planner.policy.features import NAMES, features_of
 from heterps_planner.policy.network import Inputs, Network, Parameters, initial_parameters, stack
-from heterps_planner.problem import Problem
 from tests.planner.problems import random_problem, with_floor
 
 CELLS = ["lstm", "elman"]

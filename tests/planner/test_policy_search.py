@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from heterps_planner.assignments import Evaluator, stages_of
-from heterps_planner.cost_model import build_segments
-from heterps_planner.points import lowest_throughput
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.plans.assignments import Evaluator, stages_of
 from heterps_planner.policy.segment_moves import SegmentMoves, distinct
-from heterps_planner.sweep import minimise
+from heterps_planner.search.points import lowest_throughput
+from heterps_planner.search.sweep import minimise
 from tests.planner.problems import random_problem, with_floor
 
 

@@ -11,17 +11,17 @@ import pytest
 from experiments.clusters import Limits, cluster
 from safetensors.numpy import load_file
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import build_segments
 from heterps_planner.errors import DeadlineError, ProblemError
 from heterps_planner.methods import METHODS, Found, Task
 from heterps_planner.methods.pretrained import first_answer
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import NAMES, features_of
 from heterps_planner.policy.network import Network, stack
 from heterps_planner.policy.pretrained import PATH, load, save, shipped
-from heterps_planner.problem import Problem
-from heterps_planner.sweep import minimise
+from heterps_planner.search.sweep import minimise
 
 
 def find(problem: Problem, seed: int = 0) -> Found:

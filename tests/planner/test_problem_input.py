@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from heterps_planner import PlannerError, Problem, ProblemError, UnknownNameError
-from heterps_planner.problem import MAX_LAYERS, MAX_POOLS
+from heterps_planner.model.problem import MAX_LAYERS, MAX_POOLS
 from tests.planner.problems import document, random_problem
 
 MISSING = object()

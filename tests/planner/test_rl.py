@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from experiments.literal_rl import VARIANTS, Variant, direction, features_of_paper, run
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import build_segments
 from heterps_planner.methods import METHODS, Task
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.learning import Learning, Settings, learn
-from heterps_planner.problem import Problem
-from heterps_planner.sweep import minimise
+from heterps_planner.search.sweep import minimise
 from tests.planner.problems import random_problem, with_floor
 
 CELLS = ["lstm", "elman"]

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from heterps_planner import Layer, LayerTimes, Plan, Pool, Problem, plan
-from heterps_planner.cost_model import build_segments
-from heterps_planner.evaluate import evaluate
-from heterps_planner.explain import explain
-from heterps_planner.frontier import frontier
-from heterps_planner.limits import fastest
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.pieces import lines
-from heterps_planner.points import fastest_bound
-from heterps_planner.problem import MeasuredTimes
-from heterps_planner.sweep import cheapest_at, minimise
+from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.pieces import lines
+from heterps_planner.model.problem import MeasuredTimes
+from heterps_planner.plans.explain import explain
+from heterps_planner.plans.frontier import frontier
+from heterps_planner.scenarios.evaluate import evaluate
+from heterps_planner.search.limits import fastest
+from heterps_planner.search.points import fastest_bound
+from heterps_planner.search.sweep import cheapest_at, minimise
 from tests.planner.problems import document, random_problem, with_floor, with_memory, with_tables
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_planner import METHODS, DeadlineError, Problem, assignments, labels, path, plan, points, sweep
-from heterps_planner.frontier import frontier
-from heterps_planner.joint import plan_together
+from heterps_planner import METHODS, DeadlineError, Problem, plan
 from heterps_planner.methods import brute_force
+from heterps_planner.plans import assignments
+from heterps_planner.plans.frontier import frontier
+from heterps_planner.scenarios.joint import plan_together
+from heterps_planner.search import labels, path, points, sweep
 from tests.planner.problems import random_problem, with_rough_floor
 
 # A path at one throughput, or a batch of schedules. Bound, shadow prices and the reasons of a refusal take a few.

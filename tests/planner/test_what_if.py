@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.plan import Plan
+from heterps_planner.model.problem import ParameterServer, Problem
 from heterps_planner.planning import plan
-from heterps_planner.problem import ParameterServer, Problem
-from heterps_planner.what_if import change, read_setting
+from heterps_planner.plans.plan import Plan
+from heterps_planner.scenarios.what_if import change, read_setting
 from tests.planner.problems import document
 
 HAND = Problem.from_json(document())

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from heterps_operator.__main__ import main
-from heterps_operator.manifest import load_manifest
+from heterps_operator.api.manifest import load_manifest
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("README.md", "docs/tutorial.md", "docs/cli.md", "examples/flights/README.md")

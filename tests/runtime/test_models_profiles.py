@@ -19,7 +19,7 @@ from experiments.devices import (
 from experiments.measure_profiles import MODELS
 
 from heterps_planner import Plan, evaluate, plan
-from heterps_planner.problem import Layer, LayerTimes, Problem
+from heterps_planner.model.problem import Layer, LayerTimes, Problem
 from heterps_runtime.data.synthetic import ClickLog, ClickLogSpec
 
 LAYERS = {"matchnet": 16, "ctrdnn": 16, "ctrdnn-8": 8, "ctrdnn-12": 12, "ctrdnn-20": 20} | {

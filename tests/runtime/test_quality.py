@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heterps_operator.manifest import load_manifest
+from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.config import RunConfig
 
 from .jobs import run_job

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from heterps_operator.cluster.client import HeterPSClient
-from heterps_operator.cluster.connection import connect
-from heterps_operator.values import Json
+from heterps_operator.client.client import HeterPSClient
+from heterps_operator.client.connection import connect
+from heterps_operator.documents import Json
 
 __all__ = ["cleaned", "open_client"]
 

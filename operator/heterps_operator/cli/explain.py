@@ -13,21 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps_operator.cli.cluster import open_client
-from heterps_operator.cli.plan_files import write_document
-from heterps_operator.cluster.client import HeterPSClient
-from heterps_operator.cluster.views import EventView, JobView, PlanView
-from heterps_operator.console import make_console
+from heterps_operator.cli.plans.files import write_document
+from heterps_operator.client.client import HeterPSClient
+from heterps_operator.client.views import EventView, JobView, PlanView
 from heterps_operator.errors import ClusterError, ManifestError
-from heterps_operator.explanation import render_plan
-from heterps_operator.job_tables import age, render_events, render_facts
-from heterps_operator.words import format_money, format_rate
+from heterps_operator.formatting import format_money, format_rate
+from heterps_operator.terminal.console import make_console
+from heterps_operator.terminal.explanation import render_plan
+from heterps_operator.terminal.job_tables import age, render_events, render_facts
 from heterps_planner.errors import PlannerError
-from heterps_planner.evaluate import evaluate
-from heterps_planner.explain import Explanation
-from heterps_planner.explain import explain as explain_plan
-from heterps_planner.plan import Infeasible, Plan
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
-from heterps_planner.problem import Problem
+from heterps_planner.plans.explain import Explanation
+from heterps_planner.plans.explain import explain as explain_plan
+from heterps_planner.plans.plan import Infeasible, Plan
+from heterps_planner.scenarios.evaluate import evaluate
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["describe_change", "explain"]

@@ -10,7 +10,7 @@ from argparse import Namespace
 from rich.text import Text
 
 from heterps_operator.cli.cluster import open_client
-from heterps_operator.console import make_console
+from heterps_operator.terminal.console import make_console
 from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["logs"]

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import kopf
 
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.cli.signals import ends_in_order
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.handlers import watch
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi, connect
-from heterps_operator.measurement import Measurement, PrometheusServer
-from heterps_operator.metrics import MetricsServer, OperatorMetrics
-from heterps_operator.signals import ends_in_order
+from heterps_operator.measure.measurement import Measurement, PrometheusServer
+from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
 from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
 
 __all__ = ["operator"]

@@ -7,24 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.cli.plan_files import read_json, write_document, write_frontier
-from heterps_operator.cli.plan_options import check_plan_options
+from heterps_operator.api.job import JobSpec
+from heterps_operator.cli.options.plan import check_plan_options
+from heterps_operator.cli.plans.files import read_json, write_document, write_frontier
+from heterps_operator.cli.plans.search import Search, open_search
 from heterps_operator.cli.profile import measure
-from heterps_operator.cli.search import Search, open_search
 from heterps_operator.cli.session import Programs, open_session
-from heterps_operator.console import Console, make_console
-from heterps_operator.display import make_display
+from heterps_operator.control.problem import adapt_problem
 from heterps_operator.errors import UsageError
-from heterps_operator.job import JobSpec
-from heterps_operator.profiles import adapt_problem
+from heterps_operator.terminal.console import Console, make_console
+from heterps_operator.terminal.display import make_display
 from heterps_planner.errors import DeadlineError
-from heterps_planner.evaluate import evaluate
-from heterps_planner.explain import explain
-from heterps_planner.machine import is_measured, share_cores
-from heterps_planner.plan import Infeasible, Plan
+from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
-from heterps_planner.problem import Problem
-from heterps_planner.what_if import change, read_setting
+from heterps_planner.plans.explain import explain
+from heterps_planner.plans.machine import is_measured, share_cores
+from heterps_planner.plans.plan import Infeasible, Plan
+from heterps_planner.scenarios.evaluate import evaluate
+from heterps_planner.scenarios.what_if import change, read_setting
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["plan"]
@@ -65,19 +65,19 @@ def _answer(
 ) -> int:
     """Do what the options ask for. The modules of rarer answers are imported when they are asked for."""
     if problem is None:
-        from heterps_operator.cli.plan_jobs import plan_jobs
+        from heterps_operator.cli.plans.jobs import plan_jobs
 
         return plan_jobs(arguments, search, console)
     if arguments.compare:
-        from heterps_operator.cli.plan_compare import compare_methods
+        from heterps_operator.cli.plans.compare import compare_methods
 
         return compare_methods(problem, arguments, search, console)
     if arguments.prices is not None:
-        from heterps_operator.cli.plan_prices import follow_prices
+        from heterps_operator.cli.plans.prices import follow_prices
 
         return follow_prices(problem, arguments, search, console)
     if arguments.what_if:
-        from heterps_operator.cli.plan_compare import show_what_if
+        from heterps_operator.cli.plans.compare import show_what_if
 
         changed = _change(problem, arguments.what_if)
         found, other = (_solve(each, arguments, job, search) for each in (problem, changed))
@@ -102,7 +102,7 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
     explanation = explain(problem, found, search.should_stop)
     search.finish()
     if arguments.output == "table":
-        from heterps_operator.explanation import render_plan
+        from heterps_operator.terminal.explanation import render_plan
 
         without_margin = trusting.cost if isinstance(trusting, Plan) else None
         console.print(
@@ -184,8 +184,8 @@ def _shared(problem: Problem, found: Plan | Infeasible, arguments: Namespace) ->
 
 
 def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str], search: Search) -> None:
-    from heterps_operator.plots import plot_frontier
-    from heterps_planner.frontier import frontier
+    from heterps_operator.terminal.plots import plot_frontier
+    from heterps_planner.plans.frontier import frontier
 
     # What less than the floor would cost is shown, too.
     search.restart(None if search.deadline == float("inf") else search.deadline - search.clock(), "frontier")

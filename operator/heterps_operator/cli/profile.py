@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 
 from heterps_operator.cli.session import Driven, Programs, Session, drive, open_session
-from heterps_operator.console import make_console
-from heterps_operator.display import Display, make_display
+from heterps_operator.control.problem import build_problem, profile_warnings
+from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
-from heterps_operator.profiles import build_problem, profile_warnings
-from heterps_operator.refusal import write_refusal
-from heterps_operator.report import exit_code, render_failure
-from heterps_operator.values import Json
+from heterps_operator.terminal.console import make_console
+from heterps_operator.terminal.display import Display, make_display
+from heterps_operator.terminal.refusal import write_refusal
+from heterps_operator.terminal.report import exit_code, render_failure
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["measure", "profile"]

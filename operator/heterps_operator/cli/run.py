@@ -7,15 +7,15 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 
-from heterps_operator.bill import Bill
 from heterps_operator.cli.session import Programs, Session, drive, open_session
-from heterps_operator.console import make_console
-from heterps_operator.display import Display, make_display
+from heterps_operator.documents import Json
 from heterps_operator.errors import WorkspaceError
-from heterps_operator.report import build_report, render_report
-from heterps_operator.status import Status
-from heterps_operator.values import Json
-from heterps_operator.workspace import fingerprints
+from heterps_operator.local.workspace import fingerprints
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.terminal.console import make_console
+from heterps_operator.terminal.display import Display, make_display
+from heterps_operator.terminal.report import build_report, render_report
 
 __all__ = ["run"]
 

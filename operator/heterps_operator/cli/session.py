@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.bill import Bill
-from heterps_operator.display import Display
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import load_manifest
+from heterps_operator.cli.signals import ends_in_order
+from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
-from heterps_operator.job import JobSpec
-from heterps_operator.loop import ControlLoop
-from heterps_operator.manifest import load_manifest
-from heterps_operator.planning import PLANNER_COMMAND, PlannerProcess
-from heterps_operator.processes import RUNTIME_COMMAND, ProcessSubstrate
-from heterps_operator.profiles import ProfileCache
-from heterps_operator.signals import ends_in_order
-from heterps_operator.status import Status
-from heterps_operator.values import Json
-from heterps_operator.workspace import Workspace
+from heterps_operator.local.planner import PLANNER_COMMAND, PlannerProcess
+from heterps_operator.local.processes import RUNTIME_COMMAND, ProcessSubstrate
+from heterps_operator.local.profiles import ProfileCache
+from heterps_operator.local.workspace import Workspace
+from heterps_operator.loop.control_loop import ControlLoop
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.terminal.display import Display
 from heterps_planner.methods import METHODS
 from heterps_runtime.cores import usable_cores
 

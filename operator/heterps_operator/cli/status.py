@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 
 from heterps_operator.cli.cluster import cleaned, open_client
-from heterps_operator.cli.plan_files import write_document
-from heterps_operator.console import make_console
+from heterps_operator.cli.plans.files import write_document
 from heterps_operator.errors import UsageError
-from heterps_operator.job_tables import render_job, render_jobs
+from heterps_operator.terminal.console import make_console
+from heterps_operator.terminal.job_tables import render_job, render_jobs
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["status"]

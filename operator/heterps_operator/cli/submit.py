@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, nullcontext
 from rich.status import Status as Spinner
 
 from heterps_operator.cli.cluster import cleaned, open_client
-from heterps_operator.cli.plan_files import write_document
-from heterps_operator.cluster.client import HeterPSClient, Submitted
-from heterps_operator.cluster.documents import read_submission
-from heterps_operator.cluster.views import JobView
-from heterps_operator.console import Console, make_console
+from heterps_operator.cli.plans.files import write_document
+from heterps_operator.client.client import HeterPSClient, Submitted
+from heterps_operator.client.manifests import read_submission
+from heterps_operator.client.views import JobView
 from heterps_operator.errors import ClusterError, UsageError
-from heterps_operator.job_tables import describe_end, describe_now
+from heterps_operator.terminal.console import Console, make_console
+from heterps_operator.terminal.job_tables import describe_end, describe_now
 from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["submit"]

@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps_operator.cli.cluster import open_client
-from heterps_operator.cli.plan_files import write_document
-from heterps_operator.cluster.client import HeterPSClient
-from heterps_operator.cluster.views import JobView
-from heterps_operator.console import make_console
+from heterps_operator.cli.plans.files import write_document
+from heterps_operator.client.client import HeterPSClient
+from heterps_operator.client.views import JobView
 from heterps_operator.errors import ClusterError
-from heterps_operator.job_tables import describe_end, render_facts
 from heterps_operator.kubernetes.state import Memory
-from heterps_operator.panels import plan_table
-from heterps_operator.values import CoordinatorView, MemberView, ProcessView
+from heterps_operator.state.values import CoordinatorView, MemberView, ProcessView
+from heterps_operator.terminal.console import make_console
+from heterps_operator.terminal.job_tables import describe_end, render_facts
+from heterps_operator.terminal.panels import plan_table
 from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["render_top", "top"]

@@ -13,31 +13,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from heterps_operator.bill import Bill
-from heterps_operator.changes import Effect, spec_change
-from heterps_operator.controller.admission import cluster_problems, pod_configuration
-from heterps_operator.controller.belongings import Belongings, NotReadyError
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.api.admission import cluster_problems, pod_configuration
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import Manifest, read_objects
+from heterps_operator.control.changes import Effect, spec_change
+from heterps_operator.control.members import units_by_pool
+from heterps_operator.control.reconcile import WAITING_FOR_CAPACITY
+from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.owned_objects import Belongings, NotReadyError
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.publisher import Publisher
 from heterps_operator.controller.store import Key
 from heterps_operator.controller.trial import Trial
+from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
-from heterps_operator.job import JobSpec
-from heterps_operator.kubernetes import objects
 from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import job_path, state_name
-from heterps_operator.kubernetes.pools import job_key
-from heterps_operator.kubernetes.processes import process_of
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.reading.pools import job_key
+from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import JobState, Memory, NotOwnedError
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
-from heterps_operator.loop import ControlLoop, Turn
-from heterps_operator.manifest import Manifest, read_objects
-from heterps_operator.members import units_by_pool
-from heterps_operator.reconcile import WAITING_FOR_CAPACITY
-from heterps_operator.status import Event, Status
-from heterps_operator.values import Json
+from heterps_operator.loop.control_loop import ControlLoop
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Event, Status
+from heterps_operator.state.turn import Turn
 from heterps_runtime.contract import PlanDocument
 
 __all__ = ["CapacityTakenError", "JobController"]

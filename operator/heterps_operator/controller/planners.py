@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from heterps_operator.planning import PlannerProcess
-from heterps_operator.values import Json, PlanOutcome
+from heterps_operator.documents import Json
+from heterps_operator.local.planner import PlannerProcess
+from heterps_operator.state.values import PlanOutcome
 
 __all__ = ["Places", "QueuedPlanner"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from heterps_operator.bill import Bill
-from heterps_operator.controller.cluster import Cluster
-from heterps_operator.job import JobSpec
+from heterps_operator.api.job import JobSpec
+from heterps_operator.controller.context import Cluster
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.events import EventRecorder, reference_to
 from heterps_operator.kubernetes.names import job_status_path, plan_config_name
-from heterps_operator.kubernetes.readable import JOB
+from heterps_operator.kubernetes.reading.readable import JOB
 from heterps_operator.kubernetes.status import job_status
-from heterps_operator.loop import Turn
-from heterps_operator.status import Event, Status
-from heterps_operator.values import Json
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Event, Status
+from heterps_operator.state.turn import Turn
 from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Publisher"]

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from heterps_operator.kubernetes.claims import Charge, Claimed, Claims, charge_of, claim_of, requests_of
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, job_owner
-from heterps_operator.kubernetes.processes import process_of
-from heterps_operator.values import Json
+from heterps_operator.kubernetes.reading.claims import Charge, Claimed, Claims, charge_of, claim_of, requests_of
+from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_runtime.contract import API_GROUP
 
 __all__ = ["Key", "ObjectStore", "PodStore", "key_of", "slim_job", "slim_node", "slim_pod"]

@@ -13,16 +13,17 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from heterps_operator.controller.accounts import Accounts
-from heterps_operator.controller.cluster import Cluster
+from heterps_operator.controller.accounting import Accounts
+from heterps_operator.controller.context import Cluster
 from heterps_operator.controller.job import JobController
-from heterps_operator.controller.schedule import Schedule
+from heterps_operator.controller.recorder import Teller
 from heterps_operator.controller.store import Key, ObjectStore, key_of
-from heterps_operator.controller.teller import Teller
+from heterps_operator.controller.work_queue import Schedule
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.complaints import failed_turn, pod_complaint, unreadable
 from heterps_operator.kubernetes.names import LABEL_JOB, job_owner, jobs_path, pods_path
-from heterps_operator.kubernetes.pools import (
+from heterps_operator.kubernetes.reading.complaints import failed_turn, pod_complaint, unreadable
+from heterps_operator.kubernetes.reading.pools import (
     Capacity,
     job_key,
     pool_capacity,
@@ -30,10 +31,9 @@ from heterps_operator.kubernetes.pools import (
     pool_status,
     unit_resource,
 )
-from heterps_operator.kubernetes.readable import JOB, NODE, POD, POOL, check
-from heterps_operator.kubernetes.shapes import UnreadableError
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.kubernetes.state import StateTaken
-from heterps_operator.values import Json
 from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Supervisor"]

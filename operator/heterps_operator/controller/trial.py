@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.problem import build_problem
 from heterps_operator.controller.planners import QueuedPlanner
-from heterps_operator.job import JobSpec
-from heterps_operator.profiles import build_problem
-from heterps_operator.values import Json, PlanOutcome
+from heterps_operator.documents import Json
+from heterps_operator.state.values import PlanOutcome
 
 __all__ = ["Trial"]
 

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 import urllib3
 
+from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, HeterpsError
 from heterps_operator.kubernetes.names import CONTAINER, pod_path
-from heterps_operator.values import Json
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

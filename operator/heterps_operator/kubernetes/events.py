@@ -14,9 +14,9 @@ from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import events_path
-from heterps_operator.kubernetes.readable import API_VERSIONS
+from heterps_operator.kubernetes.reading.readable import API_VERSIONS
 from heterps_operator.kubernetes.status import timestamp
-from heterps_operator.status import Event
+from heterps_operator.state.status import Event
 
 __all__ = ["EventRecorder", "reference_to"]
 

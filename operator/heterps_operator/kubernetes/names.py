@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.values import Json, ProcessSpec
+from heterps_operator.documents import Json
+from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
 __all__ = [

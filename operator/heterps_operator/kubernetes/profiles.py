@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from heterps_operator.control.problem import is_profile, profile_digest
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.names import LABEL_POOL, config_map_path, object_path, profile_config_name
-from heterps_operator.kubernetes.pods import image_of
-from heterps_operator.profiles import is_profile, profile_digest
-from heterps_operator.values import Json
 
 __all__ = ["ConfigMapProfileCache"]
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterps_operator.bill import Bill
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
     config_map_path,
@@ -20,10 +20,11 @@ from heterps_operator.kubernetes.names import (
     owner_reference,
     state_name,
 )
-from heterps_operator.kubernetes.processes import process_from
-from heterps_operator.kubernetes.typed import check_types
-from heterps_operator.status import Status
-from heterps_operator.values import Json, ProcessView
+from heterps_operator.kubernetes.reading.processes import process_from
+from heterps_operator.kubernetes.reading.typed import check_types
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import PlanDocument
 
 __all__ = ["JobState", "Memory", "NotOwnedError", "StateTaken"]

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.bill import Bill
-from heterps_operator.failures import describe_exit
-from heterps_operator.job import JobSpec
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.failures import describe_exit
+from heterps_operator.control.reconcile import describe_plan
+from heterps_operator.documents import Json
+from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.names import job_selector, label_selector
-from heterps_operator.reconcile import describe_plan
-from heterps_operator.status import CONDITION_TYPES, Condition, Status
-from heterps_operator.values import Json, ProcessView
-from heterps_operator.words import format_time
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import CONDITION_TYPES, Condition, Status
+from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import PlanDocument, ps_name, worker_name
 
 __all__ = ["job_status", "timestamp"]

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from heterps_operator.kubernetes import observe
+from heterps_operator.control.members import COORDINATOR
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.names import coordinator_address, events_path, is_owned, pod_name, pod_path, pods_path
-from heterps_operator.kubernetes.pods import build_pod
-from heterps_operator.kubernetes.problems import REFUSALS, name_taken, refused
-from heterps_operator.kubernetes.processes import process_of
-from heterps_operator.members import COORDINATOR
-from heterps_operator.values import Json, PodProblem, ProcessSpec, ProcessView
+from heterps_operator.kubernetes.reading import observe
+from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.values import PodProblem, ProcessSpec, ProcessView
 
 __all__ = ["KubernetesSubstrate", "Pods"]
 

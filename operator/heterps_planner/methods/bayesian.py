@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.assignments import Evaluator
 from heterps_planner.errors import MissingPackageError
 from heterps_planner.methods.base import Found, Task, answer
+from heterps_planner.plans.assignments import Evaluator
 
 __all__ = ["find"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from heterps_planner.assignments import schedules_from_assignments, stages_of
-from heterps_planner.cost_model import FloatArray, Segments
 from heterps_planner.errors import DeadlineError, TooLargeError
 from heterps_planner.methods.base import Found, Task
-from heterps_planner.path import Stage
-from heterps_planner.plan import choice_of
-from heterps_planner.provisioning import provision
+from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.plans.assignments import schedules_from_assignments, stages_of
+from heterps_planner.plans.plan import choice_of
+from heterps_planner.search.path import Stage
+from heterps_planner.search.provisioning import provision
 
 __all__ = ["MAX_SCHEDULES", "Enumeration", "enumerate_schedules", "find"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import FloatArray
 from heterps_planner.methods.base import Found, Task, answer
+from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.plans.assignments import Evaluator
 
 __all__ = ["find"]
 

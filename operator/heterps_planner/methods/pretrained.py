@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import Segments
 from heterps_planner.methods.base import Found, Task, answer
-from heterps_planner.points import lowest_throughput
+from heterps_planner.model.cost_model import Segments
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import Features, features_of
 from heterps_planner.policy.network import Encoded, Network, stack
 from heterps_planner.policy.pretrained import Policy, check_range, shipped
 from heterps_planner.policy.segment_moves import SegmentMoves, distinct
+from heterps_planner.search.points import lowest_throughput
 
 __all__ = ["find", "first_answer"]
 

@@ -5,8 +5,8 @@ The paper's method with what makes it work: see `policy.learning`, `policy.netwo
 
 from __future__ import annotations
 
-from heterps_planner.assignments import Evaluator
 from heterps_planner.methods.base import Found, Task, answer
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.learning import learn
 
 __all__ = ["find", "find_with"]

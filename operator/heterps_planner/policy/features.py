@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.cost_model import FloatArray, Segments
-from heterps_planner.points import search_prices
+from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.search.points import search_prices
 
 __all__ = ["FIELDS", "LAYER_NAMES", "NAMES", "Features", "features_of", "reference_throughput"]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
+from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.features import features_of
 from heterps_planner.policy.network import Network, Parameters, initial_parameters, stack

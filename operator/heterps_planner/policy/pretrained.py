@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from heterps_planner.errors import ProblemError
+from heterps_planner.model.problem import Problem
 from heterps_planner.policy.features import FIELDS, NAMES, Features
 from heterps_planner.policy.network import Parameters
-from heterps_planner.problem import Problem
 
 __all__ = ["PATH", "Policy", "check_range", "load", "save", "shipped"]
 

@@ -21,9 +21,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.assignments import Evaluator
-from heterps_planner.cost_model import FloatArray
-from heterps_planner.points import Points, fastest_bound, lowest_throughput, search_prices
+from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.plans.assignments import Evaluator
+from heterps_planner.search.points import Points, fastest_bound, lowest_throughput, search_prices
 
 __all__ = ["SegmentMoves", "distinct"]
 

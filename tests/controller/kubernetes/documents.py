@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.names import owner_reference
-from heterps_operator.kubernetes.pods import build_pod
-from heterps_operator.values import ProcessSpec
+from heterps_operator.state.values import ProcessSpec
 
 Json = dict[str, Any]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.bill import Bill
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.api.structure import structural_faults
 from heterps_operator.kubernetes.status import job_status
-from heterps_operator.schema import load_schemas
-from heterps_operator.structure import structural_faults
-from heterps_operator.values import PodProblem
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.values import PodProblem
 from tests.controller.world import World
 from tests.manifests.samples import JOB, parsed
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heterps_operator.kubernetes import names
-from heterps_operator.values import ProcessSpec
+from heterps_operator.state.values import ProcessSpec
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _processes = st.from_regex(r"\A(worker-[0-9]{1,4}-[0-9]{1,4}|profile-[a-z0-9]([-a-z0-9.]{0,60}[a-z0-9])?)\Z")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes import objects
+from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
 from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument
 from tests.controller.kubernetes.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, pod_of

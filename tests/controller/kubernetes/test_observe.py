@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.observe import deletion_deadline, exit_code, view
+from heterps_operator.kubernetes.reading.observe import deletion_deadline, exit_code, view
 from tests.controller.kubernetes.documents import (
     CPU_WORKER,
     NOW,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.kubernetes.pods import image_of
-from heterps_operator.kubernetes.processes import process_of
-from heterps_operator.kubernetes.templates import merge
-from heterps_operator.values import ProcessSpec
+from heterps_operator.kubernetes.building.pods import image_of
+from heterps_operator.kubernetes.building.templates import merge
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.values import ProcessSpec
 from tests.controller.kubernetes.documents import (
     COORDINATOR,
     CPU_WORKER,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.problems import pod_problem, refused, start_error
+from heterps_operator.kubernetes.reading.problems import pod_problem, refused, start_error
 from tests.controller.kubernetes.documents import (
     COORDINATOR,
     CPU_WORKER,

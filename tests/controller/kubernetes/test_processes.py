@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
-from heterps_operator.kubernetes.processes import process_of, process_text
-from heterps_operator.kubernetes.shapes import UnreadableError
-from heterps_operator.values import ProcessSpec
+from heterps_operator.kubernetes.reading.processes import process_of, process_text
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
+from heterps_operator.state.values import ProcessSpec
 from tests.controller.kubernetes.documents import SPECS
 
 NAMES = {

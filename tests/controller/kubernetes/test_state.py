@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from heterps_operator.bill import Bill
 from heterps_operator.kubernetes.state import Memory
-from heterps_operator.status import Condition, Failure, Status
-from heterps_operator.values import ProcessView
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Condition, Failure, Status
+from heterps_operator.state.values import ProcessView
 from tests.controller.kubernetes.documents import CPU_WORKER, NOW
 from tests.controller.mutants import MISSING, WRONG, changed, job, paths
 from tests.controller.world import PLAN

@@ -11,7 +11,7 @@ import pytest
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
-from heterps_operator.values import ProcessSpec, ProcessView
+from heterps_operator.state.values import ProcessSpec, ProcessView
 from tests.controller.kubernetes.documents import (
     COORDINATOR,
     CPU_WORKER,

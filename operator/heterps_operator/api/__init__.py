@@ -1,0 +1,1 @@
+"""The HeterPSJob and DevicePool APIs: manifests read, validated, given their defaults and typed."""

@@ -1,0 +1,54 @@
+"""What a job must fulfil on a cluster, where its pods share no folder, and what its pods are told. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from heterps_operator.api.manifest import Manifest
+from heterps_operator.errors import MISSING, Problem
+
+__all__ = ["cluster_problems", "pod_configuration"]
+
+WORK_DIRECTORY = "/var/heterps"  # a pod's own, empty at its start
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
+
+
+def cluster_problems(job: dict[str, Any]) -> list[Problem]:
+    """What keeps a valid job from running in pods, each with the field and the fix.
+
+    Args:
+        job: the HeterPSJob with all defaults.
+    """
+    spec, found = job["spec"], []
+    title = f"HeterPSJob {job['metadata']['name']}"
+    if not spec.get("image"):
+        found.append(Problem("spec.image", MISSING, "must be set on a cluster", "name the image of your code", title))
+    path = spec["checkpoint"].get("path")
+    if path is None:
+        fix = f"set it to {_SHARED}"
+        text = "must be set on a cluster: the pods of a job have no folder in common"
+        found.append(Problem("spec.checkpoint.path", MISSING, text, fix, title))
+    for field, value in (
+        ("spec.checkpoint.path", path),
+        ("spec.data.train", spec["data"]["train"]),
+        ("spec.data.evaluation", spec["data"].get("evaluation")),
+    ):
+        if value is not None and not value.startswith("/") and not _URI.match(value):
+            fix = f"use {_SHARED}"
+            found.append(Problem(field, value, "must be an absolute path or an address on a cluster", fix, title))
+    return found
+
+
+def pod_configuration(manifest: Manifest) -> dict[str, Any]:
+    """The run configuration of a job's pods; the model goes where the checkpoints are, the one place they share."""
+    return {
+        "version": 1,
+        "job": manifest.job,
+        "pools": manifest.pools,
+        "workDirectory": WORK_DIRECTORY,
+        "modelPath": f"{manifest.job['spec']['checkpoint']['path'].rstrip('/')}/model",
+        "pythonPath": [],
+    }

@@ -1,0 +1,196 @@
+"""The job as the control loop needs it: a typed reading of the manifests.
+
+Manifests are validated and completed with defaults before they come here (manifest.py); the defaults below are those
+of the schema, for manifests that were built by a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from heterps_operator.documents import Json
+
+__all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """A node pool as this job may use it."""
+
+    name: str
+    device_type: str  # CPU | GPU | XPU
+    price_per_unit_hour: Decimal
+    max_units: int | None  # the smaller of the pool's limit and the job's; None: no limit
+    units_per_pod: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Computing threads of one process: a unit of a CPU pool is one thread on this machine."""
+        return self.units_per_pod if self.device_type == "CPU" else 1
+
+
+@dataclass(frozen=True)
+class FailureRule:
+    """What the end of some processes costs."""
+
+    action: str  # RestartPod | RestartJob | FailJob | Ignore
+    role: str | None = None  # coordinator | ps | worker | profile; None: all
+    exit_codes: frozenset[int] = frozenset()  # as a shell has them: 137 for SIGKILL
+    reasons: frozenset[str] = frozenset()  # of `ProcessView.reason`
+
+
+@dataclass(frozen=True)
+class RunPolicy:
+    """When to wait, try again and give up."""
+
+    suspend: bool = False
+    backoff_limit: int = 3  # deaths that are made good; one more fails the job
+    start_deadline_seconds: float | None = 900.0  # for profiling, and for all members to be ready
+    active_deadline_seconds: float | None = None  # for everything
+    hang_timeout_seconds: float = 120.0  # without an answer of the coordinator
+    ttl_seconds_after_finished: float | None = None  # then the job is deleted; None: it stays
+    clean_pod_policy: str = "Running"  # pods that are deleted when the job ends: None | Running | All
+    failure_rules: tuple[FailureRule, ...] = ()  # the first that fits decides
+
+
+@dataclass(frozen=True)
+class Balancing:
+    """How the batch is shared out between the workers of a stage."""
+
+    policy: str = "optimal"
+    interval_seconds: float = 10.0
+    min_gain_percent: float = 5.0
+    seed: int = 0  # of the policy `random`: the training's own
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Whether the number of units follows the measured throughput."""
+
+    mode: str = "Auto"  # Auto | Off
+    cooldown_seconds: float = 60.0  # between two changes
+    max_scale_down_percent: float = 25.0  # of a stage's units, in one change
+    workers: int = 0  # wanted in all stages together, by a person or an autoscaler; 0: what the floor asks for
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What `reconcile` reads of a HeterPSJob and its NodePools."""
+
+    name: str
+    pools: tuple[PoolSpec, ...]
+    global_batch_size: int
+    micro_batches: int
+    goal: str = "train"  # train | plan (only make a plan) | profile (only measure)
+    paused: bool = False
+    epochs: int | None = 1
+    steps: int | None = None
+    min_samples_per_second: float | None = None
+    max_cost_per_hour: Decimal | None = None
+    method: str = "optimal"
+    planner_timeout_seconds: float = 120.0
+    stages_by_hand: tuple[Json, ...] = ()
+    server_replicas: int = 0  # 0: the planner chooses
+    run_policy: RunPolicy = field(default_factory=RunPolicy)
+    balancing: Balancing = field(default_factory=Balancing)
+    elasticity: Elasticity = field(default_factory=Elasticity)
+
+    def pool(self, name: str) -> PoolSpec:
+        """The pool of that name; it must be one of the job's."""
+        return next(pool for pool in self.pools if pool.name == name)
+
+    def limited(self, free_units: Mapping[str, int]) -> JobSpec:
+        """The job as others leave room for it: no pool has more than these units; absent pools are not shared."""
+        pools = [
+            replace(pool, max_units=min(free_units[pool.name], pool.max_units or free_units[pool.name]))
+            if pool.name in free_units
+            else pool
+            for pool in self.pools
+        ]
+        return replace(self, pools=tuple(pools))
+
+    @property
+    def prices(self) -> dict[str, Decimal]:
+        """Price per unit and hour, by pool."""
+        return {pool.name: pool.price_per_unit_hour for pool in self.pools}
+
+    @classmethod
+    def from_manifests(cls, job: Json, pools: Iterable[Json], goal: str | None = None) -> JobSpec:
+        """Read validated manifests.
+
+        Args:
+            job: the HeterPSJob.
+            pools: the NodePools; those that the job does not name are passed over.
+            goal: what to do, if not what `spec.mode` says.
+        """
+        spec = job["spec"]
+        by_name = {pool["metadata"]["name"]: pool["spec"] for pool in pools}
+        training, policy = spec["training"], spec.get("runPolicy") or {}
+        objective, scheduling = spec.get("objective") or {}, spec.get("scheduling") or {}
+        balancing, elasticity = spec.get("balancing") or {}, spec.get("elasticity") or {}
+        mode = spec.get("mode", "Auto")
+        cost = objective.get("maxCostPerHour")
+        return cls(
+            name=job["metadata"]["name"],
+            pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
+            global_batch_size=int(training["globalBatchSize"]),
+            micro_batches=int(training["microBatches"]),
+            goal=goal or ("plan" if mode == "Plan" else "train"),
+            paused=mode == "Paused",
+            epochs=training.get("epochs"),
+            steps=training.get("steps"),
+            min_samples_per_second=_number(objective.get("minSamplesPerSecond")),
+            max_cost_per_hour=None if cost is None else Decimal(str(cost)),
+            method=scheduling.get("method", "optimal"),
+            planner_timeout_seconds=float(scheduling.get("timeoutSeconds", 120)),
+            stages_by_hand=tuple(scheduling.get("stages") or ()),
+            server_replicas=int((spec.get("parameterServer") or {}).get("replicas", 0)),
+            run_policy=RunPolicy(
+                suspend=bool(policy.get("suspend", False)),
+                backoff_limit=int(policy.get("backoffLimit", 3)),
+                start_deadline_seconds=_number(policy.get("startDeadlineSeconds", 900)),
+                active_deadline_seconds=_number(policy.get("activeDeadlineSeconds")),
+                hang_timeout_seconds=float(policy.get("hangTimeoutSeconds", 120)),
+                ttl_seconds_after_finished=_number(policy.get("ttlSecondsAfterFinished")),
+                clean_pod_policy=policy.get("cleanPodPolicy", "Running"),
+                failure_rules=tuple(
+                    FailureRule(
+                        rule["action"],
+                        rule.get("role"),
+                        frozenset(rule.get("exitCodes") or ()),
+                        frozenset(rule.get("reasons") or ()),
+                    )
+                    for rule in (policy.get("failurePolicy") or {}).get("rules") or ()
+                ),
+            ),
+            balancing=Balancing(
+                policy=balancing.get("policy", "optimal"),
+                interval_seconds=float(balancing.get("intervalSeconds", 10)),
+                min_gain_percent=float(balancing.get("minGainPercent", 5)),
+                seed=int(training.get("seed", 0)),
+            ),
+            elasticity=Elasticity(
+                mode=elasticity.get("mode", "Auto"),
+                cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
+                max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
+                workers=int(elasticity.get("workers", 0)),
+            ),
+        )
+
+
+def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
+    limits = [int(limit) for limit in (entry.get("maxUnits"), spec.get("maxUnits")) if limit is not None]
+    return PoolSpec(
+        name=entry["name"],
+        device_type=spec["deviceType"],
+        price_per_unit_hour=Decimal(str(spec["pricePerUnitHour"])),
+        max_units=min(limits, default=None),
+        units_per_pod=int(spec.get("unitsPerPod", 1)),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,288 @@
+"""Manifests from files: one HeterPSJob and its NodePools, checked as a cluster would check them.
+
+A job file holds several YAML documents, so that `kubectl apply -f` takes it as it is. `load_manifest` reports
+everything that is wrong with a file at once, each problem with its line. What only a cluster or the model itself can
+tell (whether an entrypoint imports, whether a plan exists) is found later.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.api.defaults import complete_job, complete_pool
+from heterps_operator.api.schema import Fault, load_schemas
+from heterps_operator.api.yaml_source import Document, read_documents
+from heterps_operator.errors import MISSING, ManifestError, Problem
+from heterps_runtime.contract import API_GROUP, API_VERSION
+
+__all__ = ["Manifest", "load_manifest", "read_objects"]
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LARGEST_FILE = 3 * 2**20  # bytes; what an API server takes in one request
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A job and its pools, valid and with all defaults."""
+
+    job: dict[str, Any]  # the HeterPSJob; paths in it are absolute
+    pools: list[dict[str, Any]]  # the NodePools that the job names, in its order, with its own maxUnits
+    folder: Path  # folder of the file, where the user's code is looked for
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.job["metadata"]["name"])
+
+    def run_configuration(self, work_directory: Path | str, python_path: Sequence[Path | str] = ()) -> dict[str, Any]:
+        """The run configuration, which all processes of a job read.
+
+        Args:
+            work_directory: folder for everything that the job writes, if the manifest does not say otherwise.
+            python_path: folders for imports besides the manifest's own, which comes first.
+        """
+        paths = [str(self.folder), *(os.path.abspath(path) for path in python_path)]
+        return {
+            "version": 1,
+            "job": copy.deepcopy(self.job),
+            "pools": copy.deepcopy(self.pools),
+            "workDirectory": os.path.abspath(work_directory),
+            "pythonPath": list(dict.fromkeys(paths)),
+        }
+
+
+def load_manifest(path: Path | str) -> Manifest:
+    """Read a job file.
+
+    Raises:
+        ManifestError: the file cannot be read, or something in it is wrong.
+    """
+    file = Path(path)
+    documents, problems = read_documents(_read(file), file.name)
+    job, pools = _checked(documents, problems, file.name)
+    folder = Path(os.path.abspath(file)).parent
+    return Manifest(_with_paths(complete_job(job), folder), _pools_of(job, pools), folder)
+
+
+def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manifest:
+    """Check a job and its pools as they come from an API server, whose CRDs may be older than these.
+
+    Raises:
+        ManifestError: something is wrong with them, alone or together.
+    """
+    documents = [Document({**item, "metadata": _identity(item)}, 1, {}, {}) for item in (job, *pools)]
+    checked, by_name = _checked(documents, [], "")
+    return Manifest(complete_job(checked), _pools_of(checked, by_name), Path("/"))
+
+
+@dataclass(frozen=True)
+class _Object:
+    """A document that was checked."""
+
+    document: Document
+    kind: str  # "" if it is none of ours
+    title: str  # kind and name
+    value: Any  # with the schema's defaults
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        return self.kind != "" and not self.problems
+
+
+def _checked(
+    documents: Sequence[Document], problems: list[Problem], name: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The job and the pools, by name, of these documents; raises ManifestError with all that is wrong."""
+    objects = [_check(document, name) for document in documents]
+    for item in objects:
+        problems += item.problems
+    problems += _set_problems(objects, name)
+    if problems:
+        raise ManifestError(sorted(problems, key=_line))
+    [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
+    return job, {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "NodePool"}
+
+
+def _identity(item: dict[str, Any]) -> dict[str, Any]:
+    """The part of an object's metadata that a user writes."""
+    return {
+        key: value for key, value in item["metadata"].items() if key in ("name", "namespace", "labels", "annotations")
+    }
+
+
+def _read(file: Path) -> str:
+    def refuse(message: str, fix: str) -> ManifestError:
+        return ManifestError([Problem("", MISSING, message, fix, source=str(file))])
+
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        raise refuse("the file does not exist", "check the path") from error
+    except IsADirectoryError as error:
+        raise refuse("is a folder", "name the job file in it") from error
+    except OSError as error:
+        raise refuse(f"cannot be read ({error.strerror})", "check its permissions") from error
+    if len(data) > _LARGEST_FILE:
+        raise refuse(f"is larger than {_LARGEST_FILE} bytes", "name a job file, data does not belong in it")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refuse(f"is not a text in UTF-8 (byte {error.start})", "save it as UTF-8") from error
+    return text
+
+
+def _check(document: Document, name: str) -> _Object:
+    """Check one document by itself."""
+
+    def refuse(path: tuple[str, ...], value: object, message: str, fix: str) -> _Object:
+        fault = Fault(path, value, message, fix)
+        source = f"{name}:{document.line_of(path)}"
+        return _Object(document, "", "", document.value, [fault.problem(source=source)])
+
+    schemas = load_schemas()
+    value = document.value
+    if not isinstance(value, dict):
+        return refuse((), MISSING, "the document is no mapping of fields", "start it with apiVersion: and kind:")
+    kind, version = value.get("kind", MISSING), value.get("apiVersion", MISSING)
+    if not isinstance(kind, str) or kind not in schemas:
+        return refuse(
+            ("kind",),
+            kind,
+            f"must be one of {', '.join(sorted(schemas))}",
+            "correct kind, or move the document to another file",
+        )
+    if version != API_VERSION:
+        known = isinstance(version, str) and version.startswith(f"{API_GROUP}/")
+        fix = "this version of HeterPS knows no other" if known else f"write apiVersion: {API_VERSION}"
+        return refuse(("apiVersion",), version, f"must be {API_VERSION}", fix)
+    schema = schemas[kind]
+    # An API server takes no status from a user; `kubectl get -o yaml` shows one.
+    value = schema.with_defaults({key: item for key, item in value.items() if key != "status"})
+    metadata = value.get("metadata")
+    title = f"{kind} {metadata['name']}" if isinstance(metadata, dict) and "name" in metadata else kind
+    problems = [
+        fault.problem(title, f"{name}:{document.line_of(fault.path)}")
+        for fault in schema.faults(value, texts=document.texts)
+    ]
+    return _Object(document, kind, title, value, problems)
+
+
+def _set_problems(objects: list[_Object], name: str) -> list[Problem]:
+    """What is wrong with the documents together."""
+    problems = []
+    jobs = [item for item in objects if item.kind == "HeterPSJob"]
+    if not jobs and all(item.kind for item in objects):
+        message = "the file is empty" if not objects else "the file has no HeterPSJob"
+        problems.append(Problem("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
+    for extra in jobs[1:]:
+        message = f"the file has a HeterPSJob already, in line {jobs[0].document.line}"
+        source = f"{name}:{extra.document.line}"
+        problems.append(Problem("", MISSING, message, "put each job into a file of its own", extra.title, source))
+    pools: dict[str, _Object] = {}
+    for pool in (item for item in objects if item.kind == "NodePool"):
+        pool_name = _name(pool)
+        if pool_name in pools:
+            message = f"there is a NodePool of this name already, in line {pools[pool_name].document.line}"
+            source = f"{name}:{pool.document.line_of(('metadata', 'name'))}"
+            problems.append(Problem("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
+        elif pool_name is not None:
+            pools[pool_name] = pool
+    for job in jobs[:1]:
+        faults = _pool_faults(job, pools)
+        problems += [fault.problem(job.title, f"{name}:{job.document.line_of(fault.path)}") for fault in faults]
+    return problems
+
+
+def _pool_faults(job: _Object, pools: dict[str, _Object]) -> list[Fault]:
+    """What is wrong between a job and the pools of its file. Parts that are faulty in themselves are passed over."""
+    spec = job.value.get("spec")
+    entries = spec.get("pools") if isinstance(spec, dict) else None
+    faults = []
+    for i, entry in enumerate(entries if isinstance(entries, list) else []):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            continue
+        if name not in pools:
+            found = f"the file has {', '.join(sorted(pools))}" if pools else "the file has none"
+            fix = f"correct the name, or add a NodePool document ({found})"
+            faults.append(Fault(("spec", "pools", i, "name"), name, "must be the name of a NodePool in this file", fix))
+        elif job.usable and pools[name].usable and "maxUnits" in entry:
+            faults += _limit_faults(("spec", "pools", i, "maxUnits"), entry["maxUnits"], pools[name].value["spec"])
+    if job.usable and not faults and all(pool.usable for pool in pools.values()):
+        faults += _stage_faults(job.value["spec"], {name: pool.value["spec"] for name, pool in pools.items()})
+    return faults
+
+
+def _limit_faults(path: tuple[str | int, ...], units: int, pool: dict[str, Any]) -> list[Fault]:
+    largest, smallest = pool["maxUnits"], pool["unitsPerPod"]
+    if units > largest:
+        message = f"must not be greater than the pool's own maxUnits, {largest}"
+        return [Fault(path, units, message, "lower it, or raise the pool's")]
+    if units < smallest:
+        message = f"must hold one pod of the pool, unitsPerPod is {smallest}"
+        return [Fault(path, units, message, f"raise it to {smallest} or more")]
+    return []
+
+
+def _stage_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Fault]:
+    """Stages given by hand must fit into their pools."""
+    faults = []
+    limits = {entry["name"]: entry.get("maxUnits", pools[entry["name"]]["maxUnits"]) for entry in spec["pools"]}
+    used = dict.fromkeys(limits, 0)
+    for i, stage in enumerate(spec["scheduling"]["stages"]):
+        path = ("spec", "scheduling", "stages", i, "units")
+        name, units = stage["pool"], stage.get("units")
+        per_pod = pools[name]["unitsPerPod"]
+        used[name] += per_pod if units is None else units
+        if units is not None and units % per_pod:
+            message = f"must be a multiple of the pool's unitsPerPod, {per_pod}"
+            faults.append(Fault(path, units, message, f"use {units - units % per_pod + per_pod}, for example"))
+        elif used[name] > limits[name]:
+            message = f"the stages so far need {used[name]} units of {name}, the limit is {limits[name]}"
+            faults.append(Fault(path, MISSING, message, "lower the units of a stage, or raise maxUnits of the pool"))
+    return faults
+
+
+def _pools_of(job: dict[str, Any], pools: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pools that a job names, as far as it may use them."""
+    result = []
+    for entry in job["spec"]["pools"]:
+        pool = complete_pool(pools[entry["name"]])
+        pool["spec"]["maxUnits"] = entry.get("maxUnits", pool["spec"]["maxUnits"])
+        result.append(pool)
+    return result
+
+
+def _with_paths(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A copy of a job whose relative paths are taken from a folder."""
+    result = copy.deepcopy(job)
+    spec = result["spec"]
+    for fields, key in (
+        (spec["data"], "train"),
+        (spec["data"], "evaluation"),
+        (spec["data"]["cache"], "directory"),
+        (spec["checkpoint"], "path"),
+        (spec["parameterServer"], "spillDirectory"),
+    ):
+        if key in fields and not _URI.match(fields[key]):
+            fields[key] = os.path.normpath(folder / fields[key])
+    return result
+
+
+def _name(item: _Object) -> str | None:
+    metadata = item.value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _line(problem: Problem) -> int:
+    """The line of a problem, to put problems into the order of the file."""
+    line = problem.source.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0

@@ -1,0 +1,1 @@
+"""`heterps plan`, beyond the plan of one job."""

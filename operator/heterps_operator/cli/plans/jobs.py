@@ -1,0 +1,44 @@
+"""`heterps plan --problem A --problem B`: jobs that share pools."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from heterps_operator.cli.plans.files import read_json, write_document
+from heterps_operator.cli.plans.search import Search
+from heterps_operator.terminal.console import Console, make_console
+from heterps_operator.terminal.plan_tables import render_joint
+from heterps_planner.errors import ProblemError
+from heterps_planner.model.problem import Problem
+from heterps_planner.scenarios.joint import JointInfeasible, plan_together
+from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
+
+__all__ = ["plan_jobs"]
+
+
+def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
+    """Plan the jobs together; returns the exit code.
+
+    Raises:
+        UsageError: a file cannot be read.
+        ProblemError: a problem is wrong, or pools of one name differ; the message names the file.
+    """
+    files: list[str] = arguments.problem
+    problems = []
+    for name in files:
+        try:
+            problems.append(Problem.from_json(read_json(name, "--problem")))
+        except ProblemError as error:
+            raise ProblemError(f"{name}: {error.path}", error.complaint) from error
+    stems = [Path(name).stem for name in files]
+    names = stems if len(set(stems)) == len(stems) else [f"{i + 1}: {name}" for i, name in enumerate(files)]
+    found = plan_together(problems, names=names, should_stop=search.should_stop)
+    write_document(arguments.output, found.to_json(names))
+    if isinstance(found, JointInfeasible):
+        if arguments.output == "table":
+            make_console(stderr=True).print(found.message, markup=False, highlight=False)
+        return EXIT_INFEASIBLE
+    if arguments.output == "table":
+        console.print(render_joint(problems, names, found))
+    return EXIT_OK

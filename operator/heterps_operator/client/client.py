@@ -1,0 +1,370 @@
+"""A client of HeterPSJobs: what the commands do on a cluster, for programs.
+
+client = connect(namespace="team")
+client.submit("job.yaml")
+job = client.wait("flights", timeout=3600)
+print(job.status.auc, job.status.cost)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import read_objects
+from heterps_operator.client.api_errors import no_such_job, refusal
+from heterps_operator.client.api_server import FIELD_MANAGER, Server
+from heterps_operator.client.logs import LogLine, read_logs
+from heterps_operator.client.manifests import Submission, read_submission
+from heterps_operator.client.views import EventView, JobView, PlanView, read_time
+from heterps_operator.client.watching import watch_object
+from heterps_operator.control.problem import build_problem
+from heterps_operator.documents import Json
+from heterps_operator.errors import ClusterError
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.building.objects import PLAN_FILE
+from heterps_operator.kubernetes.names import (
+    LABEL_JOB,
+    config_map_path,
+    config_maps_path,
+    events_path,
+    is_of_name,
+    job_path,
+    jobs_path,
+    object_path,
+    pods_path,
+    state_name,
+)
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.reading import observe
+from heterps_operator.kubernetes.state import Memory
+from heterps_operator.state.values import ProcessView
+from heterps_runtime.contract import API_VERSION
+
+__all__ = ["Change", "HeterPSClient", "Submitted"]
+
+Until = Callable[[JobView], bool]
+
+_FORBIDDEN = 403
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a submission did to one object."""
+
+    kind: str
+    name: str
+    verb: str  # created | changed | unchanged | kept (may not be written, is there) | unseen (nor may it be read)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A submission."""
+
+    job: JobView
+    changes: tuple[Change, ...]
+    objects: tuple[Json, ...]  # as the cluster has them now, or would have them
+
+
+class HeterPSClient:
+    """Jobs of one namespace.
+
+    Args:
+        server: the API server.
+        namespace: of the jobs.
+        pause: waits between attempts; tests give another.
+    """
+
+    def __init__(self, server: Server, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
+        self.namespace = namespace
+        self._server = server
+        self._pause = pause
+
+    def submit(self, source: str | Path | Json | Sequence[Json] | Submission, *, dry_run: bool = False) -> Submitted:
+        """Create or change a job and the pools that its file brings along, by server-side apply.
+
+        A job that was cancelled goes on, unless the file itself suspends it.
+
+        Args:
+            source: a job file, objects as dictionaries, or either of them read already.
+            dry_run: let the cluster check it all and keep nothing.
+
+        Raises:
+            ManifestError: something in it is wrong.
+            ClusterError: the cluster refuses it.
+        """
+        objects = source if isinstance(source, Submission) else read_submission(source)
+        namespace = objects.namespace or self.namespace
+        if namespace != self.namespace:
+            text = f"HeterPSJob {objects.name}: its metadata says namespace {namespace}, you say {self.namespace}"
+            raise ClusterError("WrongNamespace", f"{text}; leave one out, or make them agree")
+        results = [self._apply(pool, dry_run) for pool in objects.pools]
+        job = {**objects.job, "metadata": {**objects.job["metadata"], "namespace": namespace}}
+        results.append(self._apply(job, dry_run))
+        changes, values = zip(*results, strict=True)
+        return Submitted(JobView.from_json(values[-1]), changes, values)
+
+    def get(self, name: str) -> JobView:
+        """The job of that name.
+
+        Raises:
+            ClusterError: there is none, or the cluster refuses.
+        """
+        with self._doing(f"reading job {name} in namespace {self.namespace}"):
+            found = self._server.get(job_path(self.namespace, name))
+        if found is None:
+            raise self._missing(name)
+        return JobView.from_json(found)
+
+    def jobs(self, *, all_namespaces: bool = False) -> tuple[JobView, ...]:
+        """The jobs of the namespace, or of all, in the order of their names."""
+        where = "all namespaces" if all_namespaces else f"namespace {self.namespace}"
+        with self._doing(f"listing jobs in {where}"):
+            found, _ = self._server.list(jobs_path(None if all_namespaces else self.namespace))
+        return tuple(sorted((JobView.from_json(item) for item in found), key=lambda job: (job.namespace, job.name)))
+
+    def watch(self, name: str) -> Iterator[JobView]:
+        """The job now, and again whenever it changes; ends when it is deleted. Goes on after lost connections.
+
+        Raises:
+            ClusterError: there is no such job, or the cluster refuses.
+        """
+        with self._doing(f"watching job {name} in namespace {self.namespace}"):
+            there = False
+            for value in watch_object(self._server, jobs_path(self.namespace), name, self._pause):
+                there = True
+                yield JobView.from_json(value)
+        if not there:
+            raise self._missing(name)
+
+    def wait(self, name: str, timeout: float | None = None, until: Until | None = None) -> JobView:
+        """Wait until the job has ended, or until something else.
+
+        Args:
+            name: of the job.
+            timeout: seconds; None: no limit.
+            until: what to wait for instead.
+
+        Raises:
+            ClusterError: the time is up (reason Timeout), or the job was deleted meanwhile (Deleted).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        reached = until or (lambda job: job.ended)
+        last: JobView | None = None
+        with self._doing(f"watching job {name} in namespace {self.namespace}"):
+            for value in watch_object(self._server, jobs_path(self.namespace), name, self._pause, deadline):
+                last = JobView.from_json(value)
+                if reached(last):
+                    return last
+        if last is None:
+            raise self._missing(name)
+        if deadline is not None and time.monotonic() >= deadline:
+            state = f"it is {last.status.phase or 'not taken up by an operator'}"
+            raise ClusterError("Timeout", f"job {name}: waited for {timeout:g} s, {state}")
+        raise ClusterError("Deleted", f"job {name} was deleted")
+
+    def logs(
+        self, name: str, *, role: str | None = None, follow: bool = False, tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """Lines of the logs of a job's pods, in the order of their times.
+
+        Args:
+            name: of the job.
+            role: coordinator, ps, worker or profile; None: all.
+            follow: go on with what is written from now on, pods to come included, until the job has ended.
+            tail: only so many of the last lines of each pod.
+
+        Raises:
+            ClusterError: there is no such job, or the cluster refuses.
+        """
+        self.get(name)  # a name that is wrong is no empty log
+        with self._doing(f"reading the logs of job {name} in namespace {self.namespace}"):
+            yield from read_logs(
+                self._server,
+                self.namespace,
+                name,
+                role=role,
+                follow=follow,
+                tail=tail,
+                ended=lambda: self.get(name).ended,
+                pause=self._pause,
+            )
+
+    def state(self, name: str) -> Memory | None:
+        """What the operator remembers of a job: its whole status, bill and processes. None: nothing (yet).
+
+        Raises:
+            ClusterError: the cluster refuses, or the state cannot be read by this version.
+        """
+        found = self._config_map(state_name(name))
+        if found is None:
+            return None
+        try:
+            return Memory.from_data(found.get("data") or {})
+        except ValueError as error:
+            text = f"job {name}: what the operator keeps of it cannot be read ({error}); is it of another version?"
+            raise ClusterError("Unreadable", text) from error
+
+    def plan(self, name: str) -> PlanView | None:
+        """The plan in force; None if there is none yet."""
+        known = self.plans(name)
+        return known[-1] if known else None
+
+    def plans(self, name: str) -> tuple[PlanView, ...]:
+        """The plans that a job has had, as far as they are kept, the oldest first."""
+        with self._doing(f"reading the plans of job {name} in namespace {self.namespace}"):
+            found, _ = self._server.list(config_maps_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
+        plans = [plan for item in found if is_of_name(item, name) and (plan := _plan(item)) is not None]
+        return tuple(sorted(plans, key=lambda plan: plan.revision))
+
+    def problem(self, name: str) -> dict[str, Any]:
+        """The planning problem of a job as it is now: its spec, its pools, and the profiles that were measured.
+
+        Raises:
+            ClusterError: there is no such job, the cluster refuses, or (reason NotProfiled) a profile is not kept.
+        """
+        job = dict(self.get(name).document)
+        with self._doing(f"reading the pools of job {name}"):
+            found = [self._server.get(_pool_path(str(pool["name"]))) for pool in job["spec"]["pools"]]
+        manifest = read_objects(job, [pool for pool in found if pool is not None])
+        # Of the API only `get` is used here, which both have.
+        server = cast(KubernetesApi, self._server)
+        cache = ConfigMapProfileCache(server, self.namespace, pod_configuration(manifest))
+        pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
+        with self._doing(f"reading the profiles of job {name} in namespace {self.namespace}"):
+            profiles = cache.load(pools)
+        if missing := [pool for pool in pools if pool not in profiles]:
+            raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
+        return build_problem(JobSpec.from_manifests(manifest.job, manifest.pools), profiles)
+
+    def events(self, name: str) -> tuple[EventView, ...]:
+        """Events about a job and its pods, the oldest first; a cluster keeps them for an hour or so."""
+        with self._doing(f"reading events in namespace {self.namespace}"):
+            path = events_path(self.namespace)
+            found, _ = self._server.list(
+                path, field_selector=f"involvedObject.kind=HeterPSJob,involvedObject.name={name}"
+            )
+            pods = {pod["metadata"]["name"] for pod in self.pods(name)}
+            if pods:
+                others, _ = self._server.list(path, field_selector="involvedObject.kind=Pod,type=Warning")
+                found = [*found, *(event for event in others if event["involvedObject"].get("name") in pods)]
+        events = [EventView.from_json(event) for event in found]
+        return tuple(sorted(events, key=lambda event: 0.0 if event.time is None else event.time.timestamp()))
+
+    def processes(self, name: str) -> tuple[ProcessView, ...]:
+        """The latest pod of each process of a job, as the operator reads pods."""
+        latest: dict[str, ProcessView] = {}
+        for pod in self.pods(name):
+            try:
+                view = observe.view(pod, time.time())
+            except ValueError:
+                continue  # somebody has changed what it says of itself
+            other = latest.get(view.name)
+            if other is None or _age(view) > _age(other):
+                latest[view.name] = view
+        return tuple(latest.values())
+
+    def pods(self, name: str) -> Sequence[Json]:
+        """The pods of a job as they are."""
+        with self._doing(f"listing pods in namespace {self.namespace}"):
+            found, _ = self._server.list(pods_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
+        return [pod for pod in found if is_of_name(pod, name)]
+
+    def patch(self, name: str, change: Json) -> JobView:
+        """Change a job by a merge patch.
+
+        Raises:
+            ClusterError: there is no such job, or the cluster refuses.
+        """
+        try:
+            with self._doing(f"changing job {name} in namespace {self.namespace}"):
+                return JobView.from_json(self._server.patch(job_path(self.namespace, name), change))
+        except ClusterError as error:
+            raise self._missing(name) if error.reason == "NotInstalled" else error from error
+
+    def suspend(self, name: str) -> JobView:
+        """Stop a job in order: checkpoint, then its pods end. It can go on later."""
+        return self.patch(name, {"spec": {"runPolicy": {"suspend": True}}})
+
+    def resume(self, name: str) -> JobView:
+        """Let a suspended job go on from its last checkpoint."""
+        return self.patch(name, {"spec": {"runPolicy": {"suspend": False}}})
+
+    def delete(self, name: str) -> None:
+        """Delete a job with all that belongs to it but its checkpoints.
+
+        Raises:
+            ClusterError: there is no such job, or the cluster refuses.
+        """
+        self.get(name)
+        with self._doing(f"deleting job {name} in namespace {self.namespace}"):
+            self._server.delete(job_path(self.namespace, name))
+
+    def _apply(self, body: Json, dry_run: bool) -> tuple[Change, Json]:
+        kind, name, path = body["kind"], body["metadata"]["name"], object_path(body)
+        # Pools belong to whoever runs the cluster, and to no namespace: a user's file only repeats them.
+        spared = kind == "NodePool"
+        hidden, before = False, None
+        with self._doing(f"submitting {kind} {name}"):
+            try:
+                before = self._server.get(path)
+            except ApiError as error:
+                if not spared or error.code != _FORBIDDEN:
+                    raise
+                hidden = True
+            try:
+                after = self._server.apply(path, body, FIELD_MANAGER, True, dry_run=dry_run)
+            except ApiError as error:
+                if not spared or error.code != _FORBIDDEN or not (hidden or before):
+                    raise
+                return Change(kind, name, "unseen" if before is None else "kept"), before or body
+        verb = "created" if before is None else "unchanged" if before.get("spec") == after.get("spec") else "changed"
+        return Change(kind, name, verb), after
+
+    def _config_map(self, name: str) -> dict[str, Any] | None:
+        with self._doing(f"reading ConfigMap {name} in namespace {self.namespace}"):
+            return self._server.get(config_map_path(self.namespace, name))
+
+    def _missing(self, name: str) -> ClusterError:
+        others = [job.name for job in self.jobs()]
+        try:
+            everywhere = self.jobs(all_namespaces=True)
+            elsewhere = [job.namespace for job in everywhere if job.name == name and job.namespace != self.namespace]
+        except ClusterError:
+            elsewhere = []
+        return no_such_job(name, self.namespace, others, elsewhere)
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as error:
+            raise refusal(error, what) from error
+
+
+def _pool_path(name: str) -> str:
+    return object_path({"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}})
+
+
+def _age(view: ProcessView) -> tuple[int, int]:
+    return view.spec.incarnation, view.spec.attempt
+
+
+def _plan(config_map: Json) -> PlanView | None:
+    """The plan that a ConfigMap holds, or None if it holds something else."""
+    metadata, data = config_map["metadata"], config_map.get("data") or {}
+    name, _, revision = str(metadata["name"]).rpartition("-plan-")
+    if not name or not revision.isdecimal() or PLAN_FILE not in data:
+        return None
+    try:
+        document = json.loads(data[PLAN_FILE])
+    except ValueError:
+        return None
+    return PlanView(int(revision), read_time(metadata.get("creationTimestamp")), document)

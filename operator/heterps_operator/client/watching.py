@@ -1,0 +1,83 @@
+"""Watching one object: every version of it that can be had, over lost connections and histories that are too old.
+
+The rules are those of the API: a list gives a resourceVersion, a watch goes on from it, bookmarks move it, and an
+answer 410 (Gone) means that the history is no longer kept, so that a new list is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from heterps_operator.client.api_server import Server
+from heterps_operator.kubernetes.api import ApiError
+
+__all__ = ["watch_object"]
+
+_GONE = 410
+_WATCH_SECONDS = 60  # then the server ends the watch, and a new one is asked for
+_SLACK_SECONDS = 15.0  # for the end to arrive; without it the connection is dead
+_LONGEST_PAUSE = 10.0
+_ATTEMPTS = 8  # in a row without an answer, before the cluster counts as gone
+
+
+def watch_object(
+    server: Server, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every version of an object; ends when it is deleted, is not there, or at the deadline.
+
+    Args:
+        server: the API server.
+        collection: path.
+        name: of the object.
+        pause: waits so many seconds.
+        deadline: on `time.monotonic()`.
+
+    Raises:
+        ApiError: the server refuses, or has not answered in about a minute.
+    """
+    selector = f"metadata.name={name}"
+    version, seen, failures = "", "", 0
+    while True:
+        try:
+            if not version:
+                found, version = server.list(collection, field_selector=selector)
+                failures = 0
+                if not found:
+                    return
+                if found[0]["metadata"]["resourceVersion"] != seen:
+                    seen = found[0]["metadata"]["resourceVersion"]
+                    yield found[0]
+            seconds = _WATCH_SECONDS if deadline is None else min(_WATCH_SECONDS, deadline - time.monotonic())
+            if seconds <= 0:
+                return
+            query = {
+                "watch": "1",
+                "fieldSelector": selector,
+                "resourceVersion": version,
+                "allowWatchBookmarks": "true",
+                "timeoutSeconds": str(max(1, int(seconds))),
+            }
+            for line in server.lines(collection, query, _WATCH_SECONDS + _SLACK_SECONDS):
+                failures = 0
+                event = json.loads(line)
+                value = event["object"]
+                if event["type"] == "ERROR":
+                    raise ApiError(int(value.get("code") or 500), str(value.get("reason")), str(value.get("message")))
+                version = value["metadata"]["resourceVersion"]
+                if event["type"] == "DELETED":
+                    return
+                if event["type"] != "BOOKMARK" and version != seen:
+                    seen = version
+                    yield value
+        except ApiError as error:
+            if error.code == _GONE:
+                version = ""
+                continue
+            failures += 1
+            late = deadline is not None and time.monotonic() >= deadline
+            if (error.code and error.code < 500 and error.code != 429) or failures >= _ATTEMPTS or late:
+                raise
+            pause(min(_LONGEST_PAUSE, 0.5 * 2.0 ** (failures - 1)))

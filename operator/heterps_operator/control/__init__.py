@@ -1,0 +1,1 @@
+"""Every decision about a job, as pure functions of values."""

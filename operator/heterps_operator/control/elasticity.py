@@ -1,0 +1,404 @@
+"""The number of units during the run: compare the measured throughput with the floor, and provision the stages anew.
+
+A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So the
+times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
+provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others go
+on. Other stages or pools need a restart from the checkpoint; that is done only if the present ones cannot be had any
+more (`stranded`).
+
+A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
+somebody wants another number of workers (`elasticity.workers`), whatever the floor. Between two looks at it lies
+`elasticity.cooldownSeconds`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.calibration import calibrate, divide_workers
+from heterps_operator.control.machine import describe_cores, is_busy
+from heterps_operator.control.members import units_by_pool
+from heterps_operator.control.problem import build_problem
+from heterps_operator.formatting import format_time
+from heterps_operator.state.status import Status
+from heterps_operator.state.throughput import LEAST_SAMPLES, PATIENCE, Sample, Series, mean, pause_seconds, stage_means
+from heterps_operator.state.trials import Pods, Trial, remember, spare
+from heterps_operator.state.values import ComputePlan, CoordinatorView, Observed, PlanOutcome
+from heterps_runtime.contract import PlanDocument, worker_name
+
+__all__ = ["review", "stranded"]
+
+_MISSED = 0.97  # of the floor; what is above this is noise
+_EXCESS = 1.15  # of the floor; below this fewer units would be likely to miss it
+_MIN_SAVING = 0.05  # of the price per hour, for giving units up
+_MIN_STEPS = 20  # the first ones compile kernels and fill caches
+
+
+def review(
+    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Look whether the job has the right number of units.
+
+    Args:
+        job: floor, limits and the policy.
+        observed: with a coordinator that is training.
+        status: of the job.
+        plan: what runs.
+
+    Returns:
+        The status, with a new plan if there is one, and a request to the planner.
+    """
+    now = observed.time
+    wanted, floor = job.elasticity.workers, job.min_samples_per_second or 0.0
+    if job.elasticity.mode == "Off" or job.stages_by_hand or not (wanted or floor):
+        return status, ()
+    before, status = status.series, _measure(job, observed, status, plan)
+    if status.review is not None:
+        return _judge(job, observed, status, plan), ()
+    if status.reviewed is None:  # training has just begun
+        return replace(status, reviewed=now), ()
+    if now - status.reviewed < job.elasticity.cooldown_seconds or observed.planning:
+        return status, ()
+    if any(pool.name not in observed.profiles for pool in job.pools):
+        return status, ()  # a plan of an earlier run, whose profiles are gone
+    if wanted:
+        return _follow_wish(job, observed, status, plan)
+    if status.series.samples == before.samples:
+        return status, ()  # nothing new is known
+    return _follow_floor(job, observed, status, plan)
+
+
+def _measure(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument) -> Status:
+    """Take the throughput in, if all workers of the plan are at work and it is measured."""
+    view, series = observed.coordinator, status.series
+    assert view is not None
+    if series.revision != status.plan_revision:
+        series = Series(status.plan_revision)
+    if not _all_at_work(view, plan):
+        series = series.unsettle()
+    elif _is_measured(view):
+        at = observed.time if view.measured is None else view.measured
+        series = series.observe(Sample(at, view.samples_per_second, tuple(_stage_rates(view))), _pause(job))
+    return replace(status, series=series)
+
+
+def _follow_wish(
+    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Ask for the number of workers that somebody wants."""
+    view, wanted, present = observed.coordinator, job.elasticity.workers, _pods(plan)
+    assert view is not None
+    if not (_all_at_work(view, plan) and _is_measured(view)):
+        return status, ()
+    problem = _problem(job, observed, plan, view.samples_per_second, _stage_rates(view))
+    if problem is None:
+        return replace(status, reviewed=observed.time), ()
+    pods = divide_workers(problem, plan, wanted)
+    if tuple(pods) == present:
+        return replace(status, reviewed=observed.time), ()
+    text = f"{wanted} workers are wanted (elasticity.workers), the plan has {sum(present)}"
+    units = [number * job.pool(stage.pool).units_per_pod for number, stage in zip(pods, plan.stages, strict=True)]
+    problem = {**problem, "minSamplesPerSecond": 0.0}
+    return _ask(observed, status, plan, problem, {"cause": "workers", "message": text}, units)
+
+
+def _follow_floor(
+    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Compare what was measured since the last change with the floor."""
+    series, floor, now = status.series, job.min_samples_per_second or 0.0, observed.time
+    pause, present = _pause(job), _pods(plan)
+    missed = series.misses(floor * _MISSED, pause)
+    if not missed and not series.complete(pause, 1.0):
+        return status, ()
+    seen = mean(series.recent(pause) if missed else series.samples).value
+    grown = next((t for t in status.trials if t.more == present and not t.more_rate), None)
+    if grown is not None:
+        judged = replace(grown, more_rate=seen)
+        if missed and series.before == grown.fewer and not judged.gains(floor, judged.fewer_rate):
+            return _give_back(job, observed, status, plan, judged), ()
+        status = replace(status, trials=_replaced(status.trials, judged))
+    least = series.least()
+    excess = least > floor * _EXCESS and max(present) > 1 and series.complete(pause, PATIENCE)
+    if not missed and not excess:
+        return status, ()
+    basis = _basis(job, observed, plan)
+    status = replace(status, trials=tuple(trial for trial in status.trials if trial.basis == basis))
+    asked: dict[str, Any] = {
+        "cause": "missed" if missed else "excess",
+        "message": f"{seen:,.0f} samples/s are measured, the floor is {floor:,.0f}",
+        "rate": least,
+        "basis": basis,
+    }
+    if excess:
+        stages = [rate * least / seen for rate in stage_means(series.samples)]
+        return _ask(observed, status, plan, _problem(job, observed, plan, least, stages), asked)
+    asked["rate"] = rate = mean(series.samples[-LEAST_SAMPLES:]).value  # a load may have come while it was measured
+    if any(trial.bars_more(present, floor, rate, now) for trial in status.trials):
+        return status, ()
+    if _fewer(present, series.before) and series.before_rate >= floor:
+        asked["message"] += ", so as before"
+        new = _with_pods(job, status.plan or {}, plan, status.plan or {}, series.before)
+        return _change(job, observed, replace(status, reviewed=now), plan, new, asked, Series()), ()
+    if is_busy(status.plan or {}):
+        text = f"{describe_cores(status.plan or {})}, so more workers would not bring it to the floor of {floor:,.0f}"
+        return replace(status, reviewed=now).with_condition("Rescaled", False, "CoresBusy", text, now), ()
+    stages = stage_means(series.recent(pause))
+    return _ask(observed, status, plan, _problem(job, observed, plan, seen, stages), asked)
+
+
+def _ask(
+    observed: Observed,
+    status: Status,
+    plan: PlanDocument,
+    problem: dict[str, Any] | None,
+    review: dict[str, Any],
+    units: Sequence[int] = (),
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Let the planner provision the stages that run; `units` of each stage, if they are wanted."""
+    status = replace(status, reviewed=observed.time)
+    if problem is None:
+        return status, ()
+    stages: list[dict[str, Any]] = [{"pool": stage.pool, "lastLayer": stage.lastLayer} for stage in plan.stages]
+    if units:
+        stages = [{**stage, "units": number} for stage, number in zip(stages, units, strict=True)]
+    revision = status.plan_revision + 1
+    return replace(status, review={"revision": revision, **review}), (ComputePlan(problem, revision, tuple(stages)),)
+
+
+def _problem(
+    job: JobSpec, observed: Observed, plan: PlanDocument, throughput: float, stages: Sequence[float]
+) -> dict[str, Any] | None:
+    """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
+    servers = {"pool": plan.parameterServer.pool, "units": plan.parameterServer.units}  # they stay where they are
+    try:
+        problem = build_problem(job.limited(observed.free_units), observed.profiles)
+        return calibrate({**problem, "parameterServer": servers}, plan, throughput, stages)
+    except ValueError:
+        return None  # the model has other layers now; the plan that runs stays
+
+
+def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
+    """Whether the plan cannot be carried on because a pool has shrunk, so that the job needs another one.
+
+    A pool with fewer units than the plan alone is no reason: what runs goes on. A process of it that has waited for
+    room longer than `elasticity.cooldownSeconds` is, as there is nothing to wait for.
+
+    Returns:
+        Why, for people; empty: it can be carried on.
+    """
+    if status.plan is None or job.elasticity.mode == "Off" or job.stages_by_hand:
+        return ""
+    for pool, units in sorted(units_by_pool(PlanDocument.from_json(dict(status.plan))).items()):
+        room = observed.room.get(pool, units)
+        waiting = sorted(
+            p.name
+            for p in observed.processes
+            if p.running and p.spec.pool == pool and p.spec.incarnation == status.incarnation
+            and p.problem is not None and p.problem.reason == "Unschedulable"
+            and observed.time - p.started > job.elasticity.cooldown_seconds
+        )  # fmt: skip
+        if room < units and waiting:
+            found = f"pool {pool} has {room} of the {units} units of plan {status.plan_revision}"
+            return f"{found}, and {waiting[0]} finds no room; the job stops in order and goes on with another plan"
+    return ""
+
+
+def _all_at_work(view: CoordinatorView, plan: PlanDocument) -> bool:
+    """Whether all workers of the plan are ready, and the first steps are over."""
+    names = [worker_name(i, index) for i, stage in enumerate(plan.stages) for index in range(stage.pods)]
+    members = [view.member(name) for name in names]
+    ready = all(member is not None and member.state == "ready" for member in members)
+    return ready and view.committed_steps >= _MIN_STEPS
+
+
+def _is_measured(view: CoordinatorView) -> bool:
+    rates = _stage_rates(view)
+    return view.samples_per_second > 0 and bool(rates) and min(rates) > 0
+
+
+def _stage_rates(view: CoordinatorView) -> list[float]:
+    """Samples/s that each stage could have alone; 0: not measured."""
+    return [float(stage.get("samplesPerSecond") or 0.0) for stage in view.document.get("stages") or ()]
+
+
+def _basis(job: JobSpec, observed: Observed, plan: PlanDocument) -> str:
+    """What trials depend on besides the load: if anything of it changes, nothing is known of other numbers."""
+    stages = [[stage.pool, stage.lastLayer] for stage in plan.stages]
+    profiles = {pool.name: observed.profiles[pool.name] for pool in job.pools}
+    text = json.dumps([asdict(job.elasticity), job.pools, stages, profiles], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument) -> Status:
+    """Take the planner's answer, or leave it."""
+    now, asked = observed.time, status.review
+    assert asked is not None
+    outcome, cause = observed.outcome, str(asked["cause"])
+    if outcome is None or outcome.revision != asked["revision"]:
+        # Nobody is at work on it after a restart of the controller: think again after the next pause.
+        return status if observed.planning else replace(status, review=None)
+    done = replace(status, review=None, reviewed=now)
+    if not outcome.feasible:
+        if cause == "excess":
+            return done
+        return done.with_condition("Rescaled", False, "CannotRescale", f"{asked['message']}; {_why(outcome)}", now)
+    assert outcome.document is not None
+    present, in_the_way = _pods(plan), None
+    pods = _bounded(job, outcome.document, plan)
+    if cause == "excess":
+        floor = job.min_samples_per_second or 0.0
+        pods, in_the_way = spare(
+            status.trials, pods, floor=floor, present=present, rate=float(asked["rate"]), now=now
+        )  # fmt: skip
+    new = _with_pods(job, outcome.document, plan, status.plan or {}, pods)
+    grows = any(n > old for n, old in zip(pods, present, strict=True))
+    saves = new["costPerHour"] < float((status.plan or {}).get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
+    helps = {"missed": grows, "excess": saves, "workers": True}[cause]
+    if pods != present and helps:
+        tried = Series() if cause == "workers" else Series(before=present, before_rate=float(asked["rate"]))
+        return _change(job, observed, done, plan, new, asked, tried)
+    if in_the_way is None:
+        return done
+    return done.with_condition("Rescaled", False, "TriedBefore", _tried(plan, in_the_way, job), now)
+
+
+def _give_back(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument, grown: Trial) -> Status:
+    """Give units up that were added in vain."""
+    now = observed.time
+    failed = replace(grown, time=now, in_vain=True)  # it has its wait since the units were added
+    new = _with_pods(job, status.plan or {}, plan, status.plan or {}, grown.fewer)
+    status = replace(status, trials=_replaced(status.trials, failed), reviewed=now)
+    status = _carry_out(observed, status, new, Series())
+    moves, until = _moves(plan, grown.fewer, grown.more), format_time(failed.until)
+    text = (
+        f"{moves} gave {grown.more_rate:,.0f} samples/s after {grown.fewer_rate:,.0f}, the floor is "
+        f"{job.min_samples_per_second:,.0f}; they are given back, and more are tried again at {until}, or halfway to "
+        "it if the throughput falls"
+    )
+    return status.with_condition("Rescaled", False, "AddedInVain", text, now)
+
+
+def _replaced(trials: Sequence[Trial], trial: Trial) -> tuple[Trial, ...]:
+    return tuple(trial if known.fewer == trial.fewer else known for known in trials)
+
+
+def _change(
+    job: JobSpec,
+    observed: Observed,
+    status: Status,
+    plan: PlanDocument,
+    new: dict[str, Any],
+    asked: Mapping[str, Any],
+    series: Series,
+) -> Status:
+    """Carry a plan out that was asked for, unless other jobs took the units meanwhile.
+
+    Args:
+        job: its limits.
+        observed: units that are free.
+        status: of the job.
+        plan: what runs.
+        new: the same stages with other numbers of workers.
+        asked: why: cause, message, and what was measured.
+        series: of the new plan, without measurements.
+    """
+    now, present, pods = observed.time, _pods(plan), _pods(PlanDocument.from_json(new))
+    taken = units_by_pool(PlanDocument.from_json(new))
+    if any(units > observed.free_units.get(pool, units) for pool, units in taken.items()):
+        return status
+    if asked["cause"] == "missed":
+        trial = Trial(present, pods, float(asked["rate"]), 0.0, now, 0.0, in_vain=False, basis=str(asked["basis"]))
+        status = replace(status, trials=remember(status.trials, trial, _pause(job)))
+    status = _carry_out(observed, status, new, series)
+    text = f"{asked['message']}: {_moves(plan, present, pods)}"
+    return status.with_condition("Rescaled", True, "UnitsChanged", text, now)
+
+
+def _carry_out(observed: Observed, status: Status, new: dict[str, Any], series: Series) -> Status:
+    """The status with another plan of the same stages."""
+    revision = status.plan_revision + 1
+    return replace(
+        status,
+        plan=new,
+        plan_revision=revision,
+        plan_reason="UnitsChanged",
+        attempts=_attempts(observed, status, [int(stage["pods"]) for stage in new["stages"]]),
+        series=replace(series, revision=revision),
+    )
+
+
+def _moves(plan: PlanDocument, before: Pods, after: Pods) -> str:
+    """What changes: `stage-0 on cpu: 2 -> 3 workers`."""
+    pairs = zip(plan.stages, before, after, strict=True)
+    return ", ".join(f"{stage.name} on {stage.pool}: {old} -> {n} workers" for stage, old, n in pairs if n != old)
+
+
+def _tried(plan: PlanDocument, trial: Trial, job: JobSpec) -> str:
+    """Why fewer units are not tried; the same words as long as that holds, as each new message is an event."""
+    pairs = zip(plan.stages, trial.fewer, trial.more, strict=True)
+    which = ", ".join(f"{n} workers of {stage.name} on {stage.pool}" for stage, n, more in pairs if n != more)
+    return (
+        f"{which} gave {trial.fewer_rate:,.0f} samples/s at {format_time(trial.time)}, the floor is "
+        f"{job.min_samples_per_second:,.0f}; so few are tried again at {format_time(trial.until)}, or halfway to it if "
+        "the throughput rises"
+    )
+
+
+def _why(outcome: PlanOutcome) -> str:
+    return str((outcome.document or {}).get("message") or outcome.error)
+
+
+def _bounded(job: JobSpec, document: Mapping[str, Any], plan: PlanDocument) -> Pods:
+    """Workers of each stage by a plan, with at most `maxScaleDownPercent` of each stage's taken away."""
+    pods = []
+    for new, old in zip(document["stages"], plan.stages, strict=True):
+        removable = max(1, int(old.pods * job.elasticity.max_scale_down_percent / 100))
+        pods.append(max(int(new["pods"]), old.pods - removable))
+    return tuple(pods)
+
+
+def _with_pods(
+    job: JobSpec, document: Mapping[str, Any], plan: PlanDocument, present: Mapping[str, Any], pods: Pods
+) -> dict[str, Any]:
+    """The plan with these numbers of workers, and the servers that run."""
+    stages = [
+        {**stage, "pods": number, "units": number * job.pool(old.pool).units_per_pod}
+        for stage, old, number in zip(document["stages"], plan.stages, pods, strict=True)
+    ]
+    servers = plan.parameterServer
+    price = sum(float(job.pool(stage["pool"]).price_per_unit_hour) * stage["units"] for stage in stages)
+    price += float(job.pool(servers.pool).price_per_unit_hour) * servers.units
+    return {**document, "stages": stages, "parameterServer": present.get("parameterServer"), "costPerHour": price}
+
+
+def _pods(plan: PlanDocument) -> Pods:
+    return tuple(stage.pods for stage in plan.stages)
+
+
+def _fewer(pods: Pods, others: Pods) -> bool:
+    """Whether no stage has more workers, and one has fewer."""
+    return pods != others and len(pods) == len(others) and all(n <= o for n, o in zip(pods, others, strict=True))
+
+
+def _pause(job: JobSpec) -> float:
+    return pause_seconds(job.elasticity.cooldown_seconds)
+
+
+def _attempts(observed: Observed, status: Status, pods: list[int]) -> dict[str, int]:
+    """A worker that ended when an earlier plan dropped it, and that is wanted again, is a new attempt."""
+    attempts = dict(status.attempts)
+    for number, count in enumerate(pods):
+        for name in (worker_name(number, index) for index in range(count)):
+            process = observed.process(name)
+            if process is not None and not process.running:
+                attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
+    return attempts

@@ -1,0 +1,228 @@
+"""The failure policy: which death costs what.
+
+The first rule of `runPolicy.failurePolicy` that fits decides; without one:
+
+- A process that says its input is bad (EXIT_BAD_INPUT) fails the job at once: starting it again cannot help.
+- What a cluster took away (deleted, evicted, preempted, its node lost) is started again and counts nothing, however
+  often; but at most once a minute in the long run.
+- A worker or profiler that dies is started again, after a pause that doubles each time.
+- A parameter server or the coordinator takes the state since the last checkpoint with it: everything ends and starts
+  again from that checkpoint.
+- Each death counts; one more than backoffLimit fails the job, with the last words of the process.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from heterps_operator.api.job import JobSpec, RunPolicy
+from heterps_operator.control.members import COORDINATOR, members
+from heterps_operator.state.status import Event, Failure, Status
+from heterps_operator.state.throughput import Series
+from heterps_operator.state.values import Observed, ProcessView
+from heterps_planner.balancing import Pace
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
+
+__all__ = ["backoff_seconds", "current", "describe_end", "describe_exit", "is_current", "judge_exits"]
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_QUIET_SECONDS = 600.0  # without a death that does not count: then the next pause is the first again
+_TAKEN_AWAY = frozenset({"Deleted", "Evicted", "NodeLost", "Preempted"})  # not the job's fault
+_REASONS = {
+    "Deleted": "its pod was deleted by somebody else",
+    "Evicted": "its node evicted it",
+    "NodeLost": "its node was lost",
+    "Preempted": "a pod of higher priority took its place",
+    "StartError": "its container could not start",
+}
+# Phases in which a member may end by itself: its part is done, others still evaluate or write the model.
+_MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *JobPhase.FINAL})
+
+
+def backoff_seconds(failures: int) -> float:
+    """Pause before the next start after so many failures (>= 1)."""
+    pause: float = min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
+    return pause
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "no exit code is known"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def is_current(process: ProcessView, status: Status) -> bool:
+    """Whether a process is the one that should be there now, not an earlier attempt."""
+    attempt = status.attempts.get(process.name, 1)
+    return process.spec.incarnation == status.incarnation and process.spec.attempt == attempt
+
+
+def current(observed: Observed, status: Status, name: str) -> ProcessView | None:
+    """The process of this name, attempt and incarnation, running or ended."""
+    process = observed.process(name)
+    return process if process is not None and is_current(process, status) else None
+
+
+def describe_end(process: ProcessView, job: JobSpec) -> str:
+    """How a process ended, in words, with the way out where there is one."""
+    if process.reason == "OOMKilled":
+        return f"out of memory; raise {_memory_limit(process, job)}"
+    words = _REASONS.get(process.reason)
+    if words is None:
+        return describe_exit(process.exit_code)
+    return words if process.exit_code is None else f"{words}, {describe_exit(process.exit_code)}"
+
+
+def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Count the deaths that were not counted yet and decide their consequence.
+
+    Returns:
+        The status with `outcome` and `failure` set (the job fails), `incarnation` raised (everything starts again), or
+        single `attempts` raised (a process is replaced); and what to tell people.
+    """
+    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, job, status)]
+    if not dead:
+        return status, ()
+    actions = {p.name: _action(p, job.run_policy) for p in dead}
+    # The cause goes first: what fails the job explains other deaths, then whoever died earliest.
+    dead.sort(key=lambda p: (actions[p.name] != "FailJob", p.ended or 0.0, p.name))
+    first = dead[0]
+    if actions[first.name] == "FailJob":
+        return _refuse(first, job, status, observed.time), ()
+    fatal = [p for p in dead if p.spec.role in ("coordinator", "ps") or actions[p.name] == "RestartJob"]
+    events: list[Event] = []
+    # A server's death makes workers fail too: then it is the one death that counts.
+    for process in fatal[:1] or dead:
+        name, end = process.name, describe_end(process, job)
+        if actions[name] == "Ignore":
+            status, pause = _excuse(status, observed.time)
+        elif status.failures >= job.run_policy.backoff_limit:
+            limit = job.run_policy.backoff_limit
+            message = f"{name} ended ({end}); the limit of {limit} restarts (runPolicy.backoffLimit) is used up"
+            failed = replace(status, failures=status.failures + 1)
+            return _fail(failed, "BackoffLimitExceeded", message, process, observed.time), tuple(events)
+        else:
+            status = replace(status, failures=status.failures + 1)
+            pause = backoff_seconds(status.failures)
+        status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
+        uncounted = "; this does not count to backoffLimit" if actions[name] == "Ignore" else ""
+        if fatal:
+            status = _start_over(status, observed.time, pause)
+            text = f"{name} ended ({end}): everything starts again from the last checkpoint in {pause:g} s{uncounted}"
+            events.append(Event("Warning", "JobRestarts", text, observed.time))
+        else:
+            status = replace(
+                status,
+                attempts={**status.attempts, name: process.spec.attempt + 1},
+                not_before={**status.not_before, name: observed.time + pause},
+            )
+            text = f"{name} ended ({end}): it is started again in {pause:g} s{uncounted}"
+            events.append(Event("Warning", "ProcessRestarts", text, observed.time))
+    return status, tuple(events)
+
+
+def _action(process: ProcessView, policy: RunPolicy) -> str:
+    """What the end of a process is to lead to: RestartPod | RestartJob | FailJob | Ignore."""
+    for rule in policy.failure_rules:
+        if rule.role in (None, process.spec.role) and (
+            _shell_code(process) in rule.exit_codes or process.reason in rule.reasons
+        ):
+            return rule.action
+    if process.exit_code == EXIT_BAD_INPUT:
+        return "FailJob"
+    return "Ignore" if process.reason in _TAKEN_AWAY else "RestartPod"
+
+
+def _shell_code(process: ProcessView) -> int | None:
+    """The exit code as a shell and Kubernetes have it: 128 + the number of a signal."""
+    code = process.exit_code
+    return code if code is None or code >= 0 else 128 - code
+
+
+def _excuse(status: Status, now: float) -> tuple[Status, float]:
+    """Take note of a death that does not count, and find the pause before the next start.
+
+    Those of one burst, a node's pods say, share one pause. Pauses double while one burst follows the other.
+    """
+    count, since = status.disruptions, now - status.disrupted
+    if count == 0 or since > _QUIET_SECONDS:
+        count = 1
+    elif since > backoff_seconds(count):
+        count += 1
+    else:
+        return status, backoff_seconds(count)
+    return replace(status, disruptions=count, disrupted=now), backoff_seconds(count)
+
+
+def _start_over(status: Status, now: float, pause: float) -> Status:
+    """Everything ends, and starts again from the last checkpoint after a pause."""
+    return replace(
+        status,
+        incarnation=status.incarnation + 1,
+        gang=(),
+        attempts={},
+        not_before={"": now + pause},
+        last_observation=None,
+        review=None,
+        reviewed=None,
+        pace=Pace(),
+        series=Series(),
+        speeds={},
+    ).with_phase("Restarting", now)
+
+
+def _refuse(process: ProcessView, job: JobSpec, status: Status, now: float) -> Status:
+    """The job fails at once, by wrong input or by a rule."""
+    if process.exit_code == EXIT_BAD_INPUT:
+        message = process.last_lines[-1] if process.last_lines else f"{process.name} refused its input"
+        return _fail(status, "BadInput", message, process, now)
+    message = f"{process.name} ended ({describe_end(process, job)}); a rule of runPolicy.failurePolicy fails the job"
+    return _fail(status, "FailurePolicy", message, process, now)
+
+
+def _memory_limit(process: ProcessView, job: JobSpec) -> str:
+    """The field that bounds the memory of a process."""
+    if process.spec.role == "ps":
+        return "spec.parameterServer.memoryLimit"
+    kinds = {pool.name: pool.device_type.lower() for pool in job.pools}
+    kind = "coordinator" if process.spec.pool is None else kinds.get(process.spec.pool)
+    template = f"spec.workers.templates.{kind}" if kind else "spec.workers.template"
+    return f"the memory limit of container heterps in {template}"
+
+
+def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
+    """Whether a process has ended that should not have."""
+    if process.running or not is_current(process, status):
+        return False
+    if process.spec.role == "profile":
+        # Its result counts, not its exit; without the coordinator's answer nobody knows whether it arrived.
+        pool = process.spec.pool
+        done = any(name == pool for name in observed.profiles)
+        return not done and (process.exit_code != EXIT_OK or observed.coordinator is not None)
+    phase = observed.coordinator.phase if observed.coordinator is not None else None
+    if process.name == COORDINATOR:
+        return True
+    return not (process.exit_code in (EXIT_OK, EXIT_INTERRUPTED) and phase in _MAY_LEAVE)
+
+
+def _dropped(process: ProcessView, job: JobSpec, status: Status) -> bool:
+    """Whether a later plan has no more use for this worker."""
+    if status.plan is None or process.spec.role != "worker":
+        return False
+    plan = PlanDocument.from_json(dict(status.plan))
+    return process.name not in [spec.name for spec in members(job, plan)]
+
+
+def _fail(status: Status, reason: str, message: str, process: ProcessView, now: float) -> Status:
+    failure = Failure(reason, message, process.name, process.exit_code, process.last_lines, process.log)
+    return replace(status, outcome="Failed", outcome_since=now, failure=failure)

@@ -1,0 +1,172 @@
+"""From measured profiles to a planning problem.
+
+A pool's profile is what `heterps-runtime profile` measured there. It depends on the model, the columns that it reads
+and the batch, not on prices or the throughput floor, so it is kept under a key of the former and serves many plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from heterps_operator.api.job import JobSpec, PoolSpec
+from heterps_operator.documents import Json
+from heterps_planner.errors import UnknownNameError
+
+__all__ = [
+    "adapt_problem",
+    "build_problem",
+    "is_profile",
+    "profile_digest",
+    "profile_warnings",
+]
+
+_STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
+_LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+# Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
+_NO_LIMIT_UNITS = 1_000_000
+_FORMAT = 2  # of a stored profile; a new one makes the old ones unknown
+
+
+def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
+    """Merge the profiles of a job's pools into one planning problem (docs/cli.md).
+
+    Args:
+        job: names the pools, the floor and how much is trained.
+        profiles: by pool; each of the job's pools.
+
+    Raises:
+        ValueError: the profiles do not describe the same layers or the same batch.
+    """
+    first_pool = job.pools[0].name
+    first = profiles[first_pool]
+    names = [layer["name"] for layer in first["layers"]]
+    for pool in job.pools:
+        profile = profiles[pool.name]
+        others = [layer["name"] for layer in profile["layers"]]
+        if others != names:
+            raise ValueError(f"profile of pool {pool.name}: has the layers {others}, pool {first_pool} has {names}")
+        if profile["batchSize"] != first["batchSize"]:
+            raise ValueError(
+                f"profile of pool {pool.name}: measured with {profile['batchSize']} samples per batch, "
+                f"pool {first_pool} with {first['batchSize']}"
+            )
+    rows = int(first["samples"])
+    samples = rows * job.epochs if job.steps is None and job.epochs else (job.steps or 0) * job.global_batch_size
+    layers = []
+    for index, layer in enumerate(first["layers"]):
+        facts = {key: layer[key] for key in _LAYER_FACTS if key in layer}
+        times = {pool.name: _times(profiles[pool.name]["layers"][index]) for pool in job.pools}
+        layers.append({"name": layer["name"], **facts, "pools": times})
+    problem: dict[str, Any] = {
+        "version": 1,
+        "batchSize": int(first["batchSize"]),
+        "globalBatchSize": job.global_batch_size,
+        "microBatches": job.micro_batches,
+        "samples": samples,
+        "minSamplesPerSecond": job.min_samples_per_second or 0,
+        "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
+        "parameterServer": _servers(job),
+        "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
+        "layers": layers,
+    }
+    if job.max_cost_per_hour is not None:
+        problem["maxCostPerHour"] = float(job.max_cost_per_hour)
+    return problem
+
+
+def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
+    """A problem file's layer times under a job's present pools, prices, limits and floor.
+
+    Args:
+        problem: with measured layers, from `heterps profile JOB --to FILE`.
+        job: what is to be planned.
+
+    Raises:
+        ProblemError: the problem does not know a pool of the job.
+    """
+    measured = {pool.get("name"): pool for pool in problem.get("pools") or () if isinstance(pool, dict)}
+    pools = []
+    for pool in job.pools:
+        if pool.name not in measured:
+            raise UnknownNameError("problem.pools", "pool", pool.name, map(str, measured))
+        stage = {key: measured[pool.name][key] for key in _STAGE_FACTS if key in measured[pool.name]}
+        pools.append(_pool(pool, stage))
+    names = {pool.name for pool in job.pools}
+    layers = []
+    for layer in problem.get("layers") or ():
+        times = {name: entry for name, entry in layer.get("pools", {}).items() if name in names}
+        layers.append({**layer, "pools": times})
+    adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _servers(job)}
+    adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
+    adapted |= {"minSamplesPerSecond": job.min_samples_per_second or 0}
+    adapted.pop("maxCostPerHour", None)
+    if job.max_cost_per_hour is not None:
+        adapted["maxCostPerHour"] = float(job.max_cost_per_hour)
+    return adapted
+
+
+def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
+    """What the profilers want people to know, one line each."""
+    return [f"profile of pool {pool}: {text}" for pool, p in sorted(profiles.items()) for text in p.get("warnings", ())]
+
+
+def _times(layer: Json) -> dict[str, Any]:
+    """One layer's times on one pool; none if it cannot run there."""
+    return {key: value for key, value in layer.items() if key not in ("name", *_LAYER_FACTS)}
+
+
+def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "deviceType": pool.device_type,
+        "pricePerUnitHour": float(pool.price_per_unit_hour),
+        "maxUnits": _NO_LIMIT_UNITS if pool.max_units is None else pool.max_units,
+        "unitsPerPod": pool.units_per_pod,
+        **{key: stage[key] for key in _STAGE_FACTS if key in stage},
+    }
+
+
+def _servers(job: JobSpec) -> dict[str, Any]:
+    """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool.
+
+    A pool without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
+    """
+
+    def units(pool: PoolSpec) -> int:
+        return max(1, job.server_replicas) * pool.units_per_pod
+
+    candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
+    fitting = [pool for pool in candidates if pool.max_units is None or pool.max_units >= units(pool)]
+    pool = min(fitting or candidates, key=lambda p: (p.price_per_unit_hour, p.name))
+    return {"pool": pool.name, "units": units(pool)}
+
+
+def profile_digest(configuration: Json, pool: str, source: str) -> str:
+    """What a pool's profile depends on, as 16 hexadecimal digits.
+
+    Args:
+        configuration: the run configuration.
+        pool: name of one of its pools.
+        source: what tells this version of the user's code from others.
+    """
+    spec = configuration["job"]["spec"]
+    manifest = next(p["spec"] for p in configuration["pools"] if p["metadata"]["name"] == pool)
+    training, data = spec["training"], spec["data"]
+    key = {
+        "format": _FORMAT,
+        "model": spec["model"],
+        "source": source,
+        "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
+        "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],
+        "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
+        "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def is_profile(document: Json) -> bool:
+    """Whether a document that was kept is a profile, as far as `build_problem` needs it."""
+    return {"layers", "batchSize", "samples"} <= document.keys()

@@ -1,0 +1,456 @@
+"""The heart of the controller: from what is observed to what is to be done.
+
+`reconcile(job, observed)` is a pure function of values. It does no I/O and asks no clock; the same observation gives
+the same decision, and an observation in which the actions have taken effect gives none. So it does not matter whether
+it runs twice a second, after a crash, or twice for one change, and every situation can be tested as a value.
+
+The order of the job: profile every pool -> plan -> start the members -> run and rebalance -> end. What must happen
+first comes first in the code: failures and requests to stop, then ending, then processes of an earlier incarnation,
+then the next step forward. How a job ends is in ending.py, the policy for deaths in failures.py, the processes that a
+plan asks for in members.py, batch sizes in rebalancing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control import elasticity, failures, liveness, rebalancing
+from heterps_operator.control import termination as ending
+from heterps_operator.control.machine import describe_shortage
+from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler, units_by_pool
+from heterps_operator.control.problem import build_problem
+from heterps_operator.state.status import CONDITION_TYPES, Event, Failure, Status
+from heterps_operator.state.values import (
+    Action,
+    ComputePlan,
+    CoordinatorView,
+    Decision,
+    Observed,
+    PodProblem,
+    ProcessSpec,
+    ProcessView,
+    ReportLost,
+    SaveProfile,
+    StartProcess,
+    StopProcess,
+    SubmitPlan,
+)
+from heterps_runtime.contract import JobPhase, PlanDocument
+
+__all__ = ["WAITING_FOR_CAPACITY", "reconcile"]
+
+WAITING_FOR_CAPACITY = "WaitingForCapacity"  # reason of a condition: other jobs hold the units
+
+_STALE_GRACE_SECONDS = 5.0
+_PROFILER_GRACE_SECONDS = 5.0
+# The first steps compile kernels and fill caches; they say nothing about the throughput.
+_STEPS_BEFORE_JUDGING = 20
+_ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
+_REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
+_WAITING = "WaitingForMembers"
+_HOLDERS_NAMED = 3  # of the units that a job waits for
+_DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
+
+
+def reconcile(job: JobSpec, observed: Observed) -> Decision:
+    """Decide what is to be done now.
+
+    Args:
+        job: what is wanted.
+        observed: what is the case, with the status of the last decision.
+
+    Returns:
+        The actions, the status to remember, and the events that this decision makes.
+    """
+    before = observed.status
+    if before.final:
+        return Decision(before)
+    now = observed.time
+    status = before if before.started is not None else replace(before, started=now, phase_since=now)
+    process = observed.process(COORDINATOR)
+    if process is None or process.spec.incarnation != status.incarnation:
+        observed = replace(observed, coordinator=None)  # what a coordinator of the past says is of the past
+    if job.paused:
+        return Decision(status.with_phase("Paused", now))
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    # 1. Did the job end, must it end?
+    if status.outcome is None:
+        status = ending.judge(job, observed, status)
+    if status.outcome is None and status.stopping_since is None:
+        status, events = failures.judge_exits(job, observed, status)
+    hung: Mapping[str, str] = {}
+    if status.outcome is None and status.stopping_since is None:
+        hung = liveness.unresponsive(job, observed, status)
+        events += tuple(
+            Event("Warning", "Unresponsive", f"{name} {why}; it is ended, to be started again", now)
+            for name, why in hung.items()
+        )
+
+    # 2. Carry the end out, or go on.
+    if status.outcome is not None:
+        status, actions = ending.wind_down(job, observed, status)
+    elif status.stopping_since is not None:
+        status, actions = ending.orderly_stop(observed, status)
+    else:
+        status, actions = _advance(job, observed, status, hung)
+        if status.outcome is not None:  # the step forward found that there is none
+            status, actions = ending.wind_down(job, observed, status)
+    # What was measured is kept, even if the job ends with it.
+    saves = tuple(
+        SaveProfile(pool, profile)
+        for pool, profile in sorted(observed.profiles.items())
+        if pool not in observed.cached_profiles
+    )
+    status = _observe_members(job, observed, status)
+    status, resumed = _observe_resume(observed, status)
+    status, warnings = _relay_warnings(observed, status)
+    events += _warn_of_machine(job, before, status, now)
+    return Decision(status, saves + actions, warnings + events + resumed + _news(before, status, observed))
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def _advance(
+    job: JobSpec, observed: Observed, status: Status, hung: Mapping[str, str]
+) -> tuple[Status, tuple[Action, ...]]:
+    """Take the next step towards a trained model; first end processes that are `hung`."""
+    now = observed.time
+    if hung:  # their end is then judged like any other death
+        return status, tuple(StopProcess(name, _STALE_GRACE_SECONDS) for name in hung)
+    stale = [p for p in observed.processes if p.running and p.spec.incarnation != status.incarnation]
+    if stale:
+        return status, tuple(StopProcess(p.name, _STALE_GRACE_SECONDS) for p in stale if not p.stopping)
+    if now < status.not_before.get("", 0.0):
+        return status, ()
+    # A profiler that has delivered has nothing else to do, and what it occupies is charged.
+    delivered = [p for p in observed.processes if p.running and p.spec.role == "profile"]
+    ends = tuple(
+        StopProcess(p.name, _PROFILER_GRACE_SECONDS)
+        for p in delivered
+        if p.spec.pool in observed.profiles and not p.stopping
+    )
+    status = _drop_plan(observed, status)
+    missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
+    if status.plan is not None:
+        status, actions = _run(job, observed, status)
+    elif missing:
+        status, actions = _profile(job, observed, status, missing[0])
+    else:
+        status, actions = _make_plan(job, observed, status)
+    return status, ends + actions
+
+
+def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
+    """Measure the pools one after the other: two at once would measure each other."""
+    spec, now = profiler(job, pool), observed.time
+    if spec.units > observed.free_units.get(pool, spec.units):  # the wait is no part of the time that pods may take
+        text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
+        status = status.with_phase("Pending", now)
+        return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now), ()
+    if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
+        status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
+    status = status.with_phase("Profiling", now)
+    actions = _ensure(observed, status, coordinator())
+    if observed.coordinator is None:
+        return status, actions
+    if any(p.running and p.spec.role == "profile" and p.name != spec.name for p in observed.processes):
+        return status, actions
+    return status, actions + _ensure(observed, status, spec)
+
+
+def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Let the planner work on the measured problem, and judge its answer."""
+    now = observed.time
+    pools = ", ".join(pool.name for pool in job.pools)
+    status = status.with_condition("Profiled", True, "AllPoolsMeasured", f"layers measured on {pools}", now)
+    if job.goal == "profile":
+        return _reach(status, "Profiled", now), ()
+    status = status.with_phase("Planning", now)
+    outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.free_units)
+    if observed.planning:
+        return status, ()
+    known = outcome is not None and outcome.revision == revision
+    alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
+    # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
+    if outcome is not None and known and status.planned_with != dict(observed.free_units):
+        known = not _short(outcome.document, observed) if outcome.feasible else alone
+        status = replace(status, possible=status.possible or (alone and outcome.feasible))
+    if outcome is None or not known:
+        status, actions = _ask_planner(room, observed, status, dict(observed.free_units))
+        # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
+        if actions and job.goal == "train" and not any(observed.holders.values()):
+            actions += _ensure(observed, status, coordinator())
+        return status, actions
+    document = outcome.document
+    # A plan by hand that does not fit is refused, where a search finds that there is none.
+    if room != job and not alone and not outcome.feasible and (document is not None or job.stages_by_hand):
+        if not status.possible:  # is it for want of room? A job that could not run alone must not wait
+            return _ask_planner(job, observed, status, {})
+        taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
+        why = outcome.error or (document or {}).get("message") or "there is no plan"
+        text = f"{why}; {_in_use(job, observed, taken)}"
+        return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
+    if document is None:
+        return _fail(status, Failure("PlannerFailed", outcome.error), now), ()
+    if not outcome.feasible:
+        reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
+        status = status.with_condition("Planned", False, reason, message, now)
+        return _fail(status, Failure(reason, message), now), ()
+    reason = "Replanned" if status.plan_revision else "PlanComputed"
+    status = replace(status, plan=document, plan_revision=revision, plan_reason=reason)
+    message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
+    status = status.with_condition("Planned", True, reason, message, now)
+    if job.goal == "plan":
+        return _reach(status, "Planned", now), ()
+    return _run(job, observed, status)
+
+
+def _ask_planner(
+    job: JobSpec, observed: Observed, status: Status, planned_with: Mapping[str, int]
+) -> tuple[Status, tuple[Action, ...]]:
+    try:
+        problem = build_problem(job, observed.profiles)
+    except ValueError as error:
+        return _fail(status, Failure("ProfileMismatch", str(error)), observed.time), ()
+    return replace(status, planned_with=planned_with), (ComputePlan(problem, status.plan_revision + 1),)
+
+
+def _drop_plan(observed: Observed, status: Status) -> Status:
+    """Forget a plan whose units others have taken, or the pool has lost, while the job had no processes."""
+    occupied = any(process.running and process.spec.units for process in observed.processes)
+    if status.plan is None or occupied or not _short(status.plan, observed):
+        return status
+    text = f"plan {status.plan_revision} needs units that are not free any more"
+    status = replace(status, plan=None, planned_with={}, possible=False, gang=())
+    return status.with_condition("Planned", None, "Replanning", text, observed.time)
+
+
+def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
+    """Whether a plan takes more than other jobs leave."""
+    units = units_by_pool(PlanDocument.from_json(dict(document or {})))
+    return any(number > observed.free_units.get(pool, number) for pool, number in units.items())
+
+
+def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
+    """How much of these pools other jobs leave; what to do about it."""
+    free = ", ".join(f"{observed.free_units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
+    others: dict[str, list[str]] = {}
+    for pool in pools:
+        for holder, units in observed.holders.get(pool, ()):
+            others.setdefault(holder, []).append(f"{units} of {pool}")
+    names = [f"{holder} has {' and '.join(units)}" for holder, units in others.items()]
+    more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
+    if not names:
+        return (
+            f"{free} are free, though no job holds any; kubectl describe nodepool {pools[0]} says what its nodes have"
+        )
+    held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})"
+    return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
+
+
+def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Have the plan's processes running, and the batch shared out well."""
+    plan = status.plan
+    assert plan is not None
+    now, view = observed.time, observed.coordinator
+    training = view is not None and view.phase not in (JobPhase.PROFILING, JobPhase.STARTING)
+    if not training and status.phase != "Running":
+        status = status.with_phase("Starting", now)
+    actions = _ensure(observed, status, coordinator())
+    if view is None:
+        return status, actions
+    submission = SubmitPlan(plan, status.plan_revision)
+    if submission.request not in observed.accepted:  # a worker that the coordinator does not expect would be sent away
+        return status, (*actions, submission)
+    if view.phase == JobPhase.PROFILING:
+        return status, actions
+    parsed = PlanDocument.from_json(dict(plan))
+    wanted = members(job, parsed)
+    if not status.gang:
+        status = replace(status, gang=tuple(spec.name for spec in wanted))
+    for spec in wanted:
+        actions += _ensure_member(job, observed, status, view, spec)
+    actions += _stop_dropped(observed, status, wanted)
+    if training:
+        status = status.with_phase("Running", now)
+        if view.phase == JobPhase.TRAINING:
+            status, submissions = rebalancing.rebalance(job, observed, status, parsed)
+            actions += submissions
+            status, requests = elasticity.review(job, observed, status, parsed)
+            actions += requests
+            if status.plan_revision != submission.revision and status.plan is not None:
+                actions += (SubmitPlan(status.plan, status.plan_revision),)
+    return status, actions
+
+
+def _ensure(observed: Observed, status: Status, spec: ProcessSpec) -> tuple[Action, ...]:
+    """Start a process if it is not there and its pause is over."""
+    attempt = status.attempts.get(spec.name, 1)
+    spec = replace(spec, incarnation=status.incarnation, attempt=attempt)
+    present = observed.process(spec.name)
+    if present is not None and (present.running or failures.is_current(present, status)):
+        return ()
+    if observed.time < status.not_before.get(spec.name, 0.0):
+        return ()
+    return (StartProcess(spec),)
+
+
+def _ensure_member(
+    job: JobSpec, observed: Observed, status: Status, view: CoordinatorView, spec: ProcessSpec
+) -> tuple[Action, ...]:
+    """Start a member; one that died is first made known to the coordinator, so that its work goes to others."""
+    process, member = observed.process(spec.name), view.member(spec.name)
+    if process is not None and not process.running and not failures.is_current(process, status):
+        same_job = process.spec.incarnation == status.incarnation
+        if same_job and member is not None and member.state == "ready":
+            return (ReportLost(spec.name, failures.describe_end(process, job)),)
+    return _ensure(observed, status, spec)
+
+
+def _stop_dropped(observed: Observed, status: Status, wanted: Sequence[ProcessSpec]) -> tuple[Action, ...]:
+    """End workers that a later plan has no use for; the coordinator has told them to end, and most have."""
+    if status.reviewed is None or observed.time - status.reviewed <= _DROPPED_SECONDS:
+        return ()
+    names = {spec.name for spec in wanted}
+    return tuple(
+        StopProcess(p.name, _STALE_GRACE_SECONDS)
+        for p in observed.processes
+        if p.running and p.spec.role == "worker" and p.name not in names and not p.stopping
+    )
+
+
+def _reach(status: Status, outcome: str, now: float) -> Status:
+    return replace(status, outcome=outcome, outcome_since=now)
+
+
+def _fail(status: Status, failure: Failure, now: float) -> Status:
+    return replace(_reach(status, "Failed", now), failure=failure)
+
+
+# --- what is worth telling --------------------------------------------------------------------------------------------
+
+
+def describe_plan(plan: Any) -> str:
+    """A plan in one line: `cpu x2 [embedding..concat] -> accelerator x1 [mlp]`."""
+    return " -> ".join(
+        f"{stage['pool']} x{stage['units']} [{_span(list(stage['layers']))}]" for stage in plan["stages"]
+    )
+
+
+def _span(layers: list[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
+
+
+def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
+    """Set the conditions that follow from the members' state and the throughput."""
+    view, now = observed.coordinator, observed.time
+    if status.outcome is not None:
+        return status
+    troubled = [p for p in observed.processes if p.running and p.problem is not None]
+    silent = liveness.silent_coordinator(job, observed)
+    if silent is not None and silent.ready:
+        troubled.append(replace(silent, problem=_unreachable(observed.silence)))
+    status = _tell_problems(troubled, status, now)
+    if view is None or status.plan is None or view.phase == JobPhase.PROFILING:
+        return status
+    if view.members and not troubled:
+        absent = [m for m in view.members if m.state != "ready"]
+        text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
+        if absent:
+            details = ", ".join(f"{m.name} {m.message or m.state}" for m in absent)
+            status = status.with_condition("PodsReady", False, _WAITING, f"{text}; {details}", now)
+        else:
+            status = status.with_condition("PodsReady", True, "AllReady", text, now)
+    floor = job.min_samples_per_second
+    judged = view.phase == JobPhase.TRAINING and view.committed_steps >= _STEPS_BEFORE_JUDGING
+    if floor and judged and view.samples_per_second > 0:  # zero: it was not measured
+        met = view.samples_per_second >= floor
+        text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
+        status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)
+    return status
+
+
+def _unreachable(silence: str) -> PodProblem:
+    text = (
+        f"the coordinator answers its node, but not the operator ({silence}): let the operator reach the port http of "
+        "the job's pods (is there a NetworkPolicy, a proxy or a mesh between them?); training goes on meanwhile, but "
+        "units, batch sizes and what is shown of it stay as they are"
+    )
+    return PodProblem("CoordinatorUnreachable", text)
+
+
+def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) -> Status:
+    """Say which pod does not start and why, whoever waits for it: the coordinator, a profiler or a member."""
+    before = status.condition("PodsReady")
+    problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
+    if not problems:
+        solved = before.status == "False" and before.reason != _WAITING
+        return status.with_condition("PodsReady", None, "Starting", "the pods start", now) if solved else status
+    # What was told stays told as long as it holds: problems that take turns would be news each time.
+    problem = next((p for p in problems if p.reason == before.reason), problems[0])
+    others = f" (and {len(problems) - 1} more pods do not start)" if len(problems) > 1 else ""
+    return status.with_condition("PodsReady", False, problem.reason, problem.message + others, now)
+
+
+def _observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Say once per incarnation from which step training goes on; the rest of it may pass between two looks."""
+    view = observed.coordinator
+    if view is None or view.phase in (JobPhase.PROFILING, JobPhase.STARTING):
+        return status, ()
+    step = view.document.get("resumedFromStep")
+    if step is None or status.resumed_incarnation >= status.incarnation:
+        return status, ()
+    event = Event("Normal", "Resumed", f"resuming from step {step} of {view.total_steps}", observed.time)
+    return replace(status, resumed_incarnation=status.incarnation), (event,)
+
+
+def _relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Tell people once what the coordinator warns of: a damaged or failed checkpoint, a member that was lost."""
+    view = observed.coordinator
+    if view is None:
+        return status, ()
+    news = [e for e in view.document.get("events") or () if float(e["time"]) > status.heard]
+    if not news:
+        return status, ()
+    told = (view.error or {}).get("reason")  # why the job ends is said once, with the job's own condition
+    warnings = tuple(
+        Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]))
+        for e in news
+        if e["type"] == "Warning" and e["reason"] != told
+    )
+    return replace(status, heard=max(float(e["time"]) for e in news)), warnings
+
+
+def _warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> tuple[Event, ...]:
+    """Say once of each plan that this machine has not the cores for it."""
+    if after.plan is None or after.plan_revision == before.plan_revision:
+        return ()
+    text = describe_shortage(after.plan, job.min_samples_per_second)
+    return (Event("Warning", "MachineTooSmall", text, now),) if text else ()
+
+
+def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
+    """Events for the conditions that changed with this decision."""
+    events: list[Event] = []
+    for kind in CONDITION_TYPES:
+        old, new = before.condition(kind), after.condition(kind)
+        waiting = kind == "PodsReady" and new.reason == _WAITING
+        problem = kind == "PodsReady" and new.status == "False" and not waiting
+        changed = new.status != old.status or (kind in _REPEATED and new.message != old.message)
+        changed = changed or (problem and new.reason != old.reason)
+        # That a job has not failed, succeeded or been suspended is no news; nor that members are not ready at once.
+        denial = new.status == "False" and (kind in _ENDS or (waiting and old.status == "Unknown"))
+        if changed and new.status != "Unknown" and not denial:
+            bad = new.status == "False" or kind == "Failed"
+            event = Event("Warning" if bad else "Normal", new.reason, new.message, observed.time)
+            if event not in events:  # that there is no plan is also why the job has failed
+                events.append(event)
+    if after.phase == "Profiling" and before.phase != "Profiling":
+        events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
+    return tuple(events)

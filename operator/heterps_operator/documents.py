@@ -1,0 +1,58 @@
+"""JSON documents and their files.
+
+A file is replaced atomically (write aside, flush to the disk, rename), so that a reader sees the old or the
+new state and never half of one, whatever is killed when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.errors import StateError
+
+__all__ = ["Json", "read_json", "write_json"]
+
+Json = Mapping[str, Any]
+
+
+def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
+    """Replace a JSON file atomically.
+
+    Args:
+        path: the file; its folder must exist.
+        document: what to write.
+        mode: permissions of the file, set before anything is written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON file; None if there is none.
+
+    Raises:
+        StateError: the file is there and is no JSON object.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path}: cannot be read ({error}); remove it, or start over with --fresh") from error
+    if not isinstance(document, dict):
+        raise StateError(f"{path}: is not a JSON object; remove it, or start over with --fresh")
+    return document

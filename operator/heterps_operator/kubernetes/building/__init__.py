@@ -1,0 +1,1 @@
+"""Builders of the objects that a job has on a cluster. Pure."""

@@ -1,0 +1,247 @@
+"""The objects of a job besides its pods: pure.
+
+All of them are applied (server-side), so that what is already right stays as it is; the token alone is created once.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from heterps_operator.api.quantity import parse_quantity
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.building.pods import CONFIG_FILE, build_pod, scheduling_policy
+from heterps_operator.kubernetes.names import (
+    ANNOTATION_PLAN_REVISION,
+    COORDINATOR_PORT,
+    LABEL_ROLE,
+    LABEL_STAGE,
+    budget_name,
+    gang_name,
+    job_labels,
+    job_selector,
+    owner_reference,
+    plan_config_name,
+    run_config_name,
+    service_name,
+    token_secret_name,
+)
+from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+
+__all__ = [
+    "PLAN_FILE",
+    "disruption_budgets",
+    "network_policy",
+    "outdated_plans",
+    "plan_config",
+    "pod_groups",
+    "run_config",
+    "service",
+    "token_secret",
+]
+
+PLAN_FILE = "plan.json"
+_KEPT_PLANS = 10
+_SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # what the usual charts of Prometheus label it with
+
+
+def service(job: Json) -> dict[str, Any]:
+    """The headless Service that gives every pod its name in DNS, ready or not: members find each other before."""
+    name = str(job["metadata"]["name"])
+    return _object(
+        job,
+        "v1",
+        "Service",
+        service_name(name),
+        spec={
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": job_selector(name),
+            "ports": [{"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"}],
+        },
+    )
+
+
+def run_config(job: Json, configuration: Json) -> dict[str, Any]:
+    """The ConfigMap of the run configuration, which every pod mounts.
+
+    Args:
+        job: the HeterPSJob.
+        configuration: what `heterps_runtime.config` reads.
+    """
+    name = run_config_name(str(job["metadata"]["name"]))
+    return _object(job, "v1", "ConfigMap", name, data={CONFIG_FILE: _text(configuration)})
+
+
+def token_secret(job: Json, token: str) -> dict[str, Any]:
+    """The Secret that the job's processes know each other by; created once, as running pods keep what they read."""
+    name = token_secret_name(str(job["metadata"]["name"]))
+    data = {"token": base64.b64encode(token.encode()).decode()}
+    return _object(job, "v1", "Secret", name, type="Opaque", immutable=True, data=data)
+
+
+def plan_config(job: Json, revision: int, document: Json) -> dict[str, Any]:
+    """The ConfigMap of one revision of the plan; it never changes, a new plan is a new revision."""
+    name = plan_config_name(str(job["metadata"]["name"]), revision)
+    item = _object(job, "v1", "ConfigMap", name, immutable=True, data={PLAN_FILE: _text(document)})
+    item["metadata"]["annotations"] = {ANNOTATION_PLAN_REVISION: str(revision)}
+    return item
+
+
+def outdated_plans(revisions: Iterable[int], keep: int = _KEPT_PLANS) -> tuple[int, ...]:
+    """The revisions of the plan whose ConfigMaps have to go: all but the newest ones."""
+    ordered = sorted(set(revisions))
+    return tuple(ordered[: max(0, len(ordered) - keep)])
+
+
+def disruption_budgets(job: Json, plan: PlanDocument) -> tuple[dict[str, Any], ...]:
+    """Which pods may be evicted, by `kubectl drain` for example.
+
+    - The coordinator and the servers, never: everything would return to the last checkpoint. To empty their nodes,
+      suspend the job.
+    - Workers of a stage, one at a time: each time its part of the batch is shared out among the others. The only worker
+      of a stage has no budget; its replacement costs a few steps.
+
+    Numbers of pods, not `maxUnavailable`: the latter needs a controller that tells the number of pods that should be
+    there, and a HeterPSJob's are of several kinds.
+    """
+    name = str(job["metadata"]["name"])
+    budgets = [
+        _budget(job, "coordinator", job_selector(name, "coordinator"), 1),
+        _budget(job, "ps", job_selector(name, "ps"), plan.parameterServer.replicas),
+    ]
+    for number, stage in enumerate(plan.stages):
+        if stage.pods > 1:
+            selector = {**job_selector(name, "worker"), LABEL_STAGE: str(number)}
+            budgets.append(_budget(job, f"stage-{number}", selector, stage.pods - 1))
+    return tuple(budgets)
+
+
+def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
+    """Who reaches the job's pods: they themselves; the operator and Prometheus, on the coordinator's port.
+
+    What the pods reach is left open: data and checkpoints lie anywhere.
+    """
+    name = str(job["metadata"]["name"])
+    port = {"protocol": "TCP", "port": COORDINATOR_PORT}
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
+    scraper = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(_SCRAPER)}}
+    return _object(
+        job,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        name,
+        spec={
+            "podSelector": {"matchLabels": job_selector(name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": job_selector(name)}}]},
+                {"from": [operator, scraper], "ports": [port]},
+            ],
+        },
+    )
+
+
+def pod_groups(
+    job: Json, plan: PlanDocument, incarnation: int, pools: Mapping[str, Json]
+) -> tuple[dict[str, Any], ...]:
+    """The group of a plan's members, for schedulers that start all or none: none unless the job asks for it.
+
+    Args:
+        job: the HeterPSJob.
+        plan: whose members they are; the coordinator runs before them.
+        incarnation: of the job; after a restart of everything all members are scheduled together again.
+        pools: the NodePools with defaults, by name.
+    """
+    policy, name = scheduling_policy(job), gang_name(str(job["metadata"]["name"]), incarnation)
+    members = plan.parameterServer.replicas + sum(stage.pods for stage in plan.stages)
+    group: dict[str, Any] = {"minMember": members, "minResources": _resources(job, plan, pools)}
+    match policy.get("gang"):
+        case "Volcano":
+            group |= {key: str(policy[key]) for key in ("queue", "priorityClassName") if policy.get(key)}
+            return (_object(job, "scheduling.volcano.sh/v1beta1", "PodGroup", name, spec=group),)
+        case "Coscheduling":
+            return (_object(job, "scheduling.x-k8s.io/v1alpha1", "PodGroup", name, spec=group),)
+    return ()
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _object(job: Json, version: str, kind: str, name: str, **fields: Any) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": str(job["metadata"]["namespace"]),
+        "labels": job_labels(str(job["metadata"]["name"])),
+        "ownerReferences": [owner_reference(job)],
+    }
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
+
+
+def _budget(job: Json, members: str, selector: Mapping[str, str], available: int) -> dict[str, Any]:
+    item = _object(
+        job,
+        "policy/v1",
+        "PodDisruptionBudget",
+        budget_name(str(job["metadata"]["name"]), members),
+        spec={
+            "minAvailable": available,
+            "selector": {"matchLabels": dict(selector)},
+            # A pod that never got ready protects nothing, and must not keep a node from being emptied.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    )
+    item["metadata"]["labels"][LABEL_ROLE] = selector[LABEL_ROLE]
+    return item
+
+
+def _resources(job: Json, plan: PlanDocument, pools: Mapping[str, Json]) -> dict[str, str]:
+    """What the members request together, by their very pods: templates add to it."""
+    total: dict[str, Decimal] = {}
+    for spec, count in _kinds(plan, pools):
+        pod = build_pod(job, pools[str(spec.pool)], spec, coordinator="http://coordinator")
+        for resource, amount in _requests(pod).items():
+            total[resource] = total.get(resource, Decimal(0)) + count * amount
+    return {resource: _quantity(amount) for resource, amount in sorted(total.items())}
+
+
+def _requests(pod: Json) -> dict[str, Decimal]:
+    """What a pod requests; parts of a template that the API server is going to refuse count nothing."""
+    total: dict[str, Decimal] = {}
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") if isinstance(container, Mapping) else None
+        parts = [resources.get(key) for key in ("limits", "requests")] if isinstance(resources, Mapping) else []
+        requests = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+        for resource, quantity in requests.items():
+            with contextlib.suppress(ValueError):
+                total[resource] = total.get(resource, Decimal(0)) + parse_quantity(quantity)
+    return total
+
+
+def _kinds(plan: PlanDocument, pools: Mapping[str, Json]) -> list[tuple[ProcessSpec, int]]:
+    """One process of each kind, and how many there are; servers share their units out as evenly as they go."""
+    servers = plan.parameterServer
+    units, more = divmod(servers.units, servers.replicas)
+    kinds = [
+        (ProcessSpec(ps_name(0), "ps", pool=servers.pool, units=units), servers.replicas - more),
+        (ProcessSpec(ps_name(0), "ps", pool=servers.pool, units=units + 1), more),
+    ]
+    for number, stage in enumerate(plan.stages):
+        per_pod = int(pools[stage.pool]["spec"].get("unitsPerPod", 1))
+        spec = ProcessSpec(worker_name(number, 0), "worker", pool=stage.pool, units=per_pod)
+        kinds.append((spec, stage.pods))
+    return [(spec, count) for spec, count in kinds if count]
+
+
+def _quantity(amount: Decimal) -> str:
+    """An amount as a quantity: whole numbers, or thousandths."""
+    return str(int(amount)) if amount == int(amount) else f"{int((amount * 1000).to_integral_value())}m"
+
+
+def _text(document: Json) -> str:
+    return json.dumps(document, separators=(",", ":"), sort_keys=True)

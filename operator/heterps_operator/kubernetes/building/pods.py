@@ -1,0 +1,306 @@
+"""The pod of a process: pure.
+
+A pod is made of layers: what HeterPS proposes, the job's templates (`spec.workers.template`, then that of the role in
+`spec.workers.templates`), and what HeterPS must set. A template may add containers, volumes, variables and
+constraints, and replace what is only proposed; it cannot change what the control loop relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from heterps_operator.control.environment import process_variables
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.building.templates import merge, named
+from heterps_operator.kubernetes.names import (
+    ANNOTATION_PLAN_REVISION,
+    ANNOTATION_PROCESS,
+    CONTAINER,
+    COORDINATOR_PORT,
+    gang_name,
+    host_name,
+    owner_reference,
+    pod_labels,
+    pod_name,
+    run_config_name,
+    service_name,
+    token_secret_name,
+)
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_HEALTH
+
+__all__ = ["CONFIG_FILE", "WORK_DIRECTORY", "build_pod", "image_of", "scheduling_policy"]
+
+WORK_DIRECTORY = "/var/heterps"
+CONFIG_FILE = "run.json"
+_CONFIG_DIRECTORY = "/etc/heterps"
+_COMMAND = "heterps-runtime"
+_GRACE_SECONDS = 30  # for a worker to finish its step and say goodbye
+# A worker's work is shared out among others and a server's is repeated: waiting the usual five minutes costs more.
+_LOST_NODE_SECONDS = 60
+_MEMBER_ROLES = frozenset({"ps", "worker"})
+_SCHEDULERS = {"Volcano": "volcano", "Coscheduling": "scheduler-plugins-scheduler"}
+
+
+def build_pod(
+    job: Json,
+    pool: Json | None,
+    spec: ProcessSpec,
+    *,
+    coordinator: str | None,
+    plan_revision: int = 0,
+    gang_size: int = 0,
+    pools: Iterable[Json] = (),
+) -> dict[str, Any]:
+    """The pod that runs a process.
+
+    Args:
+        job: the HeterPSJob as the API server gives it.
+        pool: the NodePool of `spec.pool` with its defaults; None for the coordinator.
+        spec: the process.
+        coordinator: `http://IP:PORT`; None for the coordinator itself.
+        plan_revision: the plan that the process belongs to; 0: none yet.
+        gang_size: members that Kueue is to admit together, this one among them; 0: this pod is admitted by itself.
+        pools: all of the job; the coordinator leaves their nodes to them where it can.
+    """
+    name = str(job["metadata"]["name"])
+    template = _template(job, pool, spec.role)
+    container = named((template.get("spec") or {}).get("containers"), CONTAINER)
+    proposed = _proposed(job, pool, spec, container)
+    if pool is None and (elsewhere := _off_the_pools(pools)):
+        proposed["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}}
+    pod: dict[str, Any] = merge(proposed, template)
+    _drop_conflicts(pod, spec)
+    labels, annotations = _queue(job, spec, gang_size)
+    required = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(name, spec),
+            "namespace": str(job["metadata"]["namespace"]),
+            "labels": {**labels, **pod_labels(name, spec)},
+            "annotations": {
+                **annotations,
+                ANNOTATION_PROCESS: process_text(spec),
+                ANNOTATION_PLAN_REVISION: str(plan_revision),
+            },
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "restartPolicy": "Never",  # the control loop decides what a death means
+            "hostname": host_name(spec.name),
+            "subdomain": service_name(name),
+            **_placement(pool),
+            "containers": [_container(name, pool, spec, coordinator, job)],
+            "volumes": [{"name": "heterps-config", "configMap": {"name": run_config_name(name)}}],
+        },
+    }
+    result: dict[str, Any] = merge(pod, required)
+    return result
+
+
+def image_of(job: Json, pool: Json | None, role: str = "worker") -> str:
+    """The image that a role's pods run on a pool; empty if the job names none."""
+    template = _template(job, pool, role).get("spec") or {}
+    return str(named(template.get("containers"), CONTAINER).get("image") or job["spec"].get("image") or "")
+
+
+def scheduling_policy(job: Json) -> Mapping[str, Any]:
+    """The job's `runPolicy.schedulingPolicy`."""
+    return (job["spec"].get("runPolicy") or {}).get("schedulingPolicy") or {}
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _template(job: Json, pool: Json | None, role: str) -> dict[str, Any]:
+    """What the user wants of a role's pods: labels, annotations and the specification."""
+    workers = job["spec"].get("workers") or {}
+    device = "" if pool is None else str(pool["spec"]["deviceType"]).lower()
+    own = role if role in ("coordinator", "ps") else device
+    result: dict[str, Any] = {}
+    for template in (workers.get("template"), (workers.get("templates") or {}).get(own)):
+        if isinstance(template, Mapping):
+            metadata = template.get("metadata")
+            kept = (
+                {key: metadata.get(key) for key in ("labels", "annotations")} if isinstance(metadata, Mapping) else {}
+            )
+            specification = template.get("spec")
+            layer = {"metadata": kept, "spec": specification if isinstance(specification, Mapping) else {}}
+            result = merge(result, layer)
+    return result
+
+
+def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template may replace.
+
+    Args:
+        job: the HeterPSJob.
+        pool: of the process.
+        spec: the process.
+        template: the runtime's container in the template.
+    """
+    policy = scheduling_policy(job)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "resources": {"requests": _proposed_requests(pool, spec, template)},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # The last lines of a log stay in the pod's status, where they are read without asking its node.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "heterps-shm", "mountPath": "/dev/shm"},  # noqa: S108  # the data loader's shared memory
+            {"name": "heterps-work", "mountPath": WORK_DIRECTORY},
+        ],
+    }
+    if pool is None or pool["spec"]["deviceType"] != "GPU":
+        # Images built for CUDA ask for all devices by themselves, which would hand out cards that nobody pays for.
+        container["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
+    if job["spec"].get("image"):
+        container["image"] = str(job["spec"]["image"])
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_SECONDS}
+    proposed: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": [{"key": f"node.kubernetes.io/{state}", **lost} for state in ("not-ready", "unreachable")],
+        "containers": [container],
+        "volumes": [
+            {"name": "heterps-shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "heterps-work", "emptyDir": {}},
+        ],
+    }
+    if policy.get("priorityClassName"):
+        proposed["priorityClassName"] = str(policy["priorityClassName"])
+    scheduler = policy.get("schedulerName") or _SCHEDULERS.get(str(policy.get("gang")))
+    if scheduler:
+        proposed["schedulerName"] = str(scheduler)
+    return {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}}, "spec": proposed}
+
+
+def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
+    """Preferences for nodes of no pool, then of the cheapest one.
+
+    A coordinator needs little, but on a node that counts whole cores it costs a unit, and a node with accelerators that
+    nobody uses is not given back while it runs there.
+    """
+    choosing = [pool["spec"] for pool in pools if pool["spec"].get("nodeSelector")]
+    highest = max((float(spec["pricePerUnitHour"]) for spec in choosing), default=0.0)
+    return [
+        {
+            # Half for being a pool's at all: a scheduler's other reasons should not outweigh it.
+            "weight": round(50 + 50 * float(spec["pricePerUnitHour"]) / highest) if highest else 100,
+            "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
+        }
+        for spec in choosing
+        for key, value in sorted(spec["nodeSelector"].items())
+    ]
+
+
+def _proposed_requests(pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, str]:
+    """Requests besides the pool's units."""
+    if pool is None:
+        requests = {"cpu": "100m", "memory": "256Mi"}
+    elif pool["spec"]["resourceName"] == "cpu":
+        requests = {} if spec.units else {"cpu": "100m"}  # a server that shares its core with others
+    else:
+        # A card idles while its process waits for a core: to read samples, to launch kernels, to pull rows.
+        requests = {"cpu": "1"}
+    resources = template.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    # Where a template only limits, the API server requests as much; more than the limit would be refused.
+    return {key: value for key, value in requests.items() if not (isinstance(limits, Mapping) and key in limits)}
+
+
+def _drop_conflicts(pod: dict[str, Any], spec: ProcessSpec) -> None:
+    """Take out of the runtime's container what would change the meaning of what is set."""
+    containers = pod["spec"].get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, dict) and container.get("name") == CONTAINER:
+            for key in ("args", "restartPolicy", "restartPolicyRules"):
+                container.pop(key, None)
+            if spec.role == "coordinator":
+                container.pop("readinessProbe", None)
+
+
+def _placement(pool: Json | None) -> dict[str, Any]:
+    """What brings a pod onto its pool's nodes."""
+    if pool is None:
+        return {}
+    selector, tolerations = pool["spec"].get("nodeSelector"), pool["spec"].get("tolerations")
+    placement: dict[str, Any] = {}
+    if selector:
+        placement["nodeSelector"] = dict(selector)
+    if tolerations:
+        placement["tolerations"] = list(tolerations)
+    return placement
+
+
+def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str | None, job: Json) -> dict[str, Any]:
+    """What must hold of the runtime's container."""
+    environment: list[dict[str, Any]] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": ENV_CONFIG, "value": f"{_CONFIG_DIRECTORY}/{CONFIG_FILE}"},
+        {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": {"name": token_secret_name(name), "key": "token"}}},
+    ]
+    if coordinator is not None:
+        environment.append({"name": ENV_COORDINATOR, "value": coordinator})
+    environment += [{"name": key, "value": value} for key, value in process_variables(spec).items()]
+    command = [_COMMAND, spec.role, *spec.arguments]
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "command": command,
+        "env": environment,
+        "volumeMounts": [{"name": "heterps-config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True}],
+    }
+    resources = _units(pool, spec)
+    if spec.role == "ps" and (memory := (job["spec"].get("parameterServer") or {}).get("memoryLimit")) is not None:
+        for kind in ("requests", "limits"):
+            resources.setdefault(kind, {})["memory"] = str(memory)
+    if resources:
+        container["resources"] = resources
+    if spec.role in _MEMBER_ROLES:
+        command += ["--host", "$(POD_IP)"]
+    elif spec.role == "coordinator":
+        command += ["--host", "$(POD_IP)", "--port", str(COORDINATOR_PORT)]
+        container["ports"] = [{"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"}]
+        container["readinessProbe"] = {
+            "httpGet": {"path": PATH_HEALTH, "port": COORDINATOR_PORT},
+            "periodSeconds": 1,  # the job waits for it
+            "timeoutSeconds": 2,
+        }
+    return container
+
+
+def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
+    """The pool's units, requested and limited: the planner counts on so many, no fewer and no more."""
+    if pool is None or not spec.units:
+        return {}
+    units = {str(pool["spec"]["resourceName"]): str(spec.units)}
+    return {"requests": dict(units), "limits": dict(units)}
+
+
+def _queue(job: Json, spec: ProcessSpec, gang_size: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations by which queues and gang schedulers know a pod.
+
+    The coordinator and profilers belong to no gang: they run before there is a plan.
+    """
+    policy, name = scheduling_policy(job), str(job["metadata"]["name"])
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    member = spec.role in _MEMBER_ROLES
+    match policy.get("gang"):
+        case "Kueue":
+            labels["kueue.x-k8s.io/queue-name"] = str(policy.get("queue") or "default")
+            if member and gang_size:
+                labels["kueue.x-k8s.io/pod-group-name"] = gang_name(name, spec.incarnation)
+                annotations["kueue.x-k8s.io/pod-group-total-count"] = str(gang_size)
+        case "Volcano":
+            if member:
+                annotations["scheduling.k8s.io/group-name"] = gang_name(name, spec.incarnation)
+        case "Coscheduling":
+            if member:
+                labels["scheduling.x-k8s.io/pod-group"] = gang_name(name, spec.incarnation)
+    return labels, annotations

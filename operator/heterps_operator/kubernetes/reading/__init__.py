@@ -1,0 +1,1 @@
+"""Readers of what the API server holds, which may be anything. Pure."""

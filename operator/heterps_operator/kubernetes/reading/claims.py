@@ -1,0 +1,206 @@
+"""What pods with the label of HeterPS request of the nodes that they are on.
+
+A pool is counted in units, but its nodes carry more than its units: coordinators, servers that share a core, workers of
+a second pool that chooses the same nodes. What those request is not there for the pool. What a pod requests counts,
+and never what it says of itself: a label and an annotation cost nothing, a place on a node does.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any
+
+from heterps_operator.api.quantity import parse_quantity
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.reading.processes import process_of
+
+__all__ = ["ORPHANED", "Charge", "Claim", "Claimed", "Claims", "charge_of", "claim_of", "has_ended", "requests_of"]
+
+Claimed = Mapping[str, Mapping[tuple[str, str], Decimal]]
+"""Amounts by node, and there by resource and the pool whose units they are ("": no pool's; or `ORPHANED`)."""
+
+ORPHANED = "?"  # no pool is called so: of a job that is gone, and was before the operator began
+_ENDED = frozenset({"Succeeded", "Failed"})
+_CORES = "cpu"  # the only resource without a domain that can be a pool's
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Units of a pool that a pod of a job occupies."""
+
+    pool: str
+    resource: str  # of the pool
+    units: int
+    claimed: int  # that its annotation speaks of
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one pod requests of its node.
+
+    Attributes:
+        node: its name.
+        pool: the NodePool whose units the pod occupies; empty if it occupies none; or `ORPHANED`.
+        amounts: of what can be a unit of a pool, by resource and pool as in `Claimed`.
+    """
+
+    node: str
+    pool: str
+    amounts: Mapping[tuple[str, str], Decimal]
+
+
+def has_ended(pod: Json) -> bool:
+    """Whether a pod occupies nothing any more; one that is ending still does."""
+    return (pod.get("status") or {}).get("phase") in _ENDED
+
+
+def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
+    """The units that a pod of a job occupies: the whole ones that it requests of the pool that it says to be of.
+
+    Args:
+        pod: as `PodStore` keeps it, with its `requests`.
+        resources: what one unit requests, by pool.
+
+    Returns:
+        None if it has ended, says to be of no pool or of one that is not there, or does not say what it runs.
+    """
+    try:
+        process = process_of(pod)
+    except ValueError:
+        return None
+    if has_ended(pod) or process.pool is None or process.pool not in resources or not process.units:
+        return None
+    resource = resources[process.pool]
+    return Charge(process.pool, resource, int(pod["requests"].get(resource, 0)), process.units)
+
+
+def claim_of(pod: Json, charge: Charge | None, *, orphaned: bool = False) -> Claim | None:
+    """What a pod requests of its node; None if it is on none, or has ended.
+
+    Args:
+        pod: as `PodStore` keeps it, with its `requests`.
+        charge: the units that the ledger knows of.
+        orphaned: whether its job is not known.
+    """
+    node = (pod.get("spec") or {}).get("nodeName")
+    if not node or has_ended(pod):
+        return None
+    pool = ORPHANED if orphaned else charge.pool if charge is not None and charge.units else ""
+    amounts: dict[tuple[str, str], Decimal] = {}
+    for resource, amount in pod["requests"].items():
+        rest = amount
+        if orphaned:
+            amounts[resource, ORPHANED], rest = amount, Decimal(0)
+        elif charge is not None and resource == charge.resource and charge.units:
+            amounts[resource, pool], rest = Decimal(charge.units), amount - charge.units
+        if rest:
+            amounts[resource, ""] = rest
+    return Claim(sys.intern(str(node)), pool, _shared_amounts(tuple(sorted(amounts.items()))))
+
+
+def requests_of(spec: Json) -> Mapping[str, Decimal]:
+    """What a pod requests of resources that can be a pool's, as the scheduler counts (`PodRequests` of Kubernetes).
+
+    All containers with the sidecars, or the most that is requested while one of the init containers runs; what the pod
+    requests as a whole stands in place of that; and the overhead of its runtime comes on top.
+    """
+    found = _sum(spec.get("containers") or ())
+    sidecars: dict[str, Decimal] = {}
+    most: dict[str, Decimal] = {}
+    for container in spec.get("initContainers") or ():
+        own = _sum([container])
+        if container.get("restartPolicy") == "Always":
+            _add(found, own)
+            _add(sidecars, own)
+            own = dict(sidecars)
+        else:
+            _add(own, sidecars)  # those that were started before it
+        _raise(most, own)
+    _raise(found, most)
+    whole = _sum([spec])
+    if _CORES in whole:  # a pod as a whole can request no devices
+        found[_CORES] = whole[_CORES]
+    _add(found, _countable(spec.get("overhead") or {}))
+    return _shared(tuple(sorted(found.items())))
+
+
+@functools.lru_cache(maxsize=1024)  # thousands of pods request the same
+def _shared(requests: tuple[tuple[str, Decimal], ...]) -> Mapping[str, Decimal]:
+    return MappingProxyType(dict(requests))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_amounts(amounts: tuple[tuple[tuple[str, str], Decimal], ...]) -> Mapping[tuple[str, str], Decimal]:
+    return MappingProxyType(dict(amounts))
+
+
+def _sum(containers: Iterable[Mapping[str, Any]]) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for container in containers:
+        _add(found, _countable((container.get("resources") or {}).get("requests") or {}))
+    return found
+
+
+def _countable(amounts: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {
+        resource: parse_quantity(str(amount))
+        for resource, amount in amounts.items()
+        if resource == _CORES or "/" in resource
+    }
+
+
+def _raise(most: dict[str, Decimal], others: Mapping[str, Decimal]) -> None:
+    for resource, amount in others.items():
+        most[resource] = max(most.get(resource, Decimal(0)), amount)
+
+
+def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
+    for resource, amount in more.items():
+        total[resource] = total.get(resource, Decimal(0)) + amount
+
+
+class Claims:
+    """The claims of all pods, kept up to date pod by pod. Not thread-safe.
+
+    Attributes:
+        version: counts changes.
+        version_beside: counts those of claims that are no pool's: they take units away from pools.
+    """
+
+    def __init__(self) -> None:
+        self.version = self.version_beside = 0
+        self._by_pod: dict[tuple[str, str], Claim] = {}
+        self._by_node: dict[str, dict[tuple[str, str], Decimal]] = {}
+
+    def note(self, pod: tuple[str, str], claim: Claim | None) -> None:
+        """Take note of what a pod, by namespace and name, requests now; None: nothing any more."""
+        before = self._by_pod.get(pod)
+        if claim == before:
+            return
+        if before is not None:
+            self._add(before, -1)
+            del self._by_pod[pod]
+        if claim is not None:
+            self._add(claim, 1)
+            self._by_pod[pod] = claim
+        self.version += 1
+        if any(one is not None and one.pool in ("", ORPHANED) for one in (before, claim)):
+            self.version_beside += 1
+
+    def by_node(self) -> Claimed:
+        """A copy of all sums."""
+        return {node: dict(amounts) for node, amounts in self._by_node.items()}
+
+    def _add(self, claim: Claim, sign: int) -> None:
+        amounts = self._by_node.setdefault(claim.node, {})
+        for place, amount in claim.amounts.items():
+            amounts[place] = amounts.get(place, Decimal(0)) + sign * amount
+            if not amounts[place]:
+                del amounts[place]
+        if not amounts:
+            del self._by_node[claim.node]

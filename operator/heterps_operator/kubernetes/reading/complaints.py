@@ -1,0 +1,77 @@
+"""What is wrong with a pod that bears the label of HeterPS, for the people who wrote it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, LABEL_JOB
+from heterps_operator.kubernetes.reading.claims import Charge, has_ended
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
+
+__all__ = ["Complaint", "failed_turn", "pod_complaint", "unreadable"]
+
+_UNREADABLE, _IGNORED, _UNITS_DIFFER, _FAILED = "Unreadable", "Ignored", "UnitsDiffer", "TurnFailed"
+
+_LONGEST_ERROR = 200  # characters
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What is told on an object."""
+
+    reason: str  # CamelCase, for programs
+    message: str  # what is wrong, what follows, and the way out
+
+
+def unreadable(kind: str, error: Exception) -> Complaint:
+    """An object that cannot be read.
+
+    Args:
+        kind: of the object.
+        error: `UnreadableError`, or what went wrong with it.
+    """
+    what = str(error) if isinstance(error, UnreadableError) else f"the operator fails at it ({_described(error)})"
+    follows = f"the operator goes on with the {kind} as it could read it last, or without it; correct the object"
+    return Complaint(_UNREADABLE, f"{what}; {follows}")
+
+
+def failed_turn(error: Exception) -> Complaint:
+    """A job that the operator fails to look at for no reason that it knows of."""
+    text = f"the operator fails at this job ({_described(error)}) and tries again; what runs goes on"
+    return Complaint(
+        _FAILED, f"{text}; look for damage in the job's ConfigMaps, or report what the operator's log says"
+    )
+
+
+def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | None:
+    """What is wrong with a pod that can be read; None if nothing is.
+
+    Args:
+        pod: as the API server gives it.
+        owned: whether a HeterPSJob owns it.
+        charge: the units that it occupies.
+    """
+    if has_ended(pod):
+        return None
+    try:
+        process_of(pod)
+    except ValueError as error:
+        if owned:
+            fix = "HeterPS wrote it otherwise; delete the pod, and its job makes another one"
+        else:
+            fix = f"the pod is ignored, as no HeterPSJob owns it; take the label {LABEL_JOB} off it"
+        return Complaint(_UNREADABLE, f"{error}; {fix}")
+    if not owned:
+        text = f"the label {LABEL_JOB} says that the pod is a job's, but metadata.ownerReferences names no HeterPSJob"
+        return Complaint(_IGNORED, f"{text}: it occupies no units of a pool; take the label off it")
+    if charge is not None and charge.units != charge.claimed:
+        says = f"the annotation {ANNOTATION_PROCESS} speaks of {charge.claimed} units of pool {charge.pool}"
+        text = f"{says}, its containers request {charge.units} of {charge.resource}, which is what counts"
+        return Complaint(_UNITS_DIFFER, f"{text}; correct the resources in spec.workers of its job, or delete the pod")
+    return None
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]

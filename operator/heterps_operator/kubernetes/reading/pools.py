@@ -1,0 +1,400 @@
+"""What a NodePool has to give, and which job holds how much of it. Pure; the `Ledger` alone remembers.
+
+A pool's capacity is read from the nodes that its pods can run on, and from what other pods of HeterPS request there.
+The ledger keeps all jobs together within it: units are reserved before a pod is made, and stay held as long as the pod
+exists, whatever the job has decided since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from heterps_operator.api.quantity import parse_quantity
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
+from heterps_runtime.contract import API_GROUP
+
+__all__ = [
+    "AUTOSCALED_ANNOTATION",
+    "Capacity",
+    "Grant",
+    "Ledger",
+    "Shortfall",
+    "job_key",
+    "pool_capacity",
+    "pool_limit",
+    "pool_status",
+    "unit_resource",
+]
+
+# Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
+AUTOSCALED_ANNOTATION = f"{API_GROUP}/autoscaled"
+_DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
+_KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
+# Kubernetes sets these itself on a node in trouble; they come with a condition or a field that says the same.
+_TROUBLE_TAINTS = "node.kubernetes.io/"
+_NODES_NAMED = 3  # in one message
+
+
+def job_key(namespace: str, name: str) -> str:
+    """Name of a job in the whole cluster."""
+    return f"{namespace}/{name}"
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the nodes of a pool have to give."""
+
+    units: int = 0  # of nodes that take pods now; whole pods per node
+    taken: int = 0  # that would be there but for other pods of HeterPS: coordinators, workers of another pool
+    orphaned: int = 0  # of pods whose jobs are gone, and were before the operator began; not among `units`
+    ready: tuple[str, ...] = ()  # those nodes
+    not_ready: tuple[str, ...] = ()
+    cordoned: tuple[str, ...] = ()
+    tainted: tuple[str, ...] = ()  # `NODE (KEY=VALUE:EFFECT)`: the pool does not tolerate the taint
+    without_resource: tuple[str, ...] = ()  # chosen by nodeSelector, without a single unit
+
+    @property
+    def matching(self) -> int:
+        """Number of nodes that nodeSelector chooses and that have the resource, whatever their state."""
+        return len(self.ready) + len(self.not_ready) + len(self.cordoned) + len(self.tainted)
+
+
+def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = None) -> Capacity:
+    """Count the units of a pool.
+
+    A node gives whole pods only: 3.92 cores are three units, and with `unitsPerPod: 2` they are two.
+
+    Args:
+        pool: a NodePool.
+        nodes: all nodes of the cluster.
+        claimed: what pods of HeterPS request of them.
+    """
+    spec = pool["spec"]
+    resource, per_pod = unit_resource(spec), int(spec.get("unitsPerPod") or 1)
+    groups: dict[str, list[str]] = {}
+    units = taken = orphaned = 0
+    for node in sorted(nodes, key=lambda n: str(n["metadata"]["name"])):
+        name, labels = str(node["metadata"]["name"]), node["metadata"].get("labels") or {}
+        if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+            continue
+        status = node.get("status") or {}
+        whole = _whole_units((status.get("allocatable") or {}).get(resource))
+        amounts = (claimed or {}).get(name, {})
+        orphaned += min(whole, int(amounts.get((resource, ORPHANED), 0)))
+        ready, cordoned = _is_ready(status), bool((node.get("spec") or {}).get("unschedulable"))
+        taint = _untolerated(node, spec.get("tolerations") or ())
+        if whole == 0 and (ready or _whole_units((status.get("capacity") or {}).get(resource)) == 0):
+            if spec.get("nodeSelector"):  # without one, a node that lacks the resource is simply not the pool's
+                groups.setdefault("without_resource", []).append(name)
+        elif not ready:
+            groups.setdefault("not_ready", []).append(name)
+        elif cordoned:
+            groups.setdefault("cordoned", []).append(name)
+        elif taint is not None:
+            groups.setdefault("tainted", []).append(f"{name} ({taint})")
+        else:
+            groups.setdefault("ready", []).append(name)
+            others = sum(a for (what, of), a in amounts.items() if what == resource and of != pool["metadata"]["name"])
+            left = whole if not others else max(0, _whole_units(status["allocatable"][resource], others))
+            units += left // per_pod * per_pod
+            taken += whole // per_pod * per_pod - left // per_pod * per_pod
+    return Capacity(units, taken, orphaned, **{group: tuple(names) for group, names in groups.items()})
+
+
+def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
+    """The `status` of a NodePool.
+
+    Args:
+        pool: as the API server has it; its present conditions keep their times where nothing changed.
+        capacity: `pool_capacity` of it.
+        allocated_units: that jobs hold.
+        now: Unix seconds.
+    """
+    spec = pool["spec"]
+    generation = int(pool["metadata"].get("generation") or 0)
+    found = _found(capacity, spec)
+    conditions = (found, _ready(capacity, spec, allocated_units, found))
+    known = {c["type"]: c for c in (pool.get("status") or {}).get("conditions") or ()}
+    return {
+        "observedGeneration": generation,
+        "nodes": len(capacity.ready),
+        "capacityUnits": capacity.units,
+        "allocatedUnits": allocated_units,
+        "conditions": [_dated(condition, known.get(condition["type"]), generation, now) for condition in conditions],
+    }
+
+
+def pool_limit(pool: Json, capacity: Capacity) -> int:
+    """Units that all jobs together may hold of a pool.
+
+    Args:
+        pool: a NodePool.
+        capacity: `pool_capacity` of it.
+    """
+    most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
+    annotations = pool["metadata"].get("annotations") or {}
+    if annotations.get(AUTOSCALED_ANNOTATION) == "true":
+        return most
+    return min(most, capacity.units)
+
+
+def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
+    if capacity.matching:
+        return _condition("NodesFound", True, "NodesMatch", f"{_count(capacity.matching, 'node')} of the pool")
+    selector = ", ".join(f"{key}={value}" for key, value in sorted((spec.get("nodeSelector") or {}).items()))
+    resource = unit_resource(spec)
+    if capacity.without_resource:
+        names = _names(capacity.without_resource)
+        text = f"the nodes with {selector} ({names}) offer no {resource}; install its device plug-in, or correct "
+        return _condition("NodesFound", False, "NoResource", text + "spec.resourceName or spec.nodeSelector")
+    which = f"with the labels {selector}" if selector else f"that offers {resource}"
+    text = f"no node {which}; label nodes, add some, or correct spec.nodeSelector"
+    return _condition("NodesFound", False, "NoNodes", text)
+
+
+def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]) -> dict[str, str]:
+    limit = int(spec["maxUnits"])
+    away = "; ".join(
+        f"{what}: {_names(names)}"
+        for what, names in (
+            ("not ready", capacity.not_ready),
+            ("cordoned", capacity.cordoned),
+            ("with a taint that the pool does not tolerate", capacity.tainted),
+        )
+        if names
+    )
+    if found["status"] == "False":
+        return _condition("Ready", False, found["reason"], found["message"])
+    if not capacity.ready:
+        reason = "NodesNotReady" if capacity.not_ready or capacity.cordoned else "TaintsNotTolerated"
+        return _condition("Ready", False, reason, f"no node of the pool takes pods; {away}")
+    text = f"{_count(len(capacity.ready), 'node')} with {_count(capacity.units, 'unit')}"
+    if capacity.taken:
+        text += f" besides the place of {capacity.taken} that other pods of HeterPS take, such as coordinators"
+    if away:
+        text += f"; {away}"
+    if capacity.orphaned:
+        text += f"; {_count(capacity.orphaned, 'unit')} are those of pods whose jobs are gone, until they end"
+    if allocated > min(limit, capacity.units):
+        have = f"jobs hold {allocated} units, the limit is {limit} and the nodes have {capacity.units}"
+        return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs give units back; {text}")
+    if not capacity.units:
+        per_pod = int(spec.get("unitsPerPod") or 1)
+        text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"
+        return _condition("Ready", False, "NodesTooSmall", text)
+    return _condition("Ready", True, "NodesReady", text)
+
+
+def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": str(status), "reason": reason, "message": message}
+
+
+def _dated(condition: dict[str, str], before: Json | None, generation: int, now: float) -> dict[str, Any]:
+    since = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if before is not None and before["status"] == condition["status"]:
+        since = str(before.get("lastTransitionTime") or since)
+    return {**condition, "lastTransitionTime": since, "observedGeneration": generation}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _NODES_NAMED
+    return ", ".join(names[:_NODES_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def unit_resource(spec: Json) -> str:
+    """The resource that one unit of a pool requests in a pod.
+
+    Args:
+        spec: of the NodePool.
+    """
+    return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
+
+
+def _whole_units(quantity: object, others: Decimal | int = 0) -> int:
+    return 0 if quantity is None else int(parse_quantity(str(quantity)) - others)
+
+
+def _is_ready(status: Json) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+
+
+def _untolerated(node: Json, tolerations: Iterable[Json]) -> str | None:
+    """The first taint that keeps the pool's pods away, as `kubectl taint` writes it."""
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        key, value, effect = str(taint["key"]), str(taint.get("value") or ""), str(taint["effect"])
+        if effect not in _KEEPS_PODS_AWAY or key.startswith(_TROUBLE_TAINTS):
+            continue
+        if not any(_tolerates(toleration, key, value, effect) for toleration in tolerations):
+            return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+    return None
+
+
+def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
+    """Whether a toleration matches a taint (Kubernetes, "Taints and Tolerations": an absent key or effect is any)."""
+    if toleration.get("effect") not in (None, "", effect):
+        return False
+    if toleration.get("key") not in (None, "", key):
+        return False
+    return toleration.get("operator") == "Exists" or str(toleration.get("value") or "") == value
+
+
+# --- who holds what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why units of a pool were not granted."""
+
+    pool: str
+    wanted: int
+    free: int  # that the job could have
+    holders: tuple[tuple[str, int], ...]  # other jobs and their units, the largest first
+
+    def __str__(self) -> str:
+        taken = ", ".join(f"{job} holds {units}" for job, units in self.holders) or "no other job holds any"
+        return f"pool {self.pool}: {self.wanted} units wanted, {self.free} free; {taken}"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Answer to a reservation: all of it, or nothing and why."""
+
+    shortfalls: tuple[Shortfall, ...] = ()
+
+    @property
+    def granted(self) -> bool:
+        """Whether the units are reserved."""
+        return not self.shortfalls
+
+
+@dataclass
+class _Holding:
+    """Units of one job, by pool."""
+
+    reserved: dict[str, int] = field(default_factory=dict)  # that it may have pods for
+    occupied: dict[str, int] = field(default_factory=dict)  # of pods that exist
+
+    def units(self, pool: str) -> int:
+        return max(self.reserved.get(pool, 0), self.occupied.get(pool, 0))
+
+    def pools(self) -> set[str]:
+        return {*self.reserved, *self.occupied}
+
+
+class Ledger:
+    """Which job holds how many units of which pool. Thread-safe.
+
+    A job holds what it has reserved, or what its pods occupy if that is more: a job that shrinks keeps its units until
+    the pods are gone. A reservation that would take a pool over its limit is refused as a whole; one that asks for no
+    more than the job holds already is always granted, also when nodes were lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._limits: dict[str, int] = {}
+        self._jobs: dict[str, _Holding] = {}
+        # Every look at a job asks what is free: sums over hundreds of jobs would be most of the look.
+        self._counted: dict[str, dict[str, int]] = {}  # by job, what of it is in the totals
+        self._totals: dict[str, int] = {}  # by pool
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Set how many units all jobs together may hold; pools that are absent are unknown, and have none to give."""
+        with self._lock:
+            self._limits = dict(limits)
+
+    def reserve(self, job: str, units: Mapping[str, int]) -> Grant:
+        """Reserve units in place of what the job has reserved before, all or nothing.
+
+        Args:
+            job: `job_key` of it.
+            units: by pool, all that the job is to have; absent pools are given up.
+        """
+        with self._lock:
+            holding = self._jobs.get(job) or _Holding()
+            short = tuple(
+                Shortfall(pool, wanted, max(0, self._free(pool, job)), self._holders(pool, job))
+                for pool, wanted in sorted(units.items())
+                if wanted > holding.units(pool) and wanted > self._free(pool, job)
+            )
+            if not short:
+                holding.reserved = {pool: number for pool, number in units.items() if number > 0}
+                self._keep(job, holding)
+            return Grant(short)
+
+    def restore(self, job: str, units: Mapping[str, int]) -> None:
+        """Take note of what an earlier operator had granted; it is a fact, so no limit is asked."""
+        with self._lock:
+            holding = self._jobs.get(job) or _Holding()
+            holding.reserved = {pool: number for pool, number in units.items() if number > 0}
+            self._keep(job, holding)
+
+    def occupy(self, job: str, units: Mapping[str, int]) -> None:
+        """Take note of what the job's pods occupy."""
+        with self._lock:
+            holding = self._jobs.get(job) or _Holding()
+            holding.occupied = {pool: number for pool, number in units.items() if number > 0}
+            self._keep(job, holding)
+
+    def release(self, job: str) -> None:
+        """Give the reservation up; what pods still occupy is held until they are gone."""
+        self.restore(job, {})
+
+    def held(self, pool: str) -> int:
+        """Units of a pool that jobs hold."""
+        with self._lock:
+            return self._totals.get(pool, 0)
+
+    def held_by(self, job: str) -> dict[str, int]:
+        """Units that a job holds, by pool."""
+        with self._lock:
+            holding = self._jobs.get(job) or _Holding()
+            return {pool: holding.units(pool) for pool in sorted(holding.pools())}
+
+    def holders(self, pool: str, excluding: str = "") -> tuple[tuple[str, int], ...]:
+        """Jobs that hold units of a pool, with their number, the largest first."""
+        with self._lock:
+            return self._holders(pool, excluding)
+
+    def free(self, pool: str, excluding: str = "") -> int:
+        """Units that a job could have of a pool: the limit less what all others hold, and never below zero."""
+        with self._lock:
+            return max(0, self._free(pool, excluding))
+
+    def free_units(self, job: str, pools: Iterable[str]) -> dict[str, int]:
+        """Limits to plan a job with: for each of its pools what it holds and what nobody else does."""
+        with self._lock:
+            holding = self._jobs.get(job) or _Holding()
+            return {pool: max(0, holding.units(pool), self._free(pool, job)) for pool in pools}
+
+    # --- under the lock ---
+
+    def _free(self, pool: str, job: str) -> int:
+        return self._limits.get(pool, 0) - self._totals.get(pool, 0) + self._counted.get(job, {}).get(pool, 0)
+
+    def _holders(self, pool: str, excluding: str) -> tuple[tuple[str, int], ...]:
+        held = [(key, h.units(pool)) for key, h in self._jobs.items() if key != excluding and h.units(pool)]
+        return tuple(sorted(held, key=lambda entry: (-entry[1], entry[0])))
+
+    def _keep(self, job: str, holding: _Holding) -> None:
+        for pool, units in self._counted.pop(job, {}).items():
+            self._totals[pool] -= units
+        counted = {pool: holding.units(pool) for pool in holding.pools()}
+        for pool, units in counted.items():
+            self._totals[pool] = self._totals.get(pool, 0) + units
+        if counted:
+            self._jobs[job], self._counted[job] = holding, counted
+        else:
+            self._jobs.pop(job, None)

@@ -1,0 +1,91 @@
+"""The annotation `heterps.io/process`: a pod says itself what it runs. Pure.
+
+Anyone who may write a pod may write its annotations, so the text counts only where it is what HeterPS writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
+from heterps_operator.kubernetes.reading.shapes import UnreadableError, fields, items, number, text
+from heterps_operator.state.values import ProcessSpec
+
+__all__ = ["process_from", "process_of", "process_text"]
+
+_LONGEST = 2048  # characters of the annotation; HeterPS writes some 200
+_MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_nodepools.yaml)
+_MOST_STARTS = 2**31 - 1
+_PROCESSES_KNOWN = 16_384
+_NAMES = {
+    "coordinator": re.compile("coordinator"),
+    "ps": re.compile("ps-[0-9]{1,9}"),
+    "worker": re.compile("worker-[0-9]{1,9}-[0-9]{1,9}"),
+    "profile": re.compile("profile-[a-z0-9][-a-z0-9.]{0,62}"),
+}
+_PATH = f"metadata.annotations[{ANNOTATION_PROCESS}]"
+_SHAPE = fields(
+    {
+        "name": text(least=1, most=80),
+        "role": text(among=tuple(_NAMES)),
+        "arguments": items(text(most=512), most=32),
+        "pool": text(least=1, most=63),
+        "units": number(0, _MOST_UNITS),
+        "threads": number(1, _MOST_UNITS),
+        "incarnation": number(1, _MOST_STARTS),
+        "attempt": number(1, _MOST_STARTS),
+    },
+    required=("name", "role", "arguments", "units", "threads", "incarnation", "attempt"),
+)
+_FIELDS = frozenset(ProcessSpec.__dataclass_fields__)
+
+
+def process_text(spec: ProcessSpec) -> str:
+    """A process as the text of the annotation."""
+    return json.dumps(asdict(spec), separators=(",", ":"))
+
+
+def process_of(pod: Json) -> ProcessSpec:
+    """The process that a pod runs.
+
+    Raises:
+        UnreadableError: the annotation is missing or malformed: the pod is none of ours, or somebody has changed it.
+    """
+    return _read((pod["metadata"].get("annotations") or {}).get(ANNOTATION_PROCESS))
+
+
+def process_from(document: Any, path: str = "") -> ProcessSpec:
+    """A process from its JSON object; keys that are not known are passed over, as later versions may write more.
+
+    Args:
+        document: the object.
+        path: of it, for messages.
+
+    Raises:
+        UnreadableError: a field is missing or malformed.
+    """
+    _SHAPE(document, path)
+    head = f"{path}." if path else ""
+    role, name, pool, units = document["role"], document["name"], document.get("pool"), document["units"]
+    if not _NAMES[role].fullmatch(name):
+        raise UnreadableError(f"{head}name", name, f"the name of a process of the role {role}")
+    if units and pool is None:
+        raise UnreadableError(f"{head}units", units, "0 where no pool is named")
+    known = {key: value for key, value in document.items() if key in _FIELDS}
+    return ProcessSpec(**{**known, "arguments": tuple(document["arguments"])})
+
+
+@functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are looked at over and over again
+def _read(annotation: str | None) -> ProcessSpec:
+    text(least=1, most=_LONGEST)(annotation, _PATH)
+    assert annotation is not None
+    try:
+        document = json.loads(annotation)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(_PATH, annotation, "the JSON object that HeterPS writes") from error
+    return process_from(document, _PATH)

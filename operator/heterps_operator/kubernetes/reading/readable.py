@@ -1,0 +1,128 @@
+"""What has to be true of a job, pod, pool or node for the operator to read it. Pure.
+
+Everything that a watch or a list brings is looked at here once. What comes after may rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from heterps_operator.kubernetes.reading.shapes import (
+    Shape,
+    UnreadableError,
+    amount,
+    fields,
+    items,
+    matching,
+    moment,
+    number,
+    table,
+    text,
+    truth,
+)
+from heterps_runtime.contract import API_VERSION
+
+__all__ = ["API_VERSIONS", "JOB", "NODE", "POD", "POOL", "check"]
+
+JOB, POD, POOL, NODE = "HeterPSJob", "Pod", "NodePool", "Node"
+API_VERSIONS = {JOB: API_VERSION, POOL: API_VERSION, POD: "v1", NODE: "v1"}
+
+_CORES = "cpu"
+_MOST_UNITS = 1_000_000
+_LARGEST = 2**63 - 1
+_LONGEST_NAME = 253
+_NAMED = text(least=1, most=_LONGEST_NAME)
+_TEXT = text()
+_TEXTS = table(_TEXT)
+
+
+def _can_be_a_unit(resource: str) -> bool:
+    return resource == _CORES or "/" in resource
+
+
+_AMOUNTS = table(amount, only=_can_be_a_unit)
+_OWNER = fields({"apiVersion": _TEXT, "kind": _TEXT, "name": _TEXT, "uid": _TEXT, "controller": truth})
+_METADATA: dict[str, Shape] = {
+    "name": _NAMED,
+    "namespace": _NAMED,
+    "uid": text(most=_LONGEST_NAME),
+    "generation": number(0, _LARGEST),
+    "labels": _TEXTS,
+    "annotations": _TEXTS,
+    "ownerReferences": items(_OWNER),
+    "finalizers": items(_TEXT),
+    "creationTimestamp": moment,
+    "deletionTimestamp": moment,
+    "deletionGracePeriodSeconds": number(0, _LARGEST),
+}
+_IN_NAMESPACE = fields(_METADATA, required=("name", "namespace"))
+_OF_JOB = fields({**_METADATA, "uid": _NAMED}, required=("name", "namespace", "uid"))
+_IN_CLUSTER = fields(_METADATA, required=("name",))
+
+_CONDITION = fields({
+    "type": _TEXT, "status": _TEXT, "reason": _TEXT, "message": _TEXT, "lastTransitionTime": moment,
+}, required=("type", "status"))  # fmt: skip
+_TERMINATED = fields({
+    "exitCode": number(-(2**31), 2**31 - 1), "signal": number(0, 2**31 - 1), "reason": _TEXT, "message": _TEXT,
+    "startedAt": moment, "finishedAt": moment,
+}, required=("exitCode",))  # fmt: skip
+_STATE = fields({
+    "running": fields({"startedAt": moment}),
+    "terminated": _TERMINATED,
+    "waiting": fields({"reason": _TEXT, "message": _TEXT}),
+})  # fmt: skip
+_CONTAINER_STATUS = fields({
+    "name": _TEXT, "image": _TEXT, "ready": truth, "restartCount": number(0, _LARGEST),
+    "state": _STATE, "lastState": _STATE,
+}, required=("name",))  # fmt: skip
+_RESOURCES = fields({"requests": _AMOUNTS, "limits": _AMOUNTS})
+_CONTAINER = fields({"name": _TEXT, "resources": _RESOURCES, "restartPolicy": _TEXT})
+_POD_SPEC = fields({
+    "nodeName": _TEXT, "nodeSelector": _TEXTS, "schedulerName": _TEXT,
+    "schedulingGates": items(fields({"name": _TEXT})),
+    "containers": items(_CONTAINER), "initContainers": items(_CONTAINER), "resources": _RESOURCES, "overhead": _AMOUNTS,
+})  # fmt: skip
+_POD_STATUS = fields({
+    "phase": _TEXT, "podIP": _TEXT, "reason": _TEXT, "message": _TEXT, "startTime": moment,
+    "conditions": items(_CONDITION), "containerStatuses": items(_CONTAINER_STATUS),
+    "initContainerStatuses": items(_CONTAINER_STATUS),
+})  # fmt: skip
+
+_TAINT = fields({"key": _TEXT, "value": _TEXT, "effect": _TEXT}, required=("key", "effect"))
+_NODE_SPEC = fields({"unschedulable": truth, "taints": items(_TAINT)})
+_NODE_STATUS = fields({"allocatable": _AMOUNTS, "capacity": _AMOUNTS, "conditions": items(_CONDITION)})
+
+_TOLERATION = fields({"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect": _TEXT})
+_PRICE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a price in quotes, such as "0.04"')
+_POOL_SPEC = fields({
+    "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "unitsPerPod": number(1, 1024),
+    "maxUnits": number(1, _MOST_UNITS), "pricePerUnitHour": _PRICE, "nodeSelector": _TEXTS,
+    "tolerations": items(_TOLERATION),
+}, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
+_POOL_STATUS = fields({"conditions": items(_CONDITION)})
+
+# The rest of a job's spec is checked, and told of in its status, when the job is taken up.
+_JOB_SPEC = fields({"managedBy": _TEXT, "pools": items(fields({"name": _NAMED}, required=("name",)))}, ("pools",))
+
+_SHAPES: Mapping[str, Shape] = {
+    JOB: fields({"metadata": _OF_JOB, "spec": _JOB_SPEC}, required=("metadata", "spec")),
+    POD: fields({"metadata": _IN_NAMESPACE, "spec": _POD_SPEC, "status": _POD_STATUS}, required=("metadata",)),
+    POOL: fields({"metadata": _IN_CLUSTER, "spec": _POOL_SPEC, "status": _POOL_STATUS}, required=("metadata", "spec")),
+    NODE: fields({"metadata": _IN_CLUSTER, "spec": _NODE_SPEC, "status": _NODE_STATUS}, required=("metadata",)),
+}
+
+
+def check(kind: str, item: Any) -> None:
+    """Look whether the operator can read an object.
+
+    Args:
+        kind: `JOB`, `POD`, `POOL` or `NODE`.
+        item: as it came.
+
+    Raises:
+        UnreadableError: it cannot; the error names the first field that is at fault.
+    """
+    _SHAPES[kind](item, "")
+    if kind == POOL and item["spec"]["deviceType"] == "XPU" and not item["spec"].get("resourceName"):
+        raise UnreadableError("spec.resourceName", None, "there, as nothing stands in for it where deviceType is XPU")

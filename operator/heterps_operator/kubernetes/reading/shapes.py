@@ -1,0 +1,211 @@
+"""Whether a value of the API is what it has to be, before anything is read of it. Pure.
+
+The API server keeps what it was once told: annotations that hold any text, and custom objects of an older schema. A
+shape is a function that takes a value and the path of its field, and raises `UnreadableError` at the first field that
+is something else. Fields that a shape does not name are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from heterps_operator.api.quantity import parse_quantity
+
+__all__ = [
+    "Shape",
+    "UnreadableError",
+    "amount",
+    "fields",
+    "items",
+    "matching",
+    "moment",
+    "number",
+    "table",
+    "text",
+    "truth",
+]
+
+Shape = Callable[[Any, str], None]
+
+_LONGEST_SHOWN = 60  # characters of what was found
+_LONGEST_PATH = 160
+_LONGEST_NUMBER = 40  # characters of a quantity
+_MOST = 10**15  # of a resource; sums of thousands of them are still exact
+
+
+class UnreadableError(ValueError):
+    """An object that cannot be read.
+
+    Attributes:
+        field: path of the field at fault.
+        found: what it is; None if it is missing.
+        expected: what it has to be.
+    """
+
+    def __init__(self, field: str, found: object, expected: str) -> None:
+        place = field if len(field) <= _LONGEST_PATH else f"{field[:_LONGEST_PATH]}..."
+        words = f"{place} must be {expected}, {_shown(found)}"
+        super().__init__(words.encode("utf-8", "backslashreplace").decode())
+        self.field = field
+        self.found = found
+        self.expected = expected
+
+
+def text(*, least: int = 0, most: int | None = None, among: Collection[str] = ()) -> Shape:
+    """A text.
+
+    Args:
+        least: characters.
+        most: characters; None: as many as there are.
+        among: the only texts that are known; none: any.
+    """
+    expected = f"one of {', '.join(among)}" if among else "a text"
+    if most is not None:
+        expected += f" of {least} to {most} characters"
+    elif least:
+        expected += " that is not empty"
+
+    def check(value: Any, path: str) -> None:
+        known = isinstance(value, str) and (not among or value in among) and (value.isascii() or _can_be_sent(value))
+        if not known or len(value) < least or (most is not None and len(value) > most):
+            raise UnreadableError(path, value, expected)
+
+    return check
+
+
+def matching(pattern: str, expected: str) -> Shape:
+    """A text of which the whole fits a regular expression.
+
+    Args:
+        pattern: the expression; give each repetition a bound.
+        expected: the same in words.
+    """
+    compiled = re.compile(pattern)
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, str) or compiled.fullmatch(value) is None:
+            raise UnreadableError(path, value, expected)
+
+    return check
+
+
+def number(least: int, most: int) -> Shape:
+    """A whole number within bounds; true and false are none."""
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise UnreadableError(path, value, f"a whole number from {least} to {most}")
+
+    return check
+
+
+def truth(value: Any, path: str) -> None:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise UnreadableError(path, value, "true or false")
+
+
+def amount(value: Any, path: str) -> None:
+    """A quantity of a resource, such as `500m`, as text or number."""
+    try:
+        known = isinstance(value, str | int) and not isinstance(value, bool)
+        if known and len(str(value)) <= _LONGEST_NUMBER and 0 <= parse_quantity(value) <= _MOST:
+            return
+    except ValueError:
+        pass
+    raise UnreadableError(path, value, f"a quantity from 0 to {_MOST:.0e}, such as 500m or 4")
+
+
+def moment(value: Any, path: str) -> None:
+    """A time with its zone, as the API writes it."""
+    try:
+        if isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None:
+            return
+    except ValueError:
+        pass
+    raise UnreadableError(path, value, "a time such as 2026-03-01T10:00:00Z")
+
+
+def items(shape: Shape, most: int | None = None) -> Shape:
+    """A list.
+
+    Args:
+        shape: of each item.
+        most: items; None: as many as there are.
+    """
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, list) or (most is not None and len(value) > most):
+            raise UnreadableError(path, value, "a list" if most is None else f"a list of at most {most} items")
+        for index, item in enumerate(value):
+            shape(item, f"{path}[{index}]")
+
+    return check
+
+
+def table(shape: Shape, only: Callable[[str], bool] = lambda key: True) -> Shape:
+    """An object whose keys are names of any kind.
+
+    Args:
+        shape: of each value.
+        only: keys whose values are looked at.
+    """
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, Mapping):
+            raise UnreadableError(path, value, "an object")
+        for key, item in value.items():
+            if only(key):
+                shape(item, f"{path}[{key}]")
+
+    return check
+
+
+def fields(known: Mapping[str, Shape], required: Collection[str] = ()) -> Shape:
+    """An object of known fields.
+
+    Args:
+        known: shapes by field; a field that is missing or null has none.
+        required: fields that must be there.
+    """
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, Mapping):
+            raise UnreadableError(path or "the object", value, "an object")
+        head = f"{path}." if path else ""
+        for key, shape in known.items():
+            item = value.get(key)
+            if item is not None:
+                shape(item, head + key)
+            elif key in required:
+                raise UnreadableError(head + key, None, "there")
+
+    return check
+
+
+def _can_be_sent(value: str) -> bool:
+    """Whether a text has a UTF-8 form; JSON may hold half of a pair of surrogates, which has none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """What was found, in a few words."""
+    if value is None:
+        return "is missing"
+    if isinstance(value, Mapping):
+        return "is an object"
+    if isinstance(value, list):
+        return f"is a list of {len(value)}"
+    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
+        return f"is a text of {len(value)} characters"
+    if isinstance(value, int) and not -_MOST <= value <= _MOST:  # too long a one cannot even be written out
+        return "is a number beyond all bounds"
+    return f"is {json.dumps(value, ensure_ascii=False, default=str)}"

@@ -1,0 +1,1 @@
+"""Jobs on this machine: their processes, files and planner."""

@@ -1,0 +1,135 @@
+"""The planner as a child process.
+
+A planner may take minutes and gigabytes, a control loop may take neither: so the loop starts `heterps plan --problem`
+in a process of its own, looks at it on every turn, and ends it when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from heterps_operator.documents import Json, write_json
+from heterps_operator.local.processes import guarded, read_last_lines
+from heterps_operator.state.values import PlanOutcome
+from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
+
+__all__ = ["PLANNER_COMMAND", "PlannerProcess"]
+
+PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
+# The planner keeps its own time limit; this is for one that does not end: starting Python, writing the answer.
+_MARGIN_SECONDS = 30.0
+
+
+class PlannerProcess:
+    """Runs one planner at a time.
+
+    Args:
+        folder: where problem, stages given by hand, plan and messages are written.
+        method: of the planner.
+        timeout_seconds: for the search itself.
+        cores: of the one machine that all processes of the job share; 0: each unit has a core of its own.
+        command: what starts the planner; its options follow.
+        clock: seconds, for the time limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        method: str,
+        timeout_seconds: float,
+        *,
+        stages: Sequence[Json] = (),
+        cores: float = 0.0,
+        command: Sequence[str] = PLANNER_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._method = method
+        self._timeout = timeout_seconds
+        self._stages = list(stages)
+        self._cores = cores
+        self._command = tuple(command)
+        self._clock = clock
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._revision = 1
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._popen is not None
+
+    def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
+        """Begin to plan; nothing must be running.
+
+        Args:
+            problem: what to plan.
+            revision: of the plan; comes back with the answer.
+            stages: only provision these; empty: what the job gives by hand, or else a search.
+        """
+        assert self._popen is None
+        self._revision = revision
+        given = list(stages) or self._stages
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "problem.json"
+        write_json(file, problem)
+        options = ["--problem", str(file), "--timeout", f"{self._timeout:g}"]
+        if given:  # a plan by hand needs no method
+            by_hand = self._folder / "stages.json"
+            write_json(by_hand, {"stages": given})
+            options += ["--stages", str(by_hand)]
+        else:
+            options += ["--method", self._method]
+        if self._cores:
+            options += ["--cores", f"{self._cores:g}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
+            self._popen = subprocess.Popen(
+                guarded([*self._command, *options, "--output", "json"]),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=messages,
+                start_new_session=True,
+            )
+        self._started = self._clock()
+
+    def poll(self) -> PlanOutcome | None:
+        """The answer, once; None while there is none."""
+        if self._popen is None:
+            return None
+        code = self._popen.poll()
+        if code is None:
+            if self._clock() - self._started <= self._timeout + _MARGIN_SECONDS:
+                return None
+            self.close()
+            text = (
+                f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); give it more, or use method optimal"
+            )
+            return PlanOutcome(error=text, revision=self._revision)
+        self._popen = None
+        if code in (EXIT_OK, EXIT_INFEASIBLE):
+            with contextlib.suppress(OSError, ValueError):
+                document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
+                return PlanOutcome(document, revision=self._revision)
+        lines = read_last_lines(self._folder / "plan.log", 20)
+        if not lines:
+            text = f"the planner ended with exit code {code} and no message"
+            return PlanOutcome(error=text, revision=self._revision)
+        return PlanOutcome(error=lines[-1].removeprefix("heterps: "), revision=self._revision)
+
+    def close(self) -> None:
+        """End a planner that is still at work."""
+        if self._popen is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+            self._popen = None

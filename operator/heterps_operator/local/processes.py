@@ -1,0 +1,324 @@
+"""The process substrate: a job's processes on this machine (Linux).
+
+Rules that keep it safe:
+
+- A pid is only ever signalled while it is certainly ours: a child that was not reaped yet (the waiting thread leaves
+  it a zombie until it is marked as ended, under the same lock that signals take), or a leftover of a killed
+  `heterps run` whose start time in /proc is the recorded one.
+- Every process leads its own session, so a Ctrl-C at the terminal reaches the controller only, and a signal to the
+  group also ends what the process may have started.
+- The kernel ends the children if the controller is killed (guard.py). That watches the *thread* that started them, so
+  `start` belongs to the thread that runs the loop.
+- Waiting uses a pipe, not a `threading.Event`: a signal handler may write to a pipe at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from heterps_operator.control.environment import process_variables
+from heterps_operator.documents import read_json, write_json
+from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
+
+__all__ = ["RUNTIME_COMMAND", "ProcessSubstrate", "end_leftovers", "guarded", "read_last_lines", "start_identity"]
+
+# -P: a file of the user's folder that is named like a standard module must not be imported by the runtime.
+RUNTIME_COMMAND = (sys.executable, "-P", "-m", "heterps_runtime")
+_TAIL_BYTES = 65_536
+_LEFTOVER_GRACE_SECONDS = 3.0
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` only as long as this process lives."""
+    guard = str(Path(__file__).with_name("guard.py"))
+    return [sys.executable, "-I", "-S", guard, str(os.getpid()), "--", *command]
+
+
+def start_identity(pid: int) -> str | None:
+    """What tells a process from a later one with the same pid: boot and start time; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    # proc(5): field 2 is the name in parentheses and may hold spaces; starttime is field 22, state (field 3) the first
+    # after the name.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else f"{boot}/{fields[19]}"
+
+
+def read_last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """The last lines of a log that are not blank."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-count:]
+
+
+def end_leftovers(record: Path, grace_seconds: float = _LEFTOVER_GRACE_SECONDS) -> tuple[str, ...]:
+    """End the processes of an earlier controller that was killed and could not end them itself.
+
+    Args:
+        record: the file in which that controller kept its pids.
+        grace_seconds: between SIGTERM and SIGKILL, for all of them together.
+
+    Returns:
+        Names of the processes that were still running.
+    """
+    document = read_json(record) or {}
+    alive: dict[int, str] = {}  # pidfd -> name
+    pids: dict[int, int] = {}
+    for entry in document.get("processes", []):
+        try:
+            descriptor = os.pidfd_open(int(entry["pid"]))
+        except (ProcessLookupError, KeyError, ValueError):
+            continue
+        # Compared after opening: from here on the descriptor is this very process or nothing.
+        if start_identity(int(entry["pid"])) != entry.get("identity"):
+            os.close(descriptor)
+            continue
+        alive[descriptor], pids[descriptor] = str(entry["name"]), int(entry["pid"])
+    names = tuple(alive.values())
+    deadline = time.monotonic() + grace_seconds
+    for number, wait_until in ((signal.SIGTERM, deadline), (signal.SIGKILL, None)):
+        for descriptor in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pids[descriptor], number)
+        while alive:
+            timeout = 5.0 if wait_until is None else max(0.0, wait_until - time.monotonic())
+            ended, _, _ = select.select(list(alive), [], [], timeout)
+            if not ended:
+                break
+            for descriptor in ended:
+                del alive[descriptor]
+                os.close(descriptor)
+    for descriptor in alive:
+        os.close(descriptor)
+    return names
+
+
+@dataclass
+class _Child:
+    view: ProcessView
+    popen: subprocess.Popen[bytes]
+    identity: str | None
+    log: Path
+    watcher: threading.Thread | None = None
+    kill_at: float | None = None  # monotonic; None: not asked to end, or killed already
+
+
+class ProcessSubstrate:
+    """Runs a job's processes as children of this one.
+
+    Args:
+        work_directory: where logs, the ready file and the record of pids lie.
+        configuration: path of the run configuration.
+        token: the job's shared secret.
+        runtime_command: what starts the runtime; roles and arguments follow it.
+        port: of the coordinator; 0: any free one.
+        environment: what the children inherit.
+        clock: Unix seconds.
+        tail_lines: how much of a log is shown when a process has ended.
+    """
+
+    def __init__(
+        self,
+        work_directory: Path,
+        configuration: Path,
+        token: str,
+        *,
+        runtime_command: Sequence[str] = RUNTIME_COMMAND,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+        tail_lines: int = 20,
+    ) -> None:
+        self._work = work_directory
+        self._logs = work_directory / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._record = work_directory / "processes.json"
+        self._ready = work_directory / "coordinator.json"
+        self._command = tuple(runtime_command)
+        self._port = port
+        self._clock = clock
+        self._tail_lines = tail_lines
+        self._environment = {
+            "NUMBA_CACHE_DIR": str(work_directory / "cache" / "numba"),
+            **(os.environ if environment is None else environment),
+            ENV_CONFIG: str(configuration),
+            ENV_TOKEN: token,
+        }
+        self._children: dict[str, _Child] = {}
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.leftovers = end_leftovers(self._record)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        """The latest process of each name, running or ended."""
+        self._escalate()
+        with self._lock:
+            return tuple(child.view for child in self._children.values())
+
+    def coordinator_address(self) -> str | None:
+        """The address in the coordinator's ready file, if the running coordinator wrote it."""
+        with self._lock:
+            child = self._children.get("coordinator")
+            if child is None or not child.view.running:
+                return None
+            pid = child.view.pid
+        try:
+            document = json.loads(self._ready.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return str(document["http"]) if document.get("pid") == pid else None
+
+    def wait(self, seconds: float) -> None:
+        """Return when a process has ended, when woken, or after that time."""
+        with self._lock:
+            deadlines = [c.kill_at for c in self._children.values() if c.kill_at is not None and c.view.running]
+        if deadlines:
+            seconds = min(seconds, max(0.0, min(deadlines) - time.monotonic()))
+        select.select([self._wake_read], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    def wake(self) -> None:
+        """Let `wait` return; safe in a signal handler and in any thread."""
+        # A full pipe wakes as well as one more byte; a closed one has nobody waiting.
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"\0")
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def start(self, spec: ProcessSpec) -> None:
+        """Start a process of the runtime, its output in `logs/NAME.log`."""
+        with self._lock:
+            previous = self._children.get(spec.name)
+            assert previous is None or not previous.view.running, f"{spec.name} is still running"
+        log = self._rotate(spec.name)
+        environment = {**self._environment, **process_variables(spec)}
+        arguments = list(spec.arguments)
+        if spec.role == "coordinator":
+            self._ready.unlink(missing_ok=True)
+            arguments += ["--host", "127.0.0.1", "--port", str(self._port), "--ready-file", str(self._ready)]
+        else:
+            address = self.coordinator_address()
+            assert address is not None, f"{spec.name} is started before the coordinator listens"
+            environment[ENV_COORDINATOR] = address
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                guarded([*self._command, spec.role, *arguments]),
+                cwd=self._work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        view = ProcessView(spec, started=self._clock(), pid=popen.pid, log=str(log))
+        child = _Child(view, popen, start_identity(popen.pid), log)
+        with self._lock:
+            self._children[spec.name] = child
+            self._write_record()
+        child.watcher = threading.Thread(target=self._watch, args=(child,), name=f"watch {spec.name}", daemon=True)
+        child.watcher.start()
+
+    def stop(self, name: str, grace_seconds: float) -> None:
+        """Send SIGTERM now and SIGKILL after the grace; a second call changes nothing."""
+        with self._lock:
+            child = self._children.get(name)
+            if child is None or not child.view.running or child.view.stopping:
+                return
+            child.view = replace(child.view, stopping=True)
+            child.kill_at = time.monotonic() + grace_seconds
+            _signal_group(child.popen.pid, signal.SIGTERM)
+
+    def kill_all(self) -> None:
+        """End everything that runs, at once; safe in a signal handler only if `start` is not on the stack."""
+        with self._lock:
+            for child in self._children.values():
+                if child.view.running:
+                    child.view = replace(child.view, stopping=True)
+                    _signal_group(child.popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End what still runs, wait for it, and free the pipe."""
+        self.kill_all()
+        for child in self._children.values():
+            if child.watcher is not None:
+                child.watcher.join()
+        os.close(self._wake_write)
+        os.close(self._wake_read)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _watch(self, child: _Child) -> None:
+        """Wait for one child, in a thread of its own."""
+        pid = child.popen.pid
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            # Still a zombie: its group cannot be anybody else's. Nothing that it started outlives it.
+            _signal_group(pid, signal.SIGKILL)
+            code = child.popen.wait()
+            child.kill_at = None
+            child.view = replace(
+                child.view,
+                ended=self._clock(),
+                exit_code=code,
+                last_lines=read_last_lines(child.log, self._tail_lines),
+            )
+            self._write_record()
+        self.wake()
+
+    def _escalate(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for child in self._children.values():
+                if child.kill_at is not None and child.view.running and child.kill_at <= now:
+                    child.kill_at = None
+                    _signal_group(child.popen.pid, signal.SIGKILL)
+
+    def _write_record(self) -> None:
+        """Note the pids that run, for a later controller's `end_leftovers`; the lock is held."""
+        running = [
+            {"name": child.view.name, "pid": child.view.pid, "identity": child.identity}
+            for child in self._children.values()
+            if child.view.running
+        ]
+        # Only needed where the kernel did not end them with us (guard.py): a full disk is no reason to fail.
+        with contextlib.suppress(OSError):
+            write_json(self._record, {"processes": running})
+
+    def _rotate(self, name: str) -> Path:
+        """Move the log of the attempt before aside: NAME.1.log is the oldest."""
+        log = self._logs / f"{name}.log"
+        if log.exists():
+            number = 1
+            while (aside := self._logs / f"{name}.{number}.log").exists():
+                number += 1
+            log.rename(aside)
+        return log
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)

@@ -1,0 +1,148 @@
+"""A job's folder on this machine: `.heterps/JOB/`.
+
+state.json       status and bill (state.py)        coordinator.json  where the coordinator listens
+run.json         the run configuration             processes.json    pids, for ending leftovers
+token            the job's secret, mode 0600       lock              held by the `heterps run` at work
+logs/            one file per process and attempt  plan/             problem, plan and log of the planner
+checkpoints/     unless the manifest says another  cache/            profiles and compiled kernels, kept by --fresh
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.documents import Json, read_json, write_json
+from heterps_operator.errors import StateError, WorkspaceError
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+
+__all__ = ["Workspace", "fingerprints"]
+
+_KEPT_BY_FRESH = frozenset({"cache", "lock"})
+
+
+class Workspace:
+    """Paths and files of one job's work directory.
+
+    Args:
+        path: the directory; it is made if it is not there.
+
+    Raises:
+        WorkspaceError: it cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WorkspaceError(f"work directory {path}: cannot be made ({error.strerror})") from error
+        if not os.access(self.path, os.W_OK):
+            raise WorkspaceError(f"work directory {path}: cannot be written; choose another with --work-directory")
+        self.configuration = self.path / "run.json"
+        self.profiles = self.path / "cache" / "profiles"
+        self._state = self.path / "state.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the job: two controllers of one job would end each other's processes.
+
+        Raises:
+            WorkspaceError: another process holds it.
+        """
+        with (self.path / "lock").open("a+", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise WorkspaceError(f"{self.path}: process {holder} is already running this job") from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def clear(self, checkpoints: str) -> None:
+        """Forget everything but caches, to start the job over.
+
+        Args:
+            checkpoints: where the job's checkpoints lie.
+
+        Raises:
+            WorkspaceError: they lie outside of this directory, where nothing is removed unasked.
+        """
+        folder = Path(checkpoints)
+        inside = "://" not in checkpoints and folder.absolute().is_relative_to(self.path)
+        if not inside and ("://" in checkpoints or (folder.is_dir() and any(folder.iterdir()))):
+            raise WorkspaceError(
+                f"--fresh: the checkpoints lie outside of {self.path}, in {checkpoints}: remove them yourself, "
+                "or name another checkpoint.path"
+            )
+        for entry in self.path.iterdir():
+            if entry.name in _KEPT_BY_FRESH:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def write_configuration(self, configuration: Json) -> None:
+        """Write what the job's processes read."""
+        write_json(self.configuration, configuration)
+
+    def new_token(self) -> str:
+        """Draw the secret of this run and keep it where only this user reads it."""
+        token = secrets.token_urlsafe(32)
+        path = self.path / "token"
+        path.unlink(missing_ok=True)  # an older file keeps its mode when it is overwritten
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        return token
+
+    def load(self) -> tuple[Status, Bill, dict[str, str]] | None:
+        """The state of an earlier run: status, bill and fingerprints; None if there was none.
+
+        Raises:
+            StateError: the file is damaged.
+        """
+        document = read_json(self._state)
+        if document is None:
+            return None
+        try:
+            status, bill = Status.from_json(document["status"]), Bill.from_json(document["bill"])
+            return status, bill, {str(k): str(v) for k, v in document["fingerprints"].items()}
+        except (KeyError, AttributeError, ValueError) as error:
+            raise StateError(f"{self._state}: is damaged ({error}); start over with --fresh") from error
+
+    def save(self, status: Status, bill: Bill, prints: Json) -> None:
+        """Keep the state for a later run."""
+        document = {"version": 1, "status": status.to_json(), "bill": bill.to_json(), "fingerprints": dict(prints)}
+        write_json(self._state, document)
+
+
+def fingerprints(configuration: Json) -> dict[str, str]:
+    """What a state belongs to: digests of what decides the trained model, and of what decides the plan."""
+    job: dict[str, Any] = dict(configuration["job"]["spec"])
+    data = {key: value for key, value in job["data"].items() if key != "cache"}
+    model = [job["model"], data, job["training"]]
+    plan = [
+        job.get("objective"),
+        job.get("scheduling"),
+        job["pools"],
+        job.get("parameterServer"),
+        configuration["pools"],
+    ]
+    return {"training": _digest(model), "planning": _digest(plan)}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

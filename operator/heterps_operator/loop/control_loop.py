@@ -1,0 +1,291 @@
+"""The control loop: observe, decide, act, wait; until the job is in a final phase.
+
+All judgement is in `reconcile`; this module only carries values between it and the world. A turn is bounded: calls to
+the coordinator have short timeouts, planning is a child process, nothing sleeps. The loop wakes when a process ends,
+when it is asked to stop, and a few times a second to look at the coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.reconcile import reconcile
+from heterps_operator.documents import Json
+from heterps_operator.local.planner import PlannerProcess
+from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
+from heterps_operator.loop.substrate import ProfileStore, Substrate
+from heterps_operator.measure.measurement import Measurement, Meter, Scraping
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Event, Status
+from heterps_operator.state.turn import Turn
+from heterps_operator.state.values import (
+    Action,
+    ComputePlan,
+    CoordinatorView,
+    FailJob,
+    Observed,
+    PlanOutcome,
+    ProcessView,
+    RequestStop,
+    SaveProfile,
+    Shutdown,
+    StartProcess,
+    StopProcess,
+    SubmitPlan,
+)
+from heterps_runtime.contract import JobPhase
+
+__all__ = ["ControlLoop", "Listener"]
+
+_TICK_SECONDS = 0.3
+_SAVE_SECONDS = 1.0
+_SOON_SECONDS = 0.25  # after one that refuses at once, as it does while it starts
+_RETRY_SECONDS = 1.0  # after a coordinator that did not answer
+# An answer that was waited for in vain: each further one doubles the pause. The longest is a part of the time after
+# which a silent coordinator is ended, so that one that was only slow is heard before.
+_SLOW_SECONDS = 0.5
+_LONGEST_RETRY = 0.25
+_ONE_TIME = {RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
+
+
+class Listener(Protocol):
+    """Shows the job to somebody."""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Take note of a turn; must return soon."""
+        ...
+
+
+class ControlLoop:
+    """Runs one job to its end.
+
+    Args:
+        job: what is wanted.
+        substrate: where processes run.
+        planner: makes plans in a child process.
+        cache: profiles of earlier runs.
+        known_profiles: those that need no measuring, by pool.
+        token: the job's secret.
+        status: of an earlier run, made ready by `Status.begin_again`, or a new one.
+        bill: what was charged so far.
+        save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
+        listener: is shown every turn.
+        measurement: of throughput and workers' speeds; None: the coordinator is scraped.
+        clock: Unix seconds.
+        monotonic: seconds that setting the machine's time does not change; for how long the coordinator is silent.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        substrate: Substrate,
+        planner: PlannerProcess,
+        cache: ProfileStore,
+        *,
+        token: str,
+        save: Callable[[Status, Bill], None],
+        listener: Listener,
+        known_profiles: Mapping[str, Json] | None = None,
+        status: Status | None = None,
+        bill: Bill | None = None,
+        measurement: Measurement | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job = job
+        self.status = status or Status()
+        self.bill = bill or Bill()
+        self.profiles: dict[str, Json] = dict(known_profiles or {})
+        self.free_units: Mapping[str, int] = {}  # see `Observed`, as the next two
+        self.room: Mapping[str, int] = {}
+        self.holders: Mapping[str, tuple[tuple[str, int], ...]] = {}
+        self._cached = frozenset(self.profiles)
+        self._substrate = substrate
+        self._planner = planner
+        self._cache = cache
+        self._token = token
+        self._save = save
+        self.save_seconds = _SAVE_SECONDS  # between two savings while nothing happens but that money is spent
+        self._listener = listener
+        self._clock = clock
+        self._monotonic = monotonic
+        self._meter = Meter(measurement or Scraping(), clock)
+        self._client: CoordinatorClient | None = None
+        self._accepted: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._last_contact: float | None = None  # monotonic, as the next but one
+        self._silence = ""  # what the last question led to that had no answer
+        self._retry_at = 0.0
+        self._waited_in_vain = 0  # times in a row
+        self._outcome: PlanOutcome | None = None
+        self._stop_requested = False
+        self._aborted = False
+        self._saved = 0.0
+        self._unsaved = False
+        self._acted = False  # in the turn before
+        self._pending: list[Event] = []
+
+    def request_stop(self) -> None:
+        """End the job in order; a second call ends its processes at once. Safe in a signal handler."""
+        self._aborted = self._stop_requested
+        self._stop_requested = True
+        self._substrate.wake()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether somebody asked for the end."""
+        return self._stop_requested
+
+    def run(self) -> Status:
+        """Turn until the job is in a final phase (or paused, or aborted).
+
+        Returns:
+            The last status.
+        """
+        try:
+            while True:
+                self.turn()
+                if self.status.final or self.status.phase == "Paused" or self._aborted:
+                    return self.status
+                self._substrate.wait(_TICK_SECONDS)
+        finally:
+            self._planner.close()
+            self._substrate.close()
+            self._charge(self._substrate.processes(), self._clock())
+            self._store(self.status, self._clock())
+
+    def turn(self) -> None:
+        """Observe, decide and act once."""
+        observed = self._observe()
+        self._charge(observed.processes, observed.time)
+        decision = reconcile(self.job, observed)
+        # What was decided is kept before it is done: a controller killed in between must not count a death twice.
+        # What was done is kept at the next look: a process that ends unseen must be known to have been there.
+        matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
+        self._acted = bool(decision.actions)
+        if matters or observed.time - self._saved >= self.save_seconds:
+            self._store(decision.status, observed.time)
+        self.status = decision.status
+        self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails
+        for action in decision.actions:
+            self._act(action, observed.time)
+        events, self._pending = tuple(self._pending), []
+        self._listener.on_turn(Turn(self.job, observed, self.status, self.bill, events))
+
+    # --- observing ----------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> Observed:
+        # Processes first: a member that has ended delivered before, so the coordinator's later answer knows of it.
+        processes = self._substrate.processes()
+        view = self._ask_coordinator()
+        outcome = self._planner.poll()
+        if outcome is not None:
+            self._outcome = outcome
+        now, contact = self._clock(), self._last_contact
+        return Observed(
+            time=now,
+            status=self.status,
+            processes=processes,
+            coordinator=view,
+            last_contact=None if contact is None else now - (self._monotonic() - contact),
+            silence=self._silence,
+            accepted=frozenset(self._accepted),
+            refused=dict(self._refused),
+            profiles=dict(self.profiles),
+            cached_profiles=self._cached,
+            planning=self._planner.running,
+            outcome=self._outcome,
+            stop_requested=self._stop_requested,
+            free_units=dict(self.free_units),
+            room=dict(self.room),
+            holders=dict(self.holders),
+        )
+
+    def _ask_coordinator(self) -> CoordinatorView | None:
+        address = self._substrate.coordinator_address()
+        if address is None:
+            self._client = self._last_contact = None
+            return None
+        if self._client is None or self._client.address != address:
+            self._client = CoordinatorClient(address, self._token)
+            self._accepted.clear()
+            self._refused.clear()
+            self._last_contact = None
+            self._retry_at = 0.0
+            self._waited_in_vain = 0
+        began = self._monotonic()
+        if began < self._retry_at:
+            return None
+        try:
+            view = CoordinatorView.from_json(self._client.status())
+            if view.phase == JobPhase.PROFILING:
+                self.profiles.update(self._client.profiles())
+        except (CoordinatorError, KeyError, TypeError, ValueError) as error:
+            self._silence = str(error)
+            ended = self._monotonic()
+            self._retry_at = ended + self._retry_seconds(ended - began)
+            return None
+        self._last_contact, self._waited_in_vain = self._monotonic(), 0
+        if view.phase == JobPhase.TRAINING:
+            view, warnings = self._meter.measure(view, address)
+            self._pending += warnings
+        return view
+
+    def _retry_seconds(self, waited: float) -> float:
+        """Pause after a coordinator that did not answer: one that hangs must not hold threads that others need."""
+        if waited < _SLOW_SECONDS:
+            return _SOON_SECONDS if self._last_contact is None else _RETRY_SECONDS
+        self._waited_in_vain += 1
+        longest = max(_RETRY_SECONDS, self.job.run_policy.hang_timeout_seconds * _LONGEST_RETRY)
+        return min(_RETRY_SECONDS * 2.0 ** min(self._waited_in_vain, 10), longest)
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case StartProcess(spec):
+                self._substrate.start(spec)
+            case StopProcess(name, grace_seconds):
+                self._substrate.stop(name, grace_seconds)
+            case SaveProfile(pool, profile):
+                self._cache.save(pool, profile)
+                self._cached |= {pool}
+            case ComputePlan(problem, revision, stages):
+                self._planner.start(problem, revision, stages)
+            case _:
+                self._send(action, now)
+
+    def _send(self, action: Action, now: float) -> None:
+        kind = action.request if isinstance(action, SubmitPlan) else _ONE_TIME.get(type(action))
+        if self._client is None:
+            return  # it ended since it was observed; the next turn sees that
+        try:
+            self._client.send(action)
+        except CoordinatorError as error:
+            if error.code is not None:
+                self._pending.append(Event("Warning", "RequestRefused", str(error), now))
+                if kind is not None:
+                    self._refused[kind] = str(error)
+                    self._accepted.add(kind)  # asking again would be refused again
+            return
+        if kind is not None:
+            self._accepted.add(kind)
+
+    def _charge(self, processes: Iterable[ProcessView], now: float) -> None:
+        self.bill = self.bill.accrue(processes, self.job.prices, now)
+
+    def _store(self, status: Status, now: float) -> None:
+        """Keep status and bill; a full disk must not end a training that can go on."""
+        self._saved = now
+        try:
+            self._save(status, self.bill)
+        except OSError as error:
+            if not self._unsaved:
+                text = f"{error}; training goes on, and the state is saved when that is possible again"
+                self._pending.append(Event("Warning", "StateNotSaved", text, now))
+            self._unsaved = True
+        else:
+            self._unsaved = False

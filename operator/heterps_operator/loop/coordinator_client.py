@@ -1,0 +1,109 @@
+"""The coordinator's HTTP interface, seen from the controller.
+
+Standard library only. Every call has a short timeout and raises one error type, because the control loop must go on
+turning when the coordinator is dead, hung or half started.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from heterps_operator.documents import Json
+from heterps_operator.state.values import Action, Checkpoint, FailJob, ReportLost, RequestStop, Shutdown
+from heterps_operator.state.values import SubmitAllocation as Allocation
+from heterps_operator.state.values import SubmitPlan as Plan
+from heterps_runtime import contract
+
+__all__ = ["CoordinatorClient", "CoordinatorError"]
+
+
+class CoordinatorError(Exception):
+    """The coordinator did not answer, or refused.
+
+    Attributes:
+        code: HTTP status of the refusal; None if there was no answer.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CoordinatorClient:
+    """Calls one coordinator.
+
+    Args:
+        address: `http://host:port`.
+        token: the job's shared secret.
+        timeout_seconds: for connecting and for each read.
+    """
+
+    def __init__(self, address: str, token: str, timeout_seconds: float = 2.0) -> None:
+        parts = urlsplit(address)
+        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+            raise ValueError(f"coordinator address: must be http://host:port, is {address!r}")
+        self.address = address
+        self._host, self._port = parts.hostname, parts.port
+        self._token = token
+        self._timeout = timeout_seconds
+
+    def status(self) -> dict[str, Any]:
+        """The job as the coordinator sees it."""
+        return self._call("GET", contract.PATH_STATUS)
+
+    def profiles(self) -> dict[str, Any]:
+        """Measured profiles, by pool."""
+        return self._call("GET", contract.PATH_PROFILES)
+
+    def send(self, action: Action) -> None:
+        """Carry out an action that is a request to the coordinator.
+
+        Raises:
+            CoordinatorError: no answer, or a refusal.
+        """
+        match action:
+            case Plan(plan, _):
+                self._call("PUT", contract.PATH_PLAN, plan)
+            case Allocation(batches):
+                self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
+            case ReportLost(member, reason):
+                self._call("POST", contract.PATH_LOST, {"member": member, "reason": reason})
+            case Checkpoint():
+                self._call("POST", contract.PATH_CHECKPOINT, {})
+            case RequestStop():
+                self._call("POST", contract.PATH_STOP, {})
+            case FailJob(reason, message):
+                self._call("POST", contract.PATH_FAIL, {"reason": reason, "message": message})
+            case Shutdown():
+                self._call("POST", contract.PATH_SHUTDOWN, {})
+            case _:
+                raise AssertionError(f"not a request to the coordinator: {action}")
+
+    def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        payload = None
+        if body is not None:
+            payload = json.dumps(body)
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise CoordinatorError(f"{method} {path}: {self.address} does not answer ({error})") from error
+        finally:
+            connection.close()
+        if response.status >= 300:
+            detail = text.decode("utf-8", "replace").strip()[:500]
+            raise CoordinatorError(f"{method} {path}: refused with {response.status}: {detail}", response.status)
+        try:
+            document = json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise CoordinatorError(f"{method} {path}: the answer is no JSON") from error
+        if not isinstance(document, dict):
+            raise CoordinatorError(f"{method} {path}: the answer is no JSON object")
+        return document

@@ -1,0 +1,1 @@
+"""Measured throughput in, Prometheus metrics out."""

@@ -1,0 +1,393 @@
+"""The operator's own Prometheus metrics (docs/metrics.md), and the port that they are served on.
+
+Two kinds: what the operator does (counted as it happens), and how its jobs and pools are (kept as rows, and gone with
+the job). Labels are bounded by what people have created: no pod names, no messages.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from heterps_operator.control.members import units_by_pool
+from heterps_operator.documents import Json
+from heterps_operator.errors import UsageError
+from heterps_operator.state.turn import Turn
+from heterps_runtime.contract import JobPhase, PlanDocument
+
+__all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricsServer", "OperatorMetrics", "Series"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A name of the metrics, as it is declared once and documented."""
+
+    name: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+_JOB = ("namespace", "job_name")  # `job` and `instance` are the labels that Prometheus itself gives to a target
+
+
+def _job(name: str, meaning: str, *labels: str) -> Series:
+    return Series(f"heterps_job_{name}", (*_JOB, *labels), meaning)
+
+
+def _pool(name: str, meaning: str, *labels: str) -> Series:
+    return Series(f"heterps_pool_{name}", ("pool", *labels), meaning)
+
+
+def _operator(name: str, meaning: str, *labels: str) -> Series:
+    return Series(f"heterps_operator_{name}", labels, meaning)
+
+
+_RECONCILE = _operator("reconcile_total", "Looks at a job")
+_ERRORS = _operator("reconcile_errors_total", "Looks that failed, by class of the error", "error")
+_DURATION = _operator("reconcile_duration_seconds", "Time of a look (histogram)")
+_SUCCESS = _operator("last_success_timestamp_seconds", "Unix time of the last look that did not fail")
+_QUEUE = _operator("queue_depth", "Jobs that are due and wait for a look")
+_QUEUE_SECONDS = _operator("queue_seconds", "Time that a job that was due waited for its look (histogram)")
+_PODS = _operator("pods_total", "Pods created and deleted", "action", "role", "pool")
+_REPLANS = _operator("plans_total", "Plans that were taken on, by reason", "reason")
+_PLANNER = _operator("planner_seconds", "Time that planning took (histogram)", "method")
+_REBALANCES = _operator("rebalances_total", "New divisions of a batch")
+_REQUESTS = _operator("api_requests_total", "Requests to the API server; code 0: no answer", "verb", "resource", "code")
+_REQUEST_SECONDS = _operator("api_request_seconds", "Time of such a request (histogram)", "verb")
+_LEADER = _operator("leader", "1 if this replica is the active one")
+_BUILD = Series("heterps_build_info", ("version", "python"), "1; which version runs")
+OPERATOR_SERIES = (
+    _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _QUEUE_SECONDS, _PODS, _REPLANS, _PLANNER, _REBALANCES,
+    _REQUESTS, _REQUEST_SECONDS, _LEADER, _BUILD,
+)  # fmt: skip
+
+_INFO = _job("info", "1; what is wanted", "goal", "method")
+_PHASE = _job("phase", "1 for the phase that the job is in", "phase")
+_CONDITION = _job("condition", "1 for the present status of each condition", "type", "status")
+_OBSERVED = _job("samples_per_second", "Measured throughput, while the job trains and is measured")
+_FLOOR = _job("min_samples_per_second", "Throughput that the job must have, if it has a floor")
+_PREDICTED = _job("predicted_samples_per_second", "Throughput that the plan promises")
+_COST_PER_HOUR = _job("cost_per_hour", "Price of the units that its pods occupy now")
+_PLANNED_COST = _job("planned_cost_per_hour", "Price of the plan's units")
+_COST = _job("cost", "What the job has cost so far")
+_POOL_UNITS = _job("pool_units", "Units of the plan, servers included", "pool")
+_STAGE_UNITS = _job("stage_units", "Units of a stage of the plan", "stage", "pool")
+_JOB_PODS = _job("pods", "Pods that exist and have not ended", "role")
+_STEPS = _job("committed_steps", "Steps that are part of the model")
+_TOTAL_STEPS = _job("total_steps", "Steps of the whole job, once known")
+_RESTARTS = _job("restarts", "Deaths that count to backoffLimit")
+_REVISION = _job("plan_revision", "Number of the plan that is carried out")
+JOB_SERIES = (
+    _INFO, _PHASE, _CONDITION, _OBSERVED, _FLOOR, _PREDICTED, _COST_PER_HOUR, _PLANNED_COST, _COST, _POOL_UNITS,
+    _STAGE_UNITS, _JOB_PODS, _STEPS, _TOTAL_STEPS, _RESTARTS, _REVISION,
+)  # fmt: skip
+
+_MAX_UNITS = _pool("max_units", "Units that all jobs together may use")
+_CAPACITY = _pool("capacity_units", "Units that its nodes have to give")
+_ALLOCATED = _pool("allocated_units", "Units that jobs hold")
+_NODES = _pool("nodes", "Ready nodes")
+_READY = _pool("ready", "1 if jobs can use the pool, 0 if not, with the reason of its condition", "reason")
+_PRICE = _pool("price_per_unit_hour", "Price of one unit for one hour")
+POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
+
+# Reasons of events with which a plan is taken on.
+_PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "AddedInVain"})
+_TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_PLANNER_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
+
+Row = tuple[Series, tuple[str, ...], float]  # the labels beyond those of the object
+
+
+class _Rows:
+    """Rows of objects that come and go: a collector. Thread-safe.
+
+    Args:
+        series: what there can be.
+    """
+
+    def __init__(self, series: Iterable[Series]) -> None:
+        self._series = tuple(series)
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[str, ...], tuple[Row, ...]] = {}
+
+    def put(self, key: tuple[str, ...], rows: Iterable[Row]) -> None:
+        """Set all rows of an object, in place of those before."""
+        kept = tuple(rows)
+        with self._lock:
+            self._rows[key] = kept
+
+    def forget(self, key: tuple[str, ...]) -> None:
+        """Drop an object's rows."""
+        with self._lock:
+            self._rows.pop(key, None)
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without their rows: names must not be taken twice."""
+        return iter([GaugeMetricFamily(s.name, s.meaning, labels=s.labels) for s in self._series])
+
+    def collect(self) -> Iterator[Metric]:
+        """All rows, family by family."""
+        families = {s.name: GaugeMetricFamily(s.name, s.meaning, labels=s.labels) for s in self._series}
+        with self._lock:
+            rows = [(key, row) for key, found in sorted(self._rows.items()) for row in found]
+        for key, (series, labels, value) in rows:
+            families[series.name].add_metric((*key, *labels), value)
+        return iter(families.values())
+
+
+class OperatorMetrics:
+    """Counts what the operator does, and keeps how its jobs and pools are.
+
+    Args:
+        version: of HeterPS.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, version: str, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self.registry = CollectorRegistry(auto_describe=True)  # or `name[]` would not find the process's own figures
+        ProcessCollector(registry=self.registry)
+        self._reconciled = self._counter(_RECONCILE)
+        self._errors = self._counter(_ERRORS)
+        self._duration = self._histogram(_DURATION, _TURN_BUCKETS)
+        self._success = self._gauge(_SUCCESS)
+        self._queue = self._gauge(_QUEUE)
+        self._queue_seconds = self._histogram(_QUEUE_SECONDS, _QUEUE_BUCKETS)
+        self._pods = self._counter(_PODS)
+        self._plans = self._counter(_REPLANS)
+        self._planner = self._histogram(_PLANNER, _PLANNER_BUCKETS)
+        self._rebalances = self._counter(_REBALANCES)
+        self._requests = self._counter(_REQUESTS)
+        self._request_seconds = self._histogram(_REQUEST_SECONDS, _TURN_BUCKETS)
+        self._leader = self._gauge(_LEADER)
+        self._gauge(_BUILD).labels(version, platform.python_version()).set(1)
+        self._jobs, self._pools = _Rows(JOB_SERIES), _Rows(POOL_SERIES)
+        self.registry.register(self._jobs)
+        self.registry.register(self._pools)
+
+    def _counter(self, series: Series) -> Counter:
+        return Counter(series.name, series.meaning, series.labels, registry=self.registry)
+
+    def _gauge(self, series: Series) -> Gauge:
+        return Gauge(series.name, series.meaning, series.labels, registry=self.registry)
+
+    def _histogram(self, series: Series, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(series.name, series.meaning, series.labels, buckets=buckets, registry=self.registry)
+
+    # --- what the operator does ---------------------------------------------------------------------------------------
+
+    def on_turn(self, job: tuple[str, str], seconds: float, error: Exception | None) -> None:
+        """A job was looked at; `error` if that failed."""
+        self._reconciled.inc()
+        self._duration.observe(seconds)
+        if error is None:
+            self._success.set(self._clock())
+        else:
+            self._errors.labels(type(error).__name__).inc()
+
+    def on_pod(self, action: str, role: str, pool: str) -> None:
+        """A pod was created or deleted."""
+        self._pods.labels(action, role, pool).inc()
+
+    def on_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """The API server was asked."""
+        self._requests.labels(verb, resource, str(code)).inc()
+        self._request_seconds.labels(verb).observe(seconds)
+
+    def watch_queue(self, depth: Callable[[], int]) -> None:
+        """Ask this for the depth of the queue whenever the metrics are read."""
+        self._queue.set_function(depth)
+
+    def on_wait(self, seconds: float) -> None:
+        """A job got its look so many seconds after it was due."""
+        self._queue_seconds.observe(seconds)
+
+    def set_leader(self, leads: bool) -> None:
+        """Whether this replica is the active one."""
+        self._leader.set(leads)
+
+    # --- how jobs and pools are ---------------------------------------------------------------------------------------
+
+    def update(self, namespace: str, job: str, turn: Turn) -> None:
+        """Take note of a job's turn: call it once for each."""
+        for event in turn.events:
+            if event.reason in _PLANNED:
+                self._plans.labels(event.reason).inc()
+                plan = turn.status.plan or {}
+                self._planner.labels(str(plan.get("method") or "hand")).observe(float(plan.get("seconds") or 0.0))
+            elif event.reason == "BatchesMoved":
+                self._rebalances.inc()
+        self._jobs.put((namespace, job), _job_rows(turn))
+
+    def forget(self, namespace: str, job: str) -> None:
+        """The job is gone, and its series with it."""
+        self._jobs.forget((namespace, job))
+
+    def update_pool(self, pool: Json, status: Json) -> None:
+        """Take note of a NodePool and its status (`kubernetes.pools.pool_status`)."""
+        self._pools.put((str(pool["metadata"]["name"]),), _pool_rows(pool["spec"], status))
+
+    def forget_pool(self, name: str) -> None:
+        """The pool is gone, and its series with it."""
+        self._pools.forget((name,))
+
+
+def _job_rows(turn: Turn) -> Iterator[Row]:
+    job, status, view = turn.job, turn.status, turn.observed.coordinator
+    yield _INFO, (job.goal, job.method), 1.0
+    yield _PHASE, (status.phase,), 1.0
+    for condition in status.conditions:
+        yield _CONDITION, (condition.type, condition.status), 1.0
+    if view is not None and view.phase == JobPhase.TRAINING and view.samples_per_second > 0:
+        yield _OBSERVED, (), view.samples_per_second
+    if job.min_samples_per_second is not None:
+        yield _FLOOR, (), job.min_samples_per_second
+    yield from _plan_rows(status.plan)
+    running = [process.spec for process in turn.observed.processes if process.running]
+    roles = sorted({spec.role for spec in running})
+    for role in roles:
+        yield _JOB_PODS, (role,), float(sum(spec.role == role for spec in running))
+    prices = job.prices
+    charged = sum((prices.get(spec.pool, Decimal(0)) * spec.units for spec in running if spec.pool), Decimal(0))
+    yield _COST_PER_HOUR, (), float(charged)
+    yield _COST, (), float(turn.bill.cost)
+    result: Mapping[str, Any] = status.result or {}
+    yield _STEPS, (), float(result.get("committedSteps") or 0)
+    if result.get("totalSteps") is not None:
+        yield _TOTAL_STEPS, (), float(result["totalSteps"])
+    yield _RESTARTS, (), float(status.failures)
+    yield _REVISION, (), float(status.plan_revision)
+
+
+def _plan_rows(plan: Json | None) -> Iterator[Row]:
+    if plan is None:
+        return
+    parsed = PlanDocument.from_json(dict(plan))
+    for pool, units in sorted(units_by_pool(parsed).items()):
+        yield _POOL_UNITS, (pool,), float(units)
+    for number, stage in enumerate(parsed.stages):
+        yield _STAGE_UNITS, (str(number), stage.pool), float(stage.units)
+    if plan.get("throughput") is not None:
+        yield _PREDICTED, (), float(plan["throughput"])
+    if plan.get("costPerHour") is not None:
+        yield _PLANNED_COST, (), float(plan["costPerHour"])
+
+
+def _pool_rows(spec: Json, status: Json) -> Iterator[Row]:
+    yield _MAX_UNITS, (), float(spec["maxUnits"])
+    yield _CAPACITY, (), float(status.get("capacityUnits") or 0)
+    yield _ALLOCATED, (), float(status.get("allocatedUnits") or 0)
+    yield _NODES, (), float(status.get("nodes") or 0)
+    yield _PRICE, (), float(spec["pricePerUnitHour"])
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "Ready":
+            yield _READY, (str(condition["reason"]),), float(condition["status"] == "True")
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+class _DualListener(_Listener):
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        """Take IPv4 too, whatever the system's default is."""
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class MetricsServer:
+    """Serves `/metrics`, and `/healthz` for the kubelet's liveness probe, from threads of its own.
+
+    Args:
+        registry: what `/metrics` shows.
+        port: 0 takes a free one.
+        alive: None if all is well, or what is wrong; asked by every probe, so it must return at once.
+        host: address to listen on; empty: all of them, IPv4 and IPv6.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+
+    def __init__(self, registry: CollectorRegistry, port: int, alive: Callable[[], str | None], host: str = "") -> None:
+        listener = _DualListener if not host and socket.has_dualstack_ipv6() else _Listener
+        try:
+            self._server = listener((host, port), _handler(registry, alive))
+        except OSError as error:
+            text = f"cannot be listened on ({error.strerror}); choose another port"
+            raise UsageError(f"--metrics-port {port}: {text}") from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(registry: CollectorRegistry, alive: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10.0  # a client that sends nothing must not hold a thread
+        server_version = "heterps"
+        sys_version = ""
+
+        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+            """A scrape every few seconds is not worth a line."""
+
+        def do_GET(self) -> None:
+            """Answer."""
+            path, _, query = self.path.partition("?")
+            match path:
+                case "/metrics":
+                    names = parse_qs(query).get("name[]")  # jobs have twenty series each
+                    chosen = registry.restricted_registry(names) if names else registry
+                    self._answer(HTTPStatus.OK, generate_latest(chosen), CONTENT_TYPE_LATEST)
+                case "/healthz":
+                    wrong = alive()
+                    code = HTTPStatus.OK if wrong is None else HTTPStatus.SERVICE_UNAVAILABLE
+                    self._answer(code, f"{wrong or 'ok'}\n".encode())
+                case _:
+                    self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n")
+
+        def _answer(self, code: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Handler

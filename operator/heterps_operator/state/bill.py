@@ -1,0 +1,121 @@
+"""The bill: the integral of price times units over the time that processes exist.
+
+What a cloud charges for is existence, not computing: a worker that waits costs as much as one that works, and so do
+profiling, starting and checkpointing. Time is kept in whole microseconds and prices as decimals, so the sum of the
+lines is the total to the last digit however often it was saved, read back and continued.
+
+`Bill.accrue` may be called at any moments: it charges the time since the last call (`billed_until`) that each process
+existed in, so calling it twice charges nothing twice, and a restart of the controller goes on where the file ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from heterps_operator.state.values import ProcessView
+
+__all__ = ["Bill", "BillLine"]
+
+_MICROSECONDS_PER_HOUR = Decimal(3_600_000_000)
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """What one pool has cost."""
+
+    pool: str
+    price_per_unit_hour: Decimal
+    unit_microseconds: int = 0  # sum over processes of units x time of existence
+
+    @property
+    def unit_hours(self) -> Decimal:
+        """Units times hours."""
+        return Decimal(self.unit_microseconds) / _MICROSECONDS_PER_HOUR
+
+    @property
+    def cost(self) -> Decimal:
+        """The price of these unit-hours, in the currency of the prices."""
+        return self.price_per_unit_hour * self.unit_microseconds / _MICROSECONDS_PER_HOUR
+
+
+@dataclass(frozen=True)
+class Bill:
+    """One line per pool and price, and the moment up to which they are charged."""
+
+    lines: tuple[BillLine, ...] = ()
+    billed_until: float | None = None  # Unix seconds; None: nothing was charged yet
+
+    @property
+    def cost(self) -> Decimal:
+        """Sum of the lines."""
+        return sum((line.cost for line in self.lines), Decimal(0))
+
+    def accrue(self, processes: Iterable[ProcessView], prices: Mapping[str, Decimal], now: float) -> Bill:
+        """Charge the time up to `now`.
+
+        Args:
+            processes: those that run, and those that ended since the last call.
+            prices: price per unit and hour of each pool.
+            now: Unix seconds; a clock that was set back charges nothing until it has caught up.
+
+        Returns:
+            The bill up to `now`.
+        """
+        since = self.billed_until
+        lines = {(line.pool, line.price_per_unit_hour): line for line in self.lines}
+        for process in processes:
+            pool = process.spec.pool
+            if pool is None or process.spec.units == 0:
+                continue
+            begin = process.started if since is None else max(process.started, since)
+            end = now if process.ended is None else min(process.ended, now)
+            if end <= begin:
+                continue
+            key = (pool, prices[pool])
+            line = lines.get(key) or BillLine(pool, prices[pool])
+            # Rounding the two ends, not their difference, lets adjacent intervals add up exactly.
+            microseconds = (round(end * 1e6) - round(begin * 1e6)) * process.spec.units
+            lines[key] = replace(line, unit_microseconds=line.unit_microseconds + microseconds)
+        return Bill(tuple(lines[key] for key in sorted(lines)), now if since is None else max(now, since))
+
+    def to_json(self) -> dict[str, Any]:
+        """The bill for reports and the state file; decimals as strings."""
+        return {
+            "cost": format_decimal(self.cost),
+            "billedUntil": self.billed_until,
+            "pools": [
+                {
+                    "pool": line.pool,
+                    "pricePerUnitHour": str(line.price_per_unit_hour),
+                    "unitHours": format_decimal(line.unit_hours),
+                    "unitMicroseconds": line.unit_microseconds,
+                    "cost": format_decimal(line.cost),
+                }
+                for line in self.lines
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Bill:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the document is not a bill.
+        """
+        try:
+            lines = tuple(
+                BillLine(str(p["pool"]), Decimal(p["pricePerUnitHour"]), int(p["unitMicroseconds"]))
+                for p in value["pools"]
+            )
+            until = value["billedUntil"]
+            return cls(lines, None if until is None else float(until))
+        except (KeyError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"bill: missing or malformed {error}") from error
+
+
+def format_decimal(value: Decimal) -> str:
+    """A decimal with nine places, without an exponent."""
+    return f"{value:.9f}"

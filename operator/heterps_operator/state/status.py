@@ -1,0 +1,191 @@
+"""The job's status: what the controller remembers between two looks at the world.
+
+It is a value that `reconcile` reads and returns; the loop stores it (a file here, the object's status on a cluster).
+Everything that must happen once is decided by comparing it with what is observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from heterps_operator.documents import Json
+from heterps_operator.state.throughput import Series
+from heterps_operator.state.trials import Trial
+from heterps_planner.balancing import Pace, WorkerEstimate
+
+__all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Status"]
+
+# Pending -> Profiling -> Planning -> Starting -> Running; Restarting: back to the last checkpoint; Stopping: processes
+# end. Paused: nothing is done.
+FINAL_PHASES = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
+CONDITION_TYPES = (
+    "Profiled",
+    "Planned",
+    "PodsReady",
+    "ThroughputMet",
+    "Rebalanced",
+    "Rescaled",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One statement about the job, as in Kubernetes."""
+
+    type: str
+    status: str = "Unknown"  # True | False | Unknown
+    reason: str = "NotYetKnown"
+    message: str = ""
+    last_transition_time: float = 0.0  # when `status` changed last
+
+    def to_json(self) -> dict[str, Any]:
+        """The condition under the names of the API."""
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": self.last_transition_time,
+        }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed."""
+
+    reason: str  # CamelCase, for programs
+    message: str  # for people
+    member: str = ""  # the process at fault, if it was one
+    exit_code: int | None = None
+    last_lines: tuple[str, ...] = ()  # of that process's log
+    log: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The failure as reports show it."""
+        return {
+            "reason": self.reason,
+            "message": self.message,
+            "member": self.member or None,
+            "exitCode": self.exit_code,
+            "lastLines": list(self.last_lines),
+            "log": self.log or None,
+        }
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened once."""
+
+    type: str  # Normal | Warning
+    reason: str
+    message: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Everything that the controller remembers of a job."""
+
+    phase: str = "Pending"
+    phase_since: float = 0.0
+    started: float | None = None  # when this run of the job began
+    finished: float | None = None
+    conditions: tuple[Condition, ...] = ()
+    plan: Json | None = None  # the plan that is carried out
+    plan_revision: int = 0
+    plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged
+    # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
+    planned_with: Mapping[str, int] = field(default_factory=dict)
+    possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
+    incarnation: int = 1  # goes up when everything starts again from the last checkpoint
+    gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
+    attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
+    not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
+    heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
+    resumed_incarnation: int = 0  # the last one of which was said from which step it resumed
+    failures: int = 0  # deaths that count to backoffLimit
+    disruptions: int = 0  # bursts, one soon after the other, of deaths that do not
+    disrupted: float = 0.0  # when the last of them began
+    restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports
+    stopping_since: float | None = None  # an orderly stop was decided
+    outcome: str | None = None  # the final phase that the job is heading for, while its processes end
+    outcome_since: float = 0.0
+    members_ended: float | None = None  # since then only the coordinator is left
+    orderly: bool = False  # the coordinator itself ended the job, its members end by themselves
+    failure: Failure | None = None
+    last_observation: float | None = None  # when the workers' speeds were noted last
+    last_rebalance: float | None = None  # when a new division of the batch was last thought about
+    speeds: Mapping[str, WorkerEstimate] = field(default_factory=dict)  # what is known of them, by worker
+    pace: Pace = field(default_factory=Pace)  # how often the batch is divided anew
+    review: Json | None = None  # a re-provisioning that the planner was asked for
+    reviewed: float | None = None  # when the planner was asked last, or the number of units changed
+    series: Series = field(default_factory=Series)  # the throughput since the present plan came into force
+    trials: tuple[Trial, ...] = ()  # numbers of units that did not do
+    result: Json | None = None  # the coordinator's last status
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.phase in FINAL_PHASES
+
+    def condition(self, kind: str) -> Condition:
+        """The condition of that type."""
+        return next((c for c in self.conditions if c.type == kind), Condition(kind))
+
+    def with_condition(self, kind: str, status: bool | None, reason: str, message: str, now: float) -> Status:
+        """The status with one condition set; the transition time moves only when the condition's status does."""
+        word = "Unknown" if status is None else str(status)
+        old = self.condition(kind)
+        since = old.last_transition_time if old.status == word and old.last_transition_time else now
+        new = Condition(kind, word, reason, message, since)
+        known = {c.type: c for c in self.conditions} | {kind: new}
+        return replace(self, conditions=tuple(known.get(t, Condition(t)) for t in CONDITION_TYPES))
+
+    def with_phase(self, phase: str, now: float) -> Status:
+        """The status in a phase; staying in it does not move `phase_since`."""
+        return self if phase == self.phase else replace(self, phase=phase, phase_since=now)
+
+    def begin_again(self, now: float) -> Status:
+        """The status of a new run of the same job: plan and progress stay, failures do not."""
+        return Status(
+            phase="Pending",
+            phase_since=now,
+            started=now,
+            conditions=tuple(c for c in self.conditions if c.type in ("Profiled", "Planned")),
+            plan=self.plan,
+            plan_revision=self.plan_revision,
+            plan_reason=self.plan_reason,
+            incarnation=self.incarnation + 1,
+            result=self.result,
+        ).with_condition("Suspended", False, "Running", "", now)
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as a JSON object that `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Status:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the document is not a status.
+        """
+        try:
+            fields = dict(value)
+            fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
+            fields["pace"] = Pace.from_json(fields.get("pace") or {})
+            fields["series"] = Series.from_json(fields["series"]) if "series" in fields else Series()
+            fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
+            fields["gang"] = tuple(fields.get("gang") or ())
+            fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
+            if fields.get("failure") is not None:
+                failure = dict(fields["failure"])
+                fields["failure"] = Failure(**{**failure, "last_lines": tuple(failure["last_lines"])})
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"status: missing or malformed {error}") from error

@@ -1,0 +1,23 @@
+"""One turn of the control loop: what was observed and what was decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Event, Status
+from heterps_operator.state.values import Observed
+
+__all__ = ["Turn"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the loop, for those who show it."""
+
+    job: JobSpec
+    observed: Observed
+    status: Status
+    bill: Bill
+    events: tuple[Event, ...]

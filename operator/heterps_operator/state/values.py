@@ -1,0 +1,321 @@
+"""The values that cross the control loop: what is observed, what is decided.
+
+`reconcile` maps `Observed` to `Decision` and nothing else; whoever reads and carries out these values (the loop, a
+substrate) does the I/O. All times are Unix seconds, given by whoever observed: no value here asks a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from heterps_operator.documents import Json
+from heterps_operator.state.status import Event, Status
+from heterps_runtime.contract import JobPhase
+
+__all__ = [
+    "Action",
+    "Checkpoint",
+    "ComputePlan",
+    "CoordinatorView",
+    "Decision",
+    "FailJob",
+    "MemberView",
+    "Observed",
+    "PlanOutcome",
+    "PodProblem",
+    "ProcessSpec",
+    "ProcessView",
+    "ReportLost",
+    "RequestStop",
+    "SaveProfile",
+    "Shutdown",
+    "StartProcess",
+    "StopProcess",
+    "SubmitAllocation",
+    "SubmitPlan",
+    "plan_request",
+]
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What is to run: one process on this machine, one pod on a cluster."""
+
+    name: str  # unique in the job: coordinator, ps-0, worker-1-0, profile-cpu
+    role: str  # coordinator | ps | worker | profile: the runtime's first argument
+    arguments: tuple[str, ...] = ()  # what follows the role
+    pool: str | None = None  # the pool that is charged; None: not charged (the coordinator)
+    units: int = 0  # units of the pool that it occupies
+    threads: int = 1  # threads for computing: units of a CPU pool, 1 for an accelerator's process
+    incarnation: int = 1  # the job's: goes up when everything returns to the last checkpoint
+    attempt: int = 1  # this process's: goes up with every replacement in one incarnation
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    """Why a pod does not start."""
+
+    reason: str  # CamelCase, for programs: Unschedulable, ImagePullBackOff
+    message: str  # what, where, and the way out, for people
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """A process as the substrate sees it: the latest of its name, running or ended."""
+
+    spec: ProcessSpec
+    started: float
+    ended: float | None = None  # None: it is running
+    exit_code: int | None = None  # negative: ended by that signal; None: running, or gone and nobody knows
+    stopping: bool = False  # it was told to end
+    last_lines: tuple[str, ...] = ()  # of its log, once it has ended
+    pid: int = 0
+    log: str = ""  # where its log lies
+    # Why it ended (or ends, if it is stopping), where a cluster knows more than the exit code:
+    # OOMKilled | Evicted | Preempted | NodeLost | Deleted | StartError
+    reason: str = ""
+    problem: PodProblem | None = None  # while it does not start
+    begun: float | None = 0.0  # when its program began, if that was after `started`; None: it does not run yet
+    ready: bool = False  # its node says that it answers; one machine has nobody who says so
+
+    @property
+    def name(self) -> str:
+        """Name of the process, as in its `ProcessSpec`."""
+        return self.spec.name
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.ended is None
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """A member of the job, as the coordinator sees it."""
+
+    name: str
+    role: str
+    state: str  # ready | absent | lost
+    message: str = ""
+    stage: int | None = None
+    index: int = 0
+    pool: str = ""
+    batch_size: int = 0  # samples of each step that are its share
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    silent_seconds: float | None = None  # since a process of this name was heard from; None: none ever was
+
+    @classmethod
+    def from_json(cls, value: Json) -> MemberView:
+        """Read an entry of `members` of the coordinator's status."""
+        stage, silent = value.get("stage"), value.get("silentSeconds")
+        return cls(
+            name=str(value["name"]),
+            role=str(value.get("role", "")),
+            state=str(value.get("state", "absent")),
+            message=str(value.get("message") or ""),
+            stage=None if stage is None else int(stage),
+            index=int(value.get("index") or 0),
+            pool=str(value.get("pool") or ""),
+            batch_size=int(value.get("batchSize") or 0),
+            step_seconds=float(value.get("stepSeconds") or 0.0),
+            compute_seconds=float(value.get("computeSeconds") or 0.0),
+            wait_seconds=float(value.get("waitSeconds") or 0.0),
+            silent_seconds=None if silent is None else float(silent),
+        )
+
+
+@dataclass(frozen=True)
+class CoordinatorView:
+    """The coordinator's `GET /v1/status`; absent keys read as nothing known yet."""
+
+    phase: str
+    document: Json = field(default_factory=dict)  # the whole answer, for displays and reports
+    members: tuple[MemberView, ...] = ()
+    committed_steps: int = 0
+    total_steps: int = 0
+    samples_per_second: float = 0.0  # a mean over about ten seconds
+    measured: float | None = None  # when that was, by the coordinator's clock; None: now
+    message: str = ""
+    error: Json | None = None  # {"reason", "message"}
+
+    @classmethod
+    def from_json(cls, value: Json) -> CoordinatorView:
+        """Read the answer of the coordinator."""
+        return cls(
+            phase=str(value["phase"]),
+            document=value,
+            members=tuple(MemberView.from_json(m) for m in value.get("members") or ()),
+            committed_steps=int(value.get("committedSteps") or 0),
+            total_steps=int(value.get("totalSteps") or 0),
+            samples_per_second=float(value.get("samplesPerSecond") or 0.0),
+            message=str(value.get("message") or ""),
+            error=value.get("error") or None,
+        )
+
+    @property
+    def final(self) -> bool:
+        """Whether the coordinator has ended the job, for whatever reason."""
+        return self.phase in JobPhase.FINAL
+
+    def member(self, name: str) -> MemberView | None:
+        """The member of that name, or None if the coordinator does not know it."""
+        return next((m for m in self.members if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class PlanOutcome:
+    """What a planner answered: a plan, a proof that there is none, or a refusal of its input."""
+
+    document: Json | None = None  # a plan, or {"feasible": false, ...}
+    error: str = ""  # why there is no document
+    revision: int = 1  # of the plan that was asked for
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the document is a plan that can be carried out."""
+        return self.document is not None and bool(self.document.get("feasible", True))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A snapshot of everything that `reconcile` may know."""
+
+    time: float
+    status: Status  # of the last decision
+    processes: tuple[ProcessView, ...] = ()
+    coordinator: CoordinatorView | None = None  # None: it does not answer (or does not run)
+    last_contact: float | None = None  # when the running coordinator last answered
+    silence: str = ""  # what asking it led to when it did not answer last
+    accepted: frozenset[str] = frozenset()  # one-time requests that the running coordinator has taken: plan-1, stop
+    refused: Mapping[str, str] = field(default_factory=dict)  # those that it refused, and why
+    profiles: Mapping[str, Json] = field(default_factory=dict)  # by pool: measured now or kept from before
+    cached_profiles: frozenset[str] = frozenset()  # the pools among them that are stored
+    planning: bool = False  # a planner is at work
+    outcome: PlanOutcome | None = None  # what the planner answered
+    stop_requested: bool = False  # somebody wants the job to end now, resumable
+    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave; absent: everything
+    # By pool: what it would be if the job held nothing itself. Less than the job holds: the pool has shrunk.
+    room: Mapping[str, int] = field(default_factory=dict)
+    holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
+
+    def process(self, name: str) -> ProcessView | None:
+        """The latest process of that name."""
+        return next((p for p in self.processes if p.name == name), None)
+
+
+def plan_request(revision: int) -> str:
+    """Name in `Observed.accepted` of the request to carry out this revision of the plan."""
+    return f"plan-{revision}"
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartProcess:
+    """Start this process."""
+
+    spec: ProcessSpec
+
+
+@dataclass(frozen=True)
+class StopProcess:
+    """Ask a process to end (SIGTERM), and end it after the grace (SIGKILL)."""
+
+    name: str
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class SaveProfile:
+    """Keep a pool's measured profile for later runs."""
+
+    pool: str
+    profile: Json
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """Let the planner solve this problem (docs/cli.md, "A planning problem")."""
+
+    problem: Json
+    revision: int = 1  # that the plan will have
+    stages: tuple[Json, ...] = ()  # only provision these, as `scheduling.stages` of a job; empty: as the job wants
+
+
+@dataclass(frozen=True)
+class SubmitPlan:
+    """Give the coordinator the plan to carry out."""
+
+    plan: Json
+    revision: int = 1
+
+    @property
+    def request(self) -> str:
+        """Name of this request in `Observed.accepted`."""
+        return plan_request(self.revision)
+
+
+@dataclass(frozen=True)
+class SubmitAllocation:
+    """Give the coordinator new batch sizes: per stage, samples per worker."""
+
+    batches: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ReportLost:
+    """Tell the coordinator that a member's process is dead, before its own timeout finds out."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Ask for a checkpoint at the next commit."""
+
+
+@dataclass(frozen=True)
+class RequestStop:
+    """Ask for an orderly stop: checkpoint, then the members end."""
+
+
+@dataclass(frozen=True)
+class FailJob:
+    """Tell the coordinator that the job has failed: the members end."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End the coordinator itself; sent last."""
+
+
+Action = (
+    StartProcess
+    | StopProcess
+    | SaveProfile
+    | ComputePlan
+    | SubmitPlan
+    | SubmitAllocation
+    | ReportLost
+    | Checkpoint
+    | RequestStop
+    | FailJob
+    | Shutdown
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done now, and what is to be remembered."""
+
+    status: Status
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()  # what changed with this decision, for people

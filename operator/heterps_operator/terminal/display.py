@@ -1,0 +1,184 @@
+"""Showing a running job: live at a terminal, line by line elsewhere, or not at all.
+
+A display is a listener of the control loop. What it shows is made from the turns alone (panels.py), so a recorded turn
+renders the same in a test.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from heterps_operator.state.status import Event
+from heterps_operator.state.turn import Turn
+from heterps_operator.terminal.panels import event_line, live_view, progress_line
+from heterps_runtime.contract import JobPhase
+
+__all__ = ["Display", "LiveDisplay", "PlainDisplay", "QuietDisplay", "make_display"]
+
+_PLAIN_SECONDS = 10.0  # between two lines of progress
+_KEPT_LOSSES = 2_000
+
+
+class Display(Protocol):
+    """A listener of the loop that is opened and closed around it."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+    def on_turn(self, turn: Turn) -> None:
+        """Show a turn."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Show a line that stays."""
+        ...
+
+
+class _Losses:
+    """The loss of each step, at a resolution that a line of text can show."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._step = -1
+
+    def add(self, turn: Turn) -> None:
+        view = turn.observed.coordinator
+        if view is None or view.committed_steps <= self._step or view.document.get("loss") is None:
+            return
+        self._step = view.committed_steps
+        self.values.append(float(view.document["loss"]))
+        if len(self.values) > _KEPT_LOSSES:
+            self.values = [(a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=False)]
+
+
+class LiveDisplay:
+    """Redraws one panel in place, for a person at a terminal.
+
+    Args:
+        console: a terminal.
+        verbose: show every process.
+    """
+
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._losses = _Losses()
+        self._events: list[Event] = []
+        self._phase = ""
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the panel; what follows is the report."""
+        self._live.stop()
+
+    def on_turn(self, turn: Turn) -> None:
+        """Redraw."""
+        self._losses.add(turn)
+        self._events += turn.events
+        self._live.update(self.render(turn), refresh=True)
+
+    def render(self, turn: Turn) -> RenderableType:
+        """The panel for a turn."""
+        return live_view(turn, self._losses.values, self._events, self._verbose)
+
+    def say(self, message: str) -> None:
+        """Print a line above the panel."""
+        self._console.print(message, markup=False, highlight=False)
+
+
+class PlainDisplay:
+    """One line per event and every few seconds of progress, for pipes and logs.
+
+    Args:
+        console: where lines go; never wrapped or coloured.
+        verbose: also tell which processes start and end.
+    """
+
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._phase = ""
+        self._last_progress = float("-inf")
+        self._known: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to undo."""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Print what is new."""
+        view, now = turn.observed.coordinator, turn.observed.time
+        phase = view.phase if view is not None and turn.status.phase == "Running" else turn.status.phase
+        if phase != self._phase:
+            self._phase = phase
+            self.say(
+                event_line(Event("Normal", phase, (view.message if view is not None else "") or turn.job.name, now))
+            )
+        for event in turn.events:
+            self.say(event_line(event))
+        if self._verbose:
+            self._say_processes(turn)
+        training = view is not None and view.phase == JobPhase.TRAINING and view.committed_steps > 0
+        if training and now - self._last_progress >= _PLAIN_SECONDS:
+            self._last_progress = now
+            self.say(event_line(Event("Normal", "Progress", progress_line(turn), now)))
+
+    def _say_processes(self, turn: Turn) -> None:
+        for process in turn.observed.processes:
+            state = f"pid {process.pid} " + ("runs" if process.running else f"ended with {process.exit_code}")
+            if self._known.get(process.name) != state:
+                self._known[process.name] = state
+                self.say(event_line(Event("Normal", "Process", f"{process.name}: {state}", turn.observed.time)))
+
+    def say(self, message: str) -> None:
+        """Print a line."""
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+class QuietDisplay:
+    """Shows nothing; the report and the exit code say how it ended."""
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to undo."""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Show nothing."""
+
+    def say(self, message: str) -> None:
+        """Show nothing."""
+
+
+def make_display(console: Console, *, quiet: bool, verbose: bool) -> Display:
+    """The display that fits the console."""
+    if quiet:
+        return QuietDisplay()
+    return LiveDisplay(console, verbose) if console.is_terminal else PlainDisplay(console, verbose)

@@ -1,0 +1,184 @@
+"""The final report of a run: one JSON object, and the same facts for people.
+
+The schema is documented in docs/cli.md; display and JSON output are both made from it, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.failures import describe_exit
+from heterps_operator.control.machine import describe_shortage
+from heterps_operator.control.reconcile import describe_plan
+from heterps_operator.documents import Json
+from heterps_operator.formatting import format_duration, format_money, format_rate
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_runtime.contract import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INFEASIBLE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+)
+
+__all__ = ["build_report", "exit_code", "render_failure", "render_report"]
+
+
+def exit_code(status: Status, interrupted: bool) -> int:
+    """Exit code of `heterps run` for a job in this status.
+
+    Args:
+        status: the last one.
+        interrupted: whether Ctrl-C or SIGTERM ended the run.
+    """
+    if status.phase == "Failed":
+        if status.condition("Planned").status == "False":
+            return EXIT_INFEASIBLE
+        failure = status.failure
+        refused = failure is not None and (failure.reason == "BadInput" or failure.exit_code == EXIT_BAD_INPUT)
+        return EXIT_BAD_INPUT if refused else EXIT_FAILED
+    return EXIT_INTERRUPTED if interrupted and status.phase != "Succeeded" else EXIT_OK
+
+
+def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool, logs: str) -> dict[str, Any]:
+    """The report of a run that has ended.
+
+    Args:
+        job: what was wanted.
+        status: how it ended.
+        bill: what it has cost.
+        interrupted: whether Ctrl-C or SIGTERM ended it.
+        logs: the folder of the logs.
+    """
+    result: Json = status.result or {}
+    plan: Json = status.plan or {}
+    failure = status.failure
+    return {
+        "version": 1,
+        "job": job.name,
+        "phase": status.phase,
+        "exitCode": exit_code(status, interrupted),
+        "failure": None if failure is None else failure.to_json(),
+        "progress": {
+            key: result.get(key)
+            for key in ("committedSteps", "totalSteps", "samples", "secondsTraining", "resumedFromStep", "loss")
+        },
+        "evaluation": result.get("evaluation"),
+        "throughput": {
+            "measuredSamplesPerSecond": result.get("samplesPerSecond"),
+            "predictedSamplesPerSecond": plan.get("throughput"),
+            "floorSamplesPerSecond": job.min_samples_per_second,
+        },
+        "plan": status.plan,
+        "bill": bill.to_json(),
+        "predictedCost": plan.get("cost"),
+        "model": result.get("model"),
+        "checkpoint": result.get("checkpoint"),
+        "restarts": dict(status.restarts),
+        "conditions": [condition.to_json() for condition in status.conditions],
+        "logs": logs,
+    }
+
+
+def render_report(report: Json, job_path: str) -> RenderableType:
+    """The report for people.
+
+    Args:
+        report: from `build_report`.
+        job_path: the manifest, for the command that goes on.
+    """
+    parts: list[RenderableType] = [_headline(report, job_path)]
+    if report["failure"] is not None:
+        parts.append(render_failure(report["failure"]))
+    facts = _facts(report)
+    if facts.row_count:
+        parts.append(facts)
+    if report["bill"]["pools"]:
+        parts += ["", _bill(report["bill"])]
+        predicted = report["predictedCost"]
+        if predicted is not None and report["phase"] == "Succeeded":
+            note = f"profiling, starting and evaluating included; training alone: {format_money(predicted)} predicted"
+            parts.append(Text(note, style="dim"))
+    return Group(*parts)
+
+
+def _headline(report: Json, job_path: str) -> Text:
+    name, phase, progress = report["job"], report["phase"], report["progress"]
+    step, total = progress["committedSteps"], progress["totalSteps"]
+    if phase == "Succeeded":
+        return Text(f"{name}: trained", style="bold green")
+    if phase == "Failed":
+        return Text(f"{name}: failed", style="bold red")
+    if phase == "Planned":
+        return Text(f"{name}: planned (spec.mode is Plan)", style="bold")
+    if phase == "Paused":
+        return Text(f"{name}: paused (spec.mode is Paused); nothing was done", style="bold yellow")
+    kept = (report["checkpoint"] or {}).get("lastStep")
+    text = f"{name}: stopped"
+    if step and total:
+        text += f" at step {step} of {total}"
+    text += f"; checkpoint at step {kept}" if kept else "; nothing was checkpointed"
+    return Text(f"{text}. To go on: heterps run {job_path}", style="bold yellow")
+
+
+def render_failure(failure: Json) -> Text:
+    """Why a job failed, with the last words of the process at fault."""
+    text = Text(f"{failure['reason']}: {failure['message']}\n")
+    if failure["member"]:
+        text.append(f"{failure['member']}: {describe_exit(failure['exitCode'])}; log: {failure['log']}\n")
+        for line in failure["lastLines"]:
+            text.append(f"  | {line}\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _facts(report: Json) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    evaluation, throughput, progress = report["evaluation"], report["throughput"], report["progress"]
+    if evaluation:
+        table.add_row("held-out AUC", f"{evaluation['auc']:.4f}")
+        table.add_row("held-out log loss", f"{evaluation['logLoss']:.4f}  ({evaluation['samples']:,} samples)")
+    if throughput["measuredSamplesPerSecond"]:
+        text = f"{format_rate(throughput['measuredSamplesPerSecond'])} measured"
+        if throughput["predictedSamplesPerSecond"]:
+            text += f", {format_rate(throughput['predictedSamplesPerSecond'])} predicted"
+        if throughput["floorSamplesPerSecond"]:
+            text += f", {format_rate(throughput['floorSamplesPerSecond'])} required"
+        table.add_row("throughput", text)
+    if report["plan"]:
+        table.add_row("plan", Text(describe_plan(report["plan"])))
+        if shortage := describe_shortage(report["plan"], throughput["floorSamplesPerSecond"]):
+            table.add_row("machine", Text(shortage))
+    if progress["samples"] and progress["secondsTraining"]:
+        seconds = format_duration(progress["secondsTraining"])
+        table.add_row("trained", f"{progress['samples']:,} samples in {seconds}")
+    if report["restarts"]:
+        table.add_row("restarts", ", ".join(f"{name} {count}x" for name, count in sorted(report["restarts"].items())))
+    if report["model"]:
+        table.add_row("model", Text(str(report["model"])))
+    return table
+
+
+def _bill(bill: Json) -> Table:
+    table = Table(title="bill", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("pool")
+    table.add_column("unit hours", justify="right")
+    table.add_column("price per unit hour", justify="right")
+    table.add_column("cost", justify="right")
+    for line in bill["pools"]:
+        table.add_row(
+            line["pool"],
+            f"{float(line['unitHours']):.4f}",
+            f"${line['pricePerUnitHour']}",
+            format_money(float(line["cost"])),
+        )
+    table.add_row("total", "", "", format_money(float(bill["cost"])), style="bold")
+    return table

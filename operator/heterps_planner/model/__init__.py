@@ -1,0 +1,1 @@
+"""The planning problem and its cost model."""

@@ -1,0 +1,425 @@
+"""The cost model: one function per equation, and the table of all segments that the exact method works on.
+
+[HeterPS] Liu et al., "HeterPS: Distributed deep learning with reinforcement learning based scheduling in heterogeneous
+environments", FGCS 2023, https://arxiv.org/abs/2111.10635. Some equations are wrong or ambiguous as printed; each
+function says which reading is adopted; "erratum n" is number n of docs/errata.md.
+
+Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT`
+computing and transfer seconds of one batch of `B_o` on one unit, `alpha`/`beta` their parallel fractions.
+
+Invariants, all of them tested:
+- A stage time is `seq + par / k`: the times of the layers of a stage add up to the same form, so prefix sums give
+  every segment. Layers with tables of measured times have one such line per range of k (`pieces`, erratum 10).
+- Times are per sample, so that a throughput is `1 / time` and the batch size cancels (erratum 1).
+- Adding units never makes a stage without tables slower; the least pods for a throughput, and so the cheapest price
+  `P(theta)` per hour, never fall with `theta`, tables or not.
+
+Array shapes: L layers, T pools. An array `_LLT` is indexed [first layer, last layer, pool]; entries with
+first > last, and segments with a layer that the pool cannot run, are infinite. Amounts are counted in pods
+(`unitsPerPod` units each), so that every whole number of pods is a valid choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_planner.model.memory import is_limited, least_pods_for_memory
+from heterps_planner.model.pieces import FloatArray, Piece, least_pods, lines
+from heterps_planner.model.problem import Layer, LayerTimes, Pool, Problem, table_units
+
+__all__ = [
+    "FLOOR_TOLERANCE",
+    "SLACK",
+    "FloatArray",
+    "Segments",
+    "Work",
+    "build_segments",
+    "compute_lines",
+    "compute_work",
+    "cost_of_training",
+    "layer_seconds",
+    "pods_for_throughput",
+    "price_per_hour",
+    "stage_seconds_per_sample",
+    "stage_throughput",
+    "stage_work",
+    "training_hours",
+    "transfer_work",
+]
+
+# A plan meets a throughput if it reaches it within this relative error: above the rounding of the sums,
+# far below what a measurement can tell.
+SLACK = 1e-10
+# The same for the user's floor (erratum 7: "at least", not "more than").
+FLOOR_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds per sample on k units: `sequential + parallel / k`."""
+
+    sequential: float
+    parallel: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.sequential + other.sequential, self.parallel + other.parallel)
+
+    def on(self, units: float) -> float:
+        """Return seconds per sample on `units` units."""
+        return self.sequential + self.parallel / units
+
+
+def _amdahl(seconds: float, fixed: float, fraction: float, problem: Problem, pieces: int = 1) -> Work:
+    """Split seconds per batch of B_o into work per sample at B, a worker's share being computed in `pieces`.
+
+    Seconds per batch of B on k units are
+    `pieces * fixed + (seconds - fixed) * (B / B_o) * (1 - fraction + fraction / k)`.
+    With `fixed` = 0 the batch size cancels, as in the paper; with it, a larger batch dilutes the overhead (erratum 2),
+    and micro-batches pay it again and again.
+    """
+    scaled = (seconds - fixed) / problem.batch_size
+    return Work(pieces * fixed / problem.training_batch_size + scaled * (1 - fraction), scaled * fraction)
+
+
+def compute_work(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> Work:
+    """Equation (1) of [HeterPS], CT, for one layer, per sample.
+
+    Erratum 1: OCT / B_o is a time per sample, so the throughput is 1 / CT and not B / CT.
+
+    Args:
+        times: what was measured.
+        problem: says at which batch size, and into how many micro-batches a pipelined stage cuts a worker's share.
+        pipelined: whether the plan has other stages; a single stage computes its share at once.
+    """
+    pieces = problem.micro_batches if pipelined else 1
+    return _amdahl(times.compute_seconds, times.compute_fixed_seconds, times.parallel_fraction, problem, pieces)
+
+
+def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> list[tuple[float, Work]]:
+    """Return the work of a layer as (from units, work), the first from 0 units on.
+
+    One line by Amdahl's law; several if the layer has a table of measured times.
+    """
+    if times.measured is None:
+        return [(0.0, compute_work(times, problem, pipelined=pipelined))]
+    pieces = problem.micro_batches if pipelined else 1
+    fixed, per_sample = times.compute_fixed_seconds, 1 / problem.batch_size
+    always = pieces * fixed / problem.training_batch_size
+    table = lines(times.measured.units, [seconds - fixed for seconds in times.measured.compute_seconds])
+    return [(units, Work(always + seq * per_sample, par * per_sample)) for units, seq, par in table]
+
+
+def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArray, float]:
+    """Return seconds per sample of each layer on so many units of a pool, and of the overhead of a stage.
+
+    Args:
+        problem: the problem.
+        pool: one of its pools.
+        units: may be infinite.
+
+    Returns:
+        Shape (L,), infinite for layers that the pool cannot run; and the overhead.
+    """
+    seconds = np.full(len(problem.layers), np.inf)
+    for i, layer in enumerate(problem.layers):
+        if (times := layer.pools.get(pool.name)) is not None:
+            table = compute_lines(times, problem, pipelined=len(problem.layers) > 1)
+            seconds[i] = [work for start, work in table if start <= units][-1].on(units)
+    return seconds, stage_work((), pool, problem).on(units)
+
+
+def transfer_work(times: LayerTimes, problem: Problem) -> Work:
+    """Equation (2) of [HeterPS], DT, for the last layer of a stage, per sample.
+
+    Erratum 9: only the layer at the boundary sends its output to the next stage, and the last stage sends nothing;
+    synchronisation inside a stage is part of OCT.
+    """
+    fixed, fraction = times.transfer_fixed_seconds, times.transfer_parallel_fraction
+    return _amdahl(times.transfer_seconds, fixed, fraction, problem, problem.micro_batches)
+
+
+def stage_work(layers: tuple[Layer, ...], pool: Pool, problem: Problem, *, pipelined: bool = False) -> Work:
+    """Return the computing work of a stage: its layers plus the overhead that every stage on this pool pays once."""
+    total = _amdahl(pool.stage_seconds, pool.stage_fixed_seconds, pool.stage_parallel_fraction, problem)
+    for layer in layers:
+        total += compute_work(layer.pools[pool.name], problem, pipelined=pipelined)
+    return total
+
+
+def stage_seconds_per_sample(compute: Work, transfer: Work, units: float) -> float:
+    """Equation (3) of [HeterPS]: ET = max(CT, DT), computing and transfer overlapping completely (see erratum 11)."""
+    return max(compute.on(units), transfer.on(units))
+
+
+def stage_throughput(seconds_per_sample: float) -> float:
+    """Equation (4) of [HeterPS] in samples per second; per sample, so 1 / ET (erratum 1).
+
+    Equation (5), the throughput of a plan, is the minimum of this over its stages (erratum 6: stages, not layers).
+    """
+    return 1 / seconds_per_sample
+
+
+def training_hours(samples: float, throughput: float) -> float:
+    """Equation (6) of [HeterPS] in hours; `samples` counts all epochs."""
+    return samples / throughput / 3600
+
+
+def price_per_hour(prices: list[float], units: list[int]) -> float:
+    """The sum in equation (7) of [HeterPS]: dollars per hour of all stages.
+
+    Erratum 6: the sum runs over types, and the units of a type are those of all its stages together.
+    """
+    return math.fsum(price * count for price, count in zip(prices, units, strict=True))
+
+
+def cost_of_training(samples: float, throughput: float, dollars_per_hour: float) -> float:
+    """Equation (7) of [HeterPS]: dollars for the whole training, at the throughput that the plan reaches."""
+    return training_hours(samples, throughput) * dollars_per_hour
+
+
+def pods_for_throughput(
+    throughput: FloatArray, seq: FloatArray, par: FloatArray, send_seq: FloatArray, send_par: FloatArray
+) -> FloatArray:
+    """Equations (12) and (13) of [HeterPS], corrected: the least k with which a stage reaches a throughput.
+
+    `k = max(1, ceil(c_par / (1/theta - c_seq)), ceil(d_par / (1/theta - d_seq)))`, infinite where a sequential part
+    alone takes 1/theta or longer.
+
+    Errata: 3 (the printed bound has theta * B_o where B_o / theta is meant), 4 (both computing and transfer have to
+    keep up: the maximum of the two bounds), 5 (a denominator <= 0 means that no k suffices; k is whole), 8 (the least k
+    is also the cheapest one for this theta, so there is nothing to search by Newton's method).
+
+    Args:
+        throughput: theta in samples per second; broadcasts against the others.
+        seq: c_seq, seconds per sample, infinite for impossible segments.
+        par: c_par, seconds per sample and pod.
+        send_seq: d_seq of the boundary.
+        send_par: d_par of the boundary.
+
+    Returns:
+        Whole numbers as floats, infinite where the throughput cannot be reached.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        seconds = (1 + SLACK) / throughput
+        spare = seconds - seq
+        need = np.where(spare > 0, par / spare, np.inf)
+        send_spare = seconds - send_seq
+        send_need = np.where(send_spare > 0, send_par / send_spare, np.inf)
+        result: FloatArray = np.ceil(np.maximum(np.maximum(need, send_need), 1.0))
+    return result
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The work of every segment of layers on every pool, and what limits a choice among them.
+
+    Invariant: all arrays are read-only by convention; variants are made by `restricted`, `scaled` and the others.
+    """
+
+    seq_LLT: FloatArray  # noqa: N815  # c_seq, seconds per sample
+    par_LLT: FloatArray  # noqa: N815  # c_par, seconds per sample and pod
+    send_seq_LT: FloatArray  # noqa: N815  # d_seq of a stage that ends at this layer
+    send_par_LT: FloatArray  # noqa: N815  # d_par
+    price_T: FloatArray  # noqa: N815  # dollars per pod and hour
+    limit_T: FloatArray  # noqa: N815  # pods
+    units_T: FloatArray  # noqa: N815  # units per pod
+    floor: float  # samples per second
+    ceiling: float  # dollars per hour, infinite if there is none
+    server_pool: int = 0
+    server_par: float = 0.0  # seconds per sample and pod of the parameter servers; 0: not charged by throughput
+    server_pods: int = 0  # a fixed number of pods
+    least_LLT: FloatArray | None = None  # noqa: N815  # pods that the memory asks for; infinite: fits nowhere
+    pieces: tuple[Piece, ...] = ()  # with tables: shapes (T,) and (L, L, T); seq_LLT, par_LLT are the first one's
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.seq_LLT.shape[0])
+
+    @property
+    def num_pools(self) -> int:
+        """T."""
+        return int(self.seq_LLT.shape[2])
+
+    def pods(self, theta_S: FloatArray) -> FloatArray:  # noqa: N803
+        """Return the least pods per segment for each throughput.
+
+        Args:
+            theta_S: throughputs, shape (S,).
+
+        Returns:
+            Shape (S, L, L, T); infinite where the throughput cannot be reached within the pool's own limit.
+        """
+        theta = theta_S[:, None, None, None]
+        if self.pieces:
+            base = pods_for_throughput(theta, np.zeros(1), np.zeros(1), self.send_seq_LT, self.send_par_LT)
+            if self.least_LLT is not None:
+                base = np.maximum(base, self.least_LLT)
+            need = least_pods((1 + SLACK) / theta, base, self.pieces)
+        else:
+            need = pods_for_throughput(theta, self.seq_LLT, self.par_LLT, self.send_seq_LT, self.send_par_LT)
+            if self.least_LLT is not None:
+                np.maximum(need, self.least_LLT, out=need)
+        need[need > self.limit_T] = np.inf
+        return need
+
+    def least(self, first: int, last: int, pool: int) -> float:
+        """Return the least pods that a stage may have."""
+        return 1.0 if self.least_LLT is None else float(self.least_LLT[first, last, pool])
+
+    def server_need(self, theta: FloatArray) -> FloatArray:
+        """Return the parameter-server pods that sustain each throughput (erratum 12).
+
+        The servers are one more stage that every sample passes: `server_par` seconds per sample and pod, no
+        sequential part. So their number follows the throughput, and is paid for and limited like all other pods.
+        """
+        if self.server_par == 0:
+            return np.full_like(theta, self.server_pods)
+        return np.maximum(np.ceil(theta * (1 - SLACK) * self.server_par), 1)
+
+    def server_throughput(self, pods: float) -> float:
+        """Return the throughput that `pods` parameter-server pods sustain."""
+        return math.inf if self.server_par == 0 else pods / self.server_par
+
+    def work(self, first: int, last: int, pool: int, pods: float) -> Work:
+        """Return the computing work of one stage per sample and pod, as it is near so many pods."""
+        line: Segments | Piece = self
+        for piece in self.pieces:
+            if piece.low[pool] <= pods <= piece.high[pool]:
+                line = piece
+                break
+        seq, par = (line.seq_LLT, line.par_LLT) if isinstance(line, Segments) else (line.seq, line.par)
+        return Work(float(seq[first, last, pool]), float(par[first, last, pool]))
+
+    def transfer(self, last: int, pool: int) -> Work:
+        """Return the transfer work of one stage per sample and pod."""
+        return Work(float(self.send_seq_LT[last, pool]), float(self.send_par_LT[last, pool]))
+
+    def stage_time(self, first: int, last: int, pool: int, pods: float) -> float:
+        """Return seconds per sample of one stage, equation (3) of [HeterPS]."""
+        return stage_seconds_per_sample(self.work(first, last, pool, pods), self.transfer(last, pool), pods)
+
+    def restricted(self, allowed_LLT: NDArray[np.bool_]) -> Segments:  # noqa: N803
+        """Return a copy in which only the allowed segments may be stages."""
+        pieces = tuple(replace(p, seq=np.where(allowed_LLT, p.seq, np.inf)) for p in self.pieces)
+        return replace(self, seq_LLT=np.where(allowed_LLT, self.seq_LLT, np.inf), pieces=pieces)
+
+    def scaled(self, factor_LLT: FloatArray) -> Segments:  # noqa: N803
+        """Return a copy with another computing time of each segment."""
+        pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
+        return replace(self, seq_LLT=self.seq_LLT * factor_LLT, par_LLT=self.par_LLT * factor_LLT, pieces=pieces)
+
+    def of_pools(self, pools: NDArray[np.intp]) -> Segments:
+        """Return the problem with some of the pools only, which are numbered anew; the servers' pool is among them."""
+        return replace(
+            self,
+            seq_LLT=self.seq_LLT[:, :, pools],
+            par_LLT=self.par_LLT[:, :, pools],
+            send_seq_LT=self.send_seq_LT[:, pools],
+            send_par_LT=self.send_par_LT[:, pools],
+            price_T=self.price_T[pools],
+            limit_T=self.limit_T[pools],
+            units_T=self.units_T[pools],
+            server_pool=int(np.flatnonzero(pools == self.server_pool)[0]),
+            least_LLT=None if self.least_LLT is None else self.least_LLT[:, :, pools],
+            pieces=tuple(
+                Piece(p.low[pools], p.high[pools], p.seq[:, :, pools], p.par[:, :, pools]) for p in self.pieces
+            ),
+        )
+
+    def without_memory_limits(self) -> Segments:
+        """Return a copy in which every segment fits into one pod."""
+        return replace(self, least_LLT=None)
+
+    def with_limit(self, pool: int, pods: float) -> Segments:
+        """Return a copy with another limit for one pool."""
+        limits = self.limit_T.copy()
+        limits[pool] = pods
+        return replace(self, limit_T=limits)
+
+
+def build_segments(problem: Problem) -> Segments:
+    """Sum up all segments of a problem.
+
+    Args:
+        problem: a validated problem.
+    """
+    num_layers, num_pools = len(problem.layers), len(problem.pools)
+    starts = [_ranges(pool, problem) for pool in problem.pools]
+    pieces: list[Piece] = []
+    for r in range(max(map(len, starts))):
+        seq = np.full((num_layers, num_layers, num_pools), np.inf)
+        par = np.zeros_like(seq)
+        low, high = np.ones(num_pools), np.zeros(num_pools)
+        for t, pool in enumerate(problem.pools):
+            if r < len(starts[t]):
+                begin, low[t], high[t] = starts[t][r]
+                _sum_segments(problem, pool, begin, seq[:, :, t], par[:, :, t])
+        pieces.append(Piece(low, high, seq, par))
+    send_seq = np.zeros((num_layers, num_pools))
+    send_par = np.zeros((num_layers, num_pools))
+    for t, pool in enumerate(problem.pools):
+        for i, layer in enumerate(problem.layers[:-1]):
+            if (times := layer.pools.get(pool.name)) is not None:
+                send = transfer_work(times, problem)
+                send_seq[i, t], send_par[i, t] = send.sequential, send.parallel / pool.units_per_pod
+    least: FloatArray | None = None
+    if is_limited(problem):
+        least = np.stack([least_pods_for_memory(problem, pool) for pool in problem.pools], axis=-1)
+    server = problem.parameter_server
+    server_pool = problem.pool_index(server.pool) if server else 0
+    pod = problem.pools[server_pool].units_per_pod
+    return Segments(
+        seq_LLT=pieces[0].seq,
+        par_LLT=pieces[0].par,
+        send_seq_LT=send_seq,
+        send_par_LT=send_par,
+        price_T=np.array([pool.price_per_unit_hour * pool.units_per_pod for pool in problem.pools]),
+        limit_T=np.array([float(pool.max_pods) for pool in problem.pools]),
+        units_T=np.array([float(pool.units_per_pod) for pool in problem.pools]),
+        floor=problem.min_samples_per_second,
+        ceiling=math.inf if problem.max_cost_per_hour is None else problem.max_cost_per_hour,
+        server_pool=server_pool,
+        server_par=(server.cores_per_sample_per_second or 0.0) / pod if server else 0.0,
+        server_pods=(server.units or 0) // pod if server else 0,
+        least_LLT=least,
+        pieces=tuple(pieces) if len(pieces) > 1 else (),
+    )
+
+
+def _ranges(pool: Pool, problem: Problem) -> list[tuple[float, float, float]]:
+    """Return (from units, least pods, most pods) of each range on which a pool's stages have one line."""
+    edges = [0.0, *map(float, table_units(pool, problem.layers)), math.inf]
+    pod = pool.units_per_pod
+    found = []
+    for begin, end in itertools.pairwise(edges):
+        low, high = max(1.0, float(math.ceil(begin / pod))), end if end == math.inf else float(end // pod)
+        if low <= high and end > pod:  # a single pod belongs to the next range, too
+            found.append((begin, low, high))
+    return found
+
+
+def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray, par_LL: FloatArray) -> None:  # noqa: N803
+    """Fill in the work of all segments of a pool, on the range that begins at so many units."""
+    num_layers, pod = len(problem.layers), pool.units_per_pod
+    layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
+    alone = np.full(num_layers, np.inf)  # c_seq of each layer in a plan of one stage
+
+    def on_range(times: LayerTimes, *, pipelined: bool) -> Work:
+        return [w for begin, w in compute_lines(times, problem, pipelined=pipelined) if begin <= units][-1]
+
+    for i, layer in enumerate(problem.layers):
+        if (times := layer.pools.get(pool.name)) is not None:
+            work = on_range(times, pipelined=True)
+            alone[i] = on_range(times, pipelined=False).sequential
+            layer_seq[i], layer_par[i] = work.sequential, work.parallel / pod
+    once = stage_work((), pool, problem)
+    for i in range(num_layers):
+        seq_LL[i, i:] = once.sequential + np.cumsum(layer_seq[i:])
+        par_LL[i, i:] = once.parallel / pod + np.cumsum(layer_par[i:])
+    seq_LL[0, num_layers - 1] = once.sequential + alone.sum()

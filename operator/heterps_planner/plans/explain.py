@@ -1,0 +1,189 @@
+"""The reasons for a plan: what each alternative would cost, what limits it, where the time goes.
+
+Pure values for the command line and for JSON. Every alternative is itself an exact optimum, over the schedules that the
+alternative allows, so "12 % dearer" compares best with best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from heterps_planner.model.cost_model import Segments, build_segments, cost_of_training
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.machine import throughput_on_cores
+from heterps_planner.plans.plan import Plan, choice_of
+from heterps_planner.plans.robust import robust_segments
+from heterps_planner.search.path import Stage
+from heterps_planner.search.points import Choice
+from heterps_planner.search.provisioning import provision, schedule_of
+from heterps_planner.search.sweep import minimise
+
+__all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The cheapest plan of a kind."""
+
+    name: str  # for people: "only v100", "without cpu", "first layer on cpu, rest on v100"
+    feasible: bool
+    cost: float | None  # dollars for all samples
+    cost_per_hour: float | None
+    throughput: float | None
+    extra_percent: float | None  # compared with the plan that is explained; negative: cheaper
+
+
+@dataclass(frozen=True)
+class StageBudget:
+    """How a stage spends its time, in seconds per sample."""
+
+    name: str
+    pool: str
+    units: int
+    throughput: float  # samples per second that the stage alone reaches
+    busy_fraction: float  # of the time, at the throughput of the plan
+    compute_sequential: float  # the part of computing that more units do not shorten
+    compute_parallel: float  # the part that they do, as it is with the units of the plan
+    transfer: float  # overlapped with computing
+    cost_share: float  # of the price per hour
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything there is to say about a plan."""
+
+    alternatives: tuple[Alternative, ...]
+    binding_limits: tuple[str, ...]
+    shadow_prices: dict[str, float]  # dollars per hour saved by one more unit
+    bottleneck: str  # name of the slowest stage, "parameterServer", or "machine"
+    stages: tuple[StageBudget, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as a JSON object."""
+        alternatives = [
+            {
+                "name": a.name,
+                "feasible": a.feasible,
+                "cost": a.cost,
+                "costPerHour": a.cost_per_hour,
+                "throughput": a.throughput,
+                "extraPercent": a.extra_percent,
+            }
+            for a in self.alternatives
+        ]
+        stages = [{_camel(key): value for key, value in asdict(stage).items()} for stage in self.stages]
+        return {
+            "alternatives": alternatives,
+            "bindingLimits": list(self.binding_limits),
+            "shadowPrices": dict(self.shadow_prices),
+            "bottleneck": self.bottleneck,
+            "stages": stages,
+        }
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(word.capitalize() for word in tail)
+
+
+def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lambda: False) -> Explanation:
+    """Explain a plan.
+
+    Args:
+        problem: the problem that was planned.
+        plan: its plan, by whatever method; if it is for one machine, so are its alternatives.
+        should_stop: when it returns True, the remaining alternatives are left out.
+    """
+    segments = build_segments(problem)
+    if plan.robust is not None:
+        segments = robust_segments(problem, segments, plan.robust.error, should_stop)
+    alternatives = [
+        _alternative(problem, plan, name, choice) for name, choice in _kinds(problem, segments, should_stop)
+    ]
+    budgets = tuple(_budget(problem, segments, plan, i) for i in range(len(plan.stages)))
+    slowest = min(budgets, key=lambda stage: stage.throughput)
+    on_pools = plan.throughput if plan.machine is None else plan.machine.throughput_on_pools
+    bottleneck = slowest.name
+    if plan.throughput < on_pools:
+        bottleneck = "machine"
+    elif problem.parameter_server is not None and slowest.throughput > plan.throughput * (1 + 1e-9):
+        bottleneck = "parameterServer"
+    return Explanation(
+        alternatives=tuple(alternatives),
+        binding_limits=plan.binding_limits,
+        shadow_prices=dict(plan.shadow_prices),
+        bottleneck=bottleneck,
+        stages=budgets,
+    )
+
+
+def _kinds(
+    problem: Problem, segments: Segments, should_stop: Callable[[], bool]
+) -> Iterator[tuple[str, Choice | None]]:
+    """Yield the alternatives by name, each with its cheapest plan (None: there is none)."""
+    last = segments.num_layers - 1
+    for t, pool in enumerate(problem.pools):
+        yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
+    if len(problem.pools) > 1 and not should_stop():
+        best = minimise(segments, should_stop=should_stop).choice
+        used = set() if best is None else {stage[2] for stage in best.stages}
+        for t, pool in enumerate(problem.pools):
+            if should_stop():
+                return
+            choice = best  # a pool that the optimum does not use is not missed
+            if t in used:
+                without = np.ones(segments.seq_LLT.shape, dtype=bool)
+                without[:, :, t] = False
+                choice = minimise(segments.restricted(without), should_stop=should_stop).choice
+            yield f"without {pool.name}", choice
+    if last > 0:
+        # Erratum 18: [HeterPS] describes this heuristic both ways round; both are shown.
+        for a, first in enumerate(problem.pools):
+            for b, rest in enumerate(problem.pools):
+                if (first.device_type == "CPU") != (rest.device_type == "CPU"):
+                    choice = _provisioned(segments, [(0, 0, a), (1, last, b)])
+                    yield f"first layer on {first.name}, rest on {rest.name}", choice
+
+
+def _provisioned(segments: Segments, stages: list[Stage]) -> Choice | None:
+    found = provision(schedule_of(segments, stages, [None] * len(stages)), segments)
+    if not math.isfinite(found.rate[0]):
+        return None
+    pods = [int(k) for k in found.pods[0]]
+    return choice_of(segments, stages, pods[:-1], pods[-1])
+
+
+def _alternative(problem: Problem, plan: Plan, name: str, choice: Choice | None) -> Alternative:
+    if choice is None:
+        return Alternative(name, False, None, None, None, None)
+    throughput = choice.throughput
+    if plan.machine is not None:
+        throughput = throughput_on_cores(problem, choice.stages, choice.pods, throughput, plan.machine.cores)
+    cost = cost_of_training(problem.samples, throughput, choice.price)
+    extra = (cost / plan.cost - 1) * 100 if plan.cost > 0 else (0.0 if cost == 0 else None)
+    return Alternative(name, True, cost, choice.price, throughput, extra)
+
+
+def _budget(problem: Problem, segments: Segments, plan: Plan, index: int) -> StageBudget:
+    stage = plan.stages[index]
+    pool = problem.pool_index(stage.pool)
+    first, last, pods = stage.first_layer, stage.last_layer, stage.pods
+    total = segments.stage_time(first, last, pool, pods)
+    work = segments.work(first, last, pool, pods)
+    price = float(segments.price_T[pool]) * pods
+    return StageBudget(
+        name=stage.name,
+        pool=stage.pool,
+        units=stage.units,
+        throughput=1 / total,
+        busy_fraction=min(total * plan.throughput, 1.0),
+        compute_sequential=work.sequential,
+        compute_parallel=work.parallel / pods,
+        transfer=segments.transfer(last, pool).on(pods),
+        cost_share=price / plan.cost_per_hour if plan.cost_per_hour > 0 else 0.0,
+    )

@@ -1,0 +1,262 @@
+"""Planning several jobs that run at the same time on the same pools.
+
+The sum of all costs is minimised; each job keeps its own floor and ceiling, and all of them together keep the limits of
+the pools that they share by name. Planning one job after the other gives the first ones what others may need more: the
+joint plan starts from the best order and is never dearer (`coupling` says how it is found, and how sure that is).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from heterps_planner.errors import DeadlineError, ProblemError
+from heterps_planner.model.cost_model import FloatArray, Segments, build_segments
+from heterps_planner.model.problem import Pool, Problem
+from heterps_planner.plans.plan import Infeasible, Plan, build_plan
+from heterps_planner.plans.refusal import explain_infeasible
+from heterps_planner.search.coupling import Coupled, Member, Tariff, solve
+from heterps_planner.search.points import Choice
+from heterps_planner.search.priced_search import Job
+from heterps_planner.search.sweep import SweepResult, minimise
+
+__all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"]
+
+METHOD = "joint"
+MAX_JOBS = 32
+_ALL_ORDERS = 4  # jobs; of more only a few orders are tried
+_SHARED_FIELDS = ("device_type", "price_per_unit_hour", "max_units", "units_per_pod")
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """One plan per job, all of which may run at the same time."""
+
+    plans: tuple[Plan, ...]  # the lower bound and the gap of each compare it with having all pools to itself
+    cost: float  # dollars of all jobs
+    lower_bound: float  # dollars; no plans that share the pools cost less together
+    gap: float  # (cost - lower bound) / cost
+    optimal: bool
+    alone_cost: float  # dollars if each job had all pools to itself
+    sequential_cost: float | None  # dollars of the best order of planning one after the other; None: no order works
+    sequential_order: tuple[int, ...]  # of the jobs
+    used_units: dict[str, int]  # of each pool that is used, by all jobs together
+    seconds: float = 0.0
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """The plans as a JSON object; `names` are those of the jobs."""
+        return {
+            "feasible": True,
+            "method": METHOD,
+            "seconds": self.seconds,
+            "cost": self.cost,
+            "lowerBound": self.lower_bound,
+            "gap": self.gap,
+            "optimal": self.optimal,
+            "aloneCost": self.alone_cost,
+            "sequentialCost": self.sequential_cost,
+            "sequentialOrder": [names[i] for i in self.sequential_order],
+            "usedUnits": dict(self.used_units),
+            "plans": {name: plan.to_json() for name, plan in zip(names, self.plans, strict=True)},
+        }
+
+
+@dataclass(frozen=True)
+class JointInfeasible:
+    """The jobs cannot run at the same time."""
+
+    message: str
+    job: int | None  # the job that cannot be planned even alone; None: it is the sharing
+    alone: Infeasible | None = None  # why it cannot
+    seconds: float = 0.0
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """The refusal as a JSON object; `names` are those of the jobs."""
+        return {
+            "feasible": False,
+            "method": METHOD,
+            "seconds": self.seconds,
+            "reason": self.alone.reason if self.alone is not None else "PoolsTooSmall",
+            "job": None if self.job is None else names[self.job],
+            "message": self.message,
+        }
+
+
+def plan_together(
+    problems: Sequence[Problem],
+    *,
+    names: Sequence[str] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+) -> JointPlan | JointInfeasible:
+    """Plan several jobs at once.
+
+    Args:
+        problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
+        names: of the jobs, for messages; `job 0`, `job 1`, ... by default.
+        should_stop: asked now and then; when it returns True, the best plans so far are returned with their bound.
+        clock: seconds; only differences matter.
+
+    Raises:
+        ProblemError: pools of one name differ, or there are too many jobs.
+        DeadlineError: no plans were found in time, and it is not proven that there are none.
+    """
+    began = clock()
+    labels = list(names) or [f"job {i}" for i in range(len(problems))]
+    if not 1 <= len(problems) <= MAX_JOBS:
+        raise ProblemError("problems", f"must be 1 to {MAX_JOBS} jobs, are {len(problems)}")
+    pools = _shared_pools(problems, labels)
+    all_segments = [build_segments(problem) for problem in problems]
+    alone: list[SweepResult] = []
+    for i, (problem, segments) in enumerate(zip(problems, all_segments, strict=True)):
+        found = minimise(segments, should_stop=should_stop)
+        if found.choice is None:
+            if not found.finished:
+                raise DeadlineError("the deadline passed before any plans were found; allow more time")
+            refusal = explain_infeasible(problem, segments, METHOD, should_stop, "no plan")
+            message = f"{labels[i]}, even alone: {refusal.message}"
+            return JointInfeasible(message, i, refusal, clock() - began)
+        alone.append(found)
+    members = [
+        Member(Job(s, p.samples / 3600), np.array([pools.index(pool.name) for pool in p.pools], dtype=np.intp))
+        for p, s in zip(problems, all_segments, strict=True)
+    ]
+    limit = np.zeros(len(pools.names))
+    for member, segments in zip(members, all_segments, strict=True):
+        limit[member.pools] = segments.limit_T
+    alone_bound = math.fsum(found.bound * p.samples / 3600 for found, p in zip(alone, problems, strict=True))
+    order, choices = _one_after_another(members, limit, alone, should_stop)
+    nothing = np.zeros(len(limit))
+    incumbents = [[found.choice for found in alone if found.choice is not None], *([choices] if choices else [])]
+    result = solve(members, Tariff(limit, nothing, nothing), incumbents, alone_bound, should_stop)
+    if result.choices is None:
+        return _refuse(result, problems, members, limit, pools, clock() - began)
+    used = sum((m.used(c, len(limit)) for m, c in zip(members, result.choices, strict=True)), nothing)
+    plans = tuple(
+        build_plan(p, s, c, method=METHOD, lower_rate=found.bound)
+        for p, s, c, found in zip(problems, all_segments, result.choices, alone, strict=True)
+    )
+    cost = math.fsum(plan.cost for plan in plans)
+    bound = min(cost, result.bound)
+    gap = 0.0 if cost <= 0 or result.bound >= result.dollars else (cost - bound) / cost
+    return JointPlan(
+        plans=plans,
+        cost=cost,
+        lower_bound=cost if gap == 0 else bound,
+        gap=gap,
+        optimal=gap == 0.0,
+        alone_cost=math.fsum(found.rate * p.samples / 3600 for found, p in zip(alone, problems, strict=True)),
+        sequential_cost=None if choices is None else _dollars(members, choices),
+        sequential_order=order,
+        used_units={n: int(u * size) for n, u, size in zip(pools.names, used, pools.pod_sizes, strict=True) if u},
+        seconds=clock() - began,
+    )
+
+
+@dataclass(frozen=True)
+class _Pools:
+    names: list[str]
+    pod_sizes: list[int]
+
+    def index(self, name: str) -> int:
+        return self.names.index(name)
+
+
+def _shared_pools(problems: Sequence[Problem], labels: Sequence[str]) -> _Pools:
+    """Return the pools of all jobs, each once."""
+    first: dict[str, tuple[Pool, str]] = {}
+    for problem, label in zip(problems, labels, strict=True):
+        for pool in problem.pools:
+            known, owner = first.setdefault(pool.name, (pool, label))
+            for field in _SHARED_FIELDS:
+                if getattr(known, field) != getattr(pool, field):
+                    words = field.split("_")
+                    name = words[0] + "".join(map(str.capitalize, words[1:]))
+                    raise ProblemError(
+                        f"{label}: pool {pool.name!r}",
+                        f"{name} is {getattr(pool, field)!r}, and {getattr(known, field)!r} in {owner}; a pool that "
+                        "jobs share is the same for all of them: make the values equal, or give one another name",
+                    )
+    return _Pools(list(first), [pool.units_per_pod for pool, _ in first.values()])
+
+
+def _one_after_another(
+    members: Sequence[Member], limit: FloatArray, alone: Sequence[SweepResult], should_stop: Callable[[], bool]
+) -> tuple[tuple[int, ...], list[Choice] | None]:
+    """Plan the jobs one by one on what is left, in every order (of many jobs: in a few)."""
+    count = len(members)
+    orders: list[tuple[int, ...]] = [tuple(range(count)), tuple(range(count))[::-1]]
+    if count <= _ALL_ORDERS:
+        orders = list(itertools.permutations(range(count)))
+    known: dict[tuple[int, bytes], SweepResult] = {(i, limit.tobytes()): found for i, found in enumerate(alone)}
+    best_order, best, best_cost = orders[0], None, math.inf
+    for order in orders:
+        left = limit.copy()
+        choices: dict[int, Choice] = {}
+        for i in order:
+            key = (i, left.tobytes())
+            if key not in known:
+                known[key] = minimise(_with_limits(members[i], left), should_stop=should_stop)
+            choice = known[key].choice
+            if choice is None:
+                break
+            choices[i] = choice
+            left = left - members[i].used(choice, len(limit))
+        else:
+            listed = [choices[i] for i in range(count)]
+            if (cost := _dollars(members, listed)) < best_cost:
+                best_order, best, best_cost = order, listed, cost
+    return best_order, best
+
+
+def _with_limits(member: Member, left: FloatArray) -> Segments:
+    return replace(member.job.segments, limit_T=left[member.pools])
+
+
+def _dollars(members: Sequence[Member], choices: Sequence[Choice]) -> float:
+    return math.fsum(m.job.dollars(c) for m, c in zip(members, choices, strict=True))
+
+
+def _refuse(
+    result: Coupled,
+    problems: Sequence[Problem],
+    members: Sequence[Member],
+    limit: FloatArray,
+    pools: _Pools,
+    seconds: float,
+) -> JointInfeasible:
+    """Say that the pools are too small for all jobs, and which would help.
+
+    Raises:
+        DeadlineError: that is not proven.
+    """
+    if result.bound < math.inf:
+        raise DeadlineError(
+            f"no plans were found that let all {len(problems)} jobs run at the same time, and it is not proven that "
+            "there are none; allow more time, raise maxUnits of the pools, or lower minSamplesPerSecond of a job"
+        )
+    helpful = []
+    for t, name in enumerate(pools.names):
+        wider = limit.copy()
+        wider[t] = limit[t] * len(problems) + 1
+        _, choices = _one_after_another(
+            [replace(m, job=_with_wider(m, wider)) for m in members], wider, (), lambda: False
+        )
+        if choices is not None:
+            helpful.append(name)
+    message = f"each of the {len(problems)} jobs can be planned alone, but the pools are too small for all at once"
+    message += f"; raise maxUnits of {' or '.join(helpful)}" if helpful else "; raise maxUnits of several pools"
+    return JointInfeasible(
+        message + ", lower a minSamplesPerSecond, or run the jobs one after the other", None, None, seconds
+    )
+
+
+def _with_wider(member: Member, limit: FloatArray) -> Job:
+    """Return a member's job with other limits of the shared pools."""
+    return Job(_with_limits(member, limit), member.job.hours_per_rate, member.job.hours)

@@ -1,0 +1,272 @@
+"""Choosing one plan for each of several jobs whose use of the pools is coupled, with a lower bound on the sum.
+
+The coupling is a tariff: of each pool some pods are free of charge, further ones cost something once each, and there
+are no more than the limit. Without free pods and charges that is a shared limit (`joint`); with the pods that run now
+as the free ones it is the price of starting others (`migration`).
+
+1. Multipliers, one per pool and row of the tariff, make the jobs independent. The best ones are the dual prices of a
+   linear programme over the plans that are known so far; the cheapest plan of each job at these prices (`cheapest`)
+   either enters it, or proves the bound (column generation; Gilmore and Gomory 1961, Barnhart et al. 1998).
+2. One plan per job out of those known is chosen exactly, by depth-first search with the bound of the multipliers.
+3. What is left of the gap closes by listing every plan whose reduced cost lies within the gap: no other plan can be
+   part of a better choice. If these are too many the bound and the gap are reported as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.search.points import Choice
+from heterps_planner.search.priced_search import Job, cheapest, plans_below
+
+__all__ = ["Coupled", "Member", "Tariff", "solve"]
+
+_PROVEN = 4e-9  # relative gaps below this are rounding
+_ROUNDS = 60  # of column generation
+_MOST_PLANS = 6_000  # per job, of those within the gap
+_MOST_NODES = 100_000  # of one depth-first search
+_TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Member:
+    """One job, and which of the tariff's pools its own pools are."""
+
+    job: Job
+    pools: NDArray[np.intp]  # (T of the job,) index of each of its pools in the tariff
+
+    def used(self, choice: Choice, num_pools: int) -> FloatArray:
+        """Pods of each of the tariff's pools that a plan takes."""
+        used = np.zeros(num_pools)
+        np.add.at(used, self.pools, self.job.used(choice))
+        return used
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """What the pods of all members together cost once, and how many there are; shape (T,) each."""
+
+    limit: FloatArray
+    free: FloatArray  # pods without a charge
+    charge: FloatArray  # dollars for each further pod
+
+    def dollars(self, used: FloatArray) -> float:
+        """What a total use costs once; infinite beyond a limit."""
+        if (used > self.limit + _TINY).any():
+            return math.inf
+        return float(self.charge @ np.maximum(used - self.free, 0.0))
+
+
+@dataclass
+class Coupled:
+    """The outcome of `solve`."""
+
+    choices: tuple[Choice, ...] | None  # one per member; None: none found
+    dollars: float  # of all of them, charges included; infinite if there are none
+    bound: float  # no choice costs less; infinite if it is proven that there is none
+    num_plans: int = 0  # plans that were compared
+    num_rounds: int = 0
+
+
+@dataclass
+class _Columns:
+    """The plans known of one member."""
+
+    choices: list[Choice] = field(default_factory=list)
+    dollars: list[float] = field(default_factory=list)
+    used: list[FloatArray] = field(default_factory=list)
+    known: set[Choice] = field(default_factory=set)
+
+
+class _Master:
+    """Known plans of all members, and the best choice among them."""
+
+    def __init__(self, members: Sequence[Member], tariff: Tariff) -> None:
+        self.members = members
+        self.tariff = tariff
+        self.columns = [_Columns() for _ in members]
+        # No plan within the limits costs as much as all pods for as long as the slowest training takes.
+        self.ceilings = [
+            float(m.job.price_T @ m.job.segments.limit_T) * (m.job.hours_per_rate / m.job.lowest + m.job.hours)
+            for m in members
+        ]
+        self.worst = sum(self.ceilings) + float(tariff.charge @ tariff.limit)
+        self.best: tuple[Choice, ...] | None = None
+        self.dollars = math.inf
+
+    def add(self, member: int, choice: Choice) -> bool:
+        """Remember a plan; False if it is known or breaks a limit of its own."""
+        columns, who = self.columns[member], self.members[member]
+        if choice in columns.known or not who.job.allows(choice):
+            return False
+        columns.known.add(choice)
+        columns.choices.append(choice)
+        columns.dollars.append(who.job.dollars(choice))
+        columns.used.append(who.used(choice, len(self.tariff.limit)))
+        return True
+
+    def offer(self, choices: Sequence[Choice]) -> None:
+        """Consider one plan per member as the answer."""
+        total, used = 0.0, np.zeros(len(self.tariff.limit))
+        for i, (who, choice) in enumerate(zip(self.members, choices, strict=True)):
+            self.add(i, choice)
+            total += who.job.dollars(choice)
+            used += who.used(choice, len(used))
+        total += self.tariff.dollars(used)
+        if total < self.dollars:
+            self.dollars, self.best = total, tuple(choices)
+
+    def prices(self) -> tuple[FloatArray, FloatArray]:
+        """Dual prices of the limits and of the free pods; the linear programme over the plans known so far.
+
+        Each member may also go without a plan, at a price above all plans, so that there is always a solution.
+        """
+        num_pools, tariff = len(self.tariff.limit), self.tariff
+        costs, usage, owner = [], [], []
+        for i, columns in enumerate(self.columns):
+            costs += [*columns.dollars, 2 * self.worst + 1]
+            usage += [*columns.used, np.zeros(num_pools)]
+            owner += [i] * (len(columns.choices) + 1)
+        use = np.array(usage).T  # (T, plans)
+        over = -np.eye(num_pools)
+        scale = max(1.0, self.worst)
+        result = linprog(
+            np.concatenate([costs, tariff.charge]) / scale,
+            A_ub=np.block([[use, np.zeros((num_pools, num_pools))], [use, over]]),
+            b_ub=np.concatenate([tariff.limit, tariff.free]),
+            A_eq=np.hstack(
+                [np.arange(len(self.members))[:, None] == np.array(owner), np.zeros((len(self.members), num_pools))]
+            ),
+            b_eq=np.ones(len(self.members)),
+            method="highs",
+        )
+        duals = np.maximum(-result.ineqlin.marginals * scale, 0.0)
+        return duals[:num_pools], np.minimum(duals[num_pools:], tariff.charge)
+
+    def choose(self, once: FloatArray, constant: float, should_stop: Callable[[], bool]) -> bool:
+        """Look for the best choice among the known plans; False if the search was cut short.
+
+        Args:
+            once: multipliers per pool.
+            constant: what the multipliers take off the sum of the reduced costs.
+            should_stop: asked now and then.
+        """
+        reduced, order = [], []
+        for columns in self.columns:
+            values = np.array(columns.dollars) + (np.array(columns.used).reshape(-1, len(once)) @ once)
+            ranks = np.argsort(values, kind="stable")
+            reduced.append(values[ranks])
+            order.append(ranks)
+        if any(len(values) == 0 for values in reduced):
+            return True
+        use = [np.array(c.used)[ranks] for c, ranks in zip(self.columns, order, strict=True)]
+        # Members with few plans first; `rest` is the least that the later ones add.
+        sequence = sorted(range(len(self.members)), key=lambda i: len(reduced[i]))
+        rest = np.append(np.cumsum([reduced[i][0] for i in sequence][::-1])[::-1], 0.0)
+        nodes = 0
+        chosen: list[int] = []
+
+        def descend(depth: int, spent: float, used: FloatArray) -> bool:
+            nonlocal nodes
+            nodes += 1
+            if nodes > _MOST_NODES or (nodes % 256 == 0 and should_stop()):
+                return False
+            if depth == len(sequence):
+                picks = dict(zip(sequence, chosen, strict=True))
+                self.offer([self.columns[i].choices[order[i][picks[i]]] for i in range(len(sequence))])
+                return True
+            member = sequence[depth]
+            fits = np.flatnonzero((used + use[member] <= self.tariff.limit + _TINY).all(axis=1))
+            for k in fits.tolist():
+                now = spent + float(reduced[member][k])
+                if now + rest[depth + 1] - constant >= self.dollars * (1 - _PROVEN / 4):
+                    break
+                chosen.append(k)
+                complete = descend(depth + 1, now, used + use[member][k])
+                chosen.pop()
+                if not complete:
+                    return False
+            return True
+
+        return descend(0, 0.0, np.zeros(len(once)))
+
+
+def solve(
+    members: Sequence[Member],
+    tariff: Tariff,
+    incumbents: Sequence[Sequence[Choice]] = (),
+    bound: float = 0.0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Coupled:
+    """Choose the cheapest plans.
+
+    Args:
+        members: the jobs.
+        tariff: their coupling.
+        incumbents: choices that are known; they need not keep the limits.
+        bound: a lower bound that is known, dollars.
+        should_stop: asked now and then; the best so far is returned with its bound.
+    """
+    master = _Master(members, tariff)
+    for choices in incumbents:
+        master.offer(choices)
+    best_limit, best_free = np.zeros(len(tariff.limit)), np.zeros(len(tariff.limit))
+    values = [0.0] * len(members)
+    rounds, result_bound = 0, bound
+    price_limit, price_free = best_limit, best_free
+    while rounds < _ROUNDS and not should_stop():
+        rounds += 1
+        once = price_limit + price_free
+        found = [cheapest(m.job, once[m.pools], should_stop) for m in members]
+        if any(item.bound == math.inf for item in found):
+            return Coupled(None, math.inf, math.inf, num_rounds=rounds)
+        constant = float(price_limit @ tariff.limit + price_free @ tariff.free)
+        value = sum(item.bound for item in found) - constant
+        if value > result_bound or rounds == 1:
+            best_limit, best_free, values = price_limit, price_free, [item.bound for item in found]
+        result_bound = max(result_bound, value)
+        fresh = [master.add(i, choice) for i, item in enumerate(found) for choice in item.choices]
+        master.choose(once, constant, should_stop)
+        if result_bound >= master.dollars * (1 - _PROVEN) or (rounds > 1 and not any(fresh)):
+            break
+        price_limit, price_free = master.prices()
+    if result_bound < master.dollars * (1 - _PROVEN) and not should_stop():
+        result_bound = _close(master, best_limit, best_free, values, result_bound, should_stop)
+    count = sum(len(columns.choices) for columns in master.columns)
+    if master.best is None:
+        return Coupled(None, math.inf, math.inf if result_bound >= master.worst else result_bound, count, rounds)
+    if result_bound >= master.dollars * (1 - _PROVEN):
+        result_bound = master.dollars
+    return Coupled(master.best, master.dollars, result_bound, count, rounds)
+
+
+def _close(
+    master: _Master,
+    price_limit: FloatArray,
+    price_free: FloatArray,
+    values: Sequence[float],
+    bound: float,
+    should_stop: Callable[[], bool],
+) -> float:
+    """Search all plans whose reduced cost lies within the gap; return the bound that this proves."""
+    once, tariff = price_limit + price_free, master.tariff
+    constant = float(price_limit @ tariff.limit + price_free @ tariff.free)
+    upper = min(master.dollars, master.worst)
+    spare = upper - (sum(values) - constant)
+    for i, member in enumerate(master.members):
+        cutoff = values[i] + spare
+        plans = plans_below(member.job, once[member.pools], cutoff + _TINY * abs(cutoff), _MOST_PLANS, should_stop)
+        if plans is None:
+            return bound
+        for choice in plans:
+            master.add(i, choice)
+    if not master.choose(once, constant, should_stop):
+        return bound
+    return min(master.dollars, upper) if master.best is not None else math.inf
