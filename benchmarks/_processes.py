@@ -18,10 +18,10 @@ __all__ = ["Processes", "pool_document", "stage_document"]
 
 
 def pool_document(name: str, device: str, resource: str, units: int, price: str) -> dict[str, Any]:
-    """A NodePool whose workers compute on processors, whatever it is called."""
+    """A DevicePool whose workers compute on processors, whatever it is called."""
     return {
         "apiVersion": "heterps.io/v1alpha1",
-        "kind": "NodePool",
+        "kind": "DevicePool",
         "metadata": {"name": name},
         "spec": {
             "deviceType": device,

@@ -92,7 +92,7 @@ def make_nodes(number: int) -> list[FakeNode]:
 
 
 def make_pool(name: str, device: str, resource: str, price: str) -> Json:
-    """A NodePool that takes all nodes of its kind."""
+    """A DevicePool that takes all nodes of its kind."""
     pool = pool_document(name, device, resource, 1_000_000, price)
     pool["spec"]["nodeSelector"] = {POOL_LABEL: name}
     return pool
@@ -172,7 +172,7 @@ def keep_profiles(cluster: Cluster, api: KubernetesApi, pods: int) -> None:
     text = json.dumps(make_job("first", pods))
     options = ("--server-side", "--dry-run=server", "--filename=-", "--output=json")
     job = json.loads(cluster.kubectl("apply", *options, text=text))
-    pools = cluster.kubectl.items("nodepools")
+    pools = cluster.kubectl.items("devicepools")
     cache = ConfigMapProfileCache(api, NAMESPACE, pod_configuration(read_objects(job, pools)))
     for pool in pools:
         cache.save(pool["metadata"]["name"], copy.deepcopy(PROFILE))
@@ -311,7 +311,7 @@ def rest(jobs: int, seconds: float) -> Json:
         "steadyLongestWaitSeconds": longest(first.wait_buckets, last.wait_buckets),
         "steadyMegabytes": round(last.memory_bytes / 1e6),
         # A resync shows as a list of pools, and a storm after it as many requests within seconds.
-        "resyncs": requests["list", "nodepools"],
+        "resyncs": requests["list", "devicepools"],
         "requestsPerSecondMean": round(sum(requests.values()) / passed, 2),
         "requestsPerSecondPeak": round(max(rates), 2),
     }

@@ -24,13 +24,13 @@ INTRODUCTION = """\
 Written by `docs/generate_api.py` from the files in `crds/`; edit those. `kubectl explain heterpsjob.spec --recursive`
 shows the same on a cluster.
 
-A job file holds one HeterPSJob and the NodePools that it names, as YAML documents divided by `---`. `heterps run`,
+A job file holds one HeterPSJob and the DevicePools that it names, as YAML documents divided by `---`. `heterps run`,
 `heterps plan` and `heterps profile` read it on any machine, `kubectl apply -f` on a cluster; both check it against the
 same schemas and rules. Differences between the two:
 
 - Relative paths are taken from the folder of the file, which is also where Python modules are looked for, when the
   file is run on one machine. On a cluster give absolute paths of mounted volumes, or URIs.
-- NodePools belong to the whole cluster there; a job's file may leave out those that exist already.
+- DevicePools belong to the whole cluster there; a job's file may leave out those that exist already.
 
 Decimal numbers (prices, rates, options of optimizers) are written in quotes, sizes as quantities such as `10Gi`. Words
 that YAML takes for true or false (`Off`, `y`) need quotes too. A field set to `null` counts as not given.
@@ -40,7 +40,7 @@ that YAML takes for true or false (`Off`, `y`) need quotes too. A field set to `
 def updated(text: str) -> str:
     """The text of docs/api.md with the reference in it brought up to date."""
     parts = [INTRODUCTION]
-    for kind in ("HeterPSJob", "NodePool"):
+    for kind in ("HeterPSJob", "DevicePool"):
         parts += list(_kind(load_schemas()[kind]))
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + "\n".join(parts) + END + rest.partition(END)[2]

@@ -118,7 +118,7 @@ def _manifest(model: Model, data: Path) -> list[dict[str, Any]]:
         "pools": [{"name": "cpu"}],
     }
     return [
-        {**api, "kind": "NodePool", "metadata": {"name": "cpu"}, "spec": core},
+        {**api, "kind": "DevicePool", "metadata": {"name": "cpu"}, "spec": core},
         {**api, "kind": "HeterPSJob", "metadata": {"name": "profile"}, "spec": spec},
     ]
 

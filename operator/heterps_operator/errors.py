@@ -22,11 +22,11 @@ from dataclasses import dataclass
 __all__ = [
     "MISSING",
     "ClusterError",
+    "FieldError",
     "HeterpsError",
     "InstallationError",
     "ManifestError",
     "Missing",
-    "Problem",
     "StateError",
     "UsageError",
     "WorkspaceError",
@@ -78,7 +78,7 @@ class ClusterError(HeterpsError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class FieldError:
     """One thing that is wrong with a manifest."""
 
     path: str  # the field as a user writes it, spec.pools[1].name; "" for a whole document or file
@@ -104,7 +104,7 @@ class ManifestError(HeterpsError, ValueError):
         problems: everything that was found, in the order of the file.
     """
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[FieldError]) -> None:
         assert problems, "a ManifestError needs a problem"
         self.problems = tuple(problems)
         lines = [str(problem) for problem in self.problems]

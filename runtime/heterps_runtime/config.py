@@ -1,6 +1,6 @@
 """The run configuration: one JSON file that every process of a job reads (`$HETERPS_CONFIG`).
 
-It holds the `HeterPSJob` manifest and its NodePools as the user wrote them, with defaults applied, and nothing else, so
+It holds the `HeterPSJob` manifest and its DevicePools as the user wrote them, with defaults applied, and nothing else, so
 that a job's file, its custom resource and what the runtime does share one vocabulary. The controller has validated it
 against the CRDs; here it is only read into typed values.
 """
@@ -21,7 +21,7 @@ Consistency = Literal["sync", "hybrid", "async"]
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """What a process must know about its node pool."""
+    """What a process must know about its device pool."""
 
     name: str
     device_type: Literal["CPU", "GPU", "XPU"]

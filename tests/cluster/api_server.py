@@ -57,6 +57,6 @@ class ApiServer:
 
 def collection(manifest: Json, namespace: str) -> str:
     """The path to which an object of ours is sent."""
-    if manifest.get("kind") == "NodePool":
-        return "/apis/heterps.io/v1alpha1/nodepools"
+    if manifest.get("kind") == "DevicePool":
+        return "/apis/heterps.io/v1alpha1/devicepools"
     return f"/apis/heterps.io/v1alpha1/namespaces/{namespace}/heterpsjobs"

@@ -135,7 +135,7 @@ def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]
 def resources(kubectl: Kubectl) -> Iterator[Kubectl]:
     """kubectl; pools are deleted after the test, as they belong to no namespace."""
     yield kubectl
-    kubectl("delete", "nodepools", "--all")
+    kubectl("delete", "devicepools", "--all")
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resour
     for item in made:
         kubectl.try_to("delete", "heterpsjob", item.name, "--ignore-not-found", "--wait=false")
         names = [pool["metadata"]["name"] for pool in (item.pool, *item.more_pools)]
-        kubectl.try_to("delete", "nodepools", *names, "--ignore-not-found", "--wait=false")
+        kubectl.try_to("delete", "devicepools", *names, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture

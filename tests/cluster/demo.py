@@ -42,7 +42,7 @@ def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
     template["spec"]["volumes"].append({"name": "shared", "hostPath": {"path": str(shared)}})
     for document in documents:
         spec = document["spec"]
-        if document["kind"] == "NodePool":
+        if document["kind"] == "DevicePool":
             spec["nodeSelector"] = {POOL_LABEL: document["metadata"]["name"]}
             if spec["deviceType"] != "CPU":
                 spec["resourceName"] = ACCELERATOR
@@ -77,9 +77,9 @@ def show(folder: Path) -> int:
             _print(kubectl("apply", "--server-side", f"--filename={manifest}"))
             _say("kubectl get hpsj flights --watch")
             phase = _watch(kubectl)
-            _say("kubectl get pods,nodepools")
+            _say("kubectl get pods,devicepools")
             _print(kubectl("get", "pods", "--output=wide"))
-            _print(kubectl("get", "nodepools"))
+            _print(kubectl("get", "devicepools"))
             _result(kubectl, shared)
             if phase != "Succeeded":
                 _print(operator.story())

@@ -78,7 +78,7 @@ class ClusterJob:
             shutil.copy(ROOT / "tests" / "controller" / "small_model.py", folder / "small_model.py")
         documents = list(yaml.safe_load_all(real_job.MANIFEST))
         self.profile = copy.deepcopy(real_job.PROFILE)
-        [self.pool] = [d for d in documents if d["kind"] == "NodePool"]
+        [self.pool] = [d for d in documents if d["kind"] == "DevicePool"]
         [self.job] = [d for d in documents if d["kind"] == "HeterPSJob"]
         self.more_pools: list[Json] = []
         # Pools belong to the whole cluster: each namespace's tests have their own.
@@ -126,7 +126,7 @@ class ClusterJob:
             self.kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", "--output=json",
                          text=json.dumps(self.job))
         )  # fmt: skip
-        pools = [self.kubectl.get("nodepool", pool["metadata"]["name"]) for pool in (self.pool, *self.more_pools)]
+        pools = [self.kubectl.get("devicepool", pool["metadata"]["name"]) for pool in (self.pool, *self.more_pools)]
         configuration = pod_configuration(read_objects(with_defaults, pools))
         cache = ConfigMapProfileCache(self._api, self._namespace, configuration)
         for pool in pools:

@@ -65,7 +65,7 @@ WRONG: dict[str, Wrong] = {
     "relative-test": Wrong({"data.evaluation": "größe"}, INVALID, ("spec.data.evaluation", "größe")),
     # What has to fit the pools.
     "no-pool": Wrong({"pools": [{"name": "nowhere-near"}], "scheduling": {}}, ("Planned", "PoolNotFound"),
-                     ("spec.pools: there is no NodePool nowhere-near",)),
+                     ("spec.pools: there is no DevicePool nowhere-near",)),
     "longest-pool-name": Wrong({"pools": [{"name": "p" * 63}], "scheduling": {}}, ("Planned", "PoolNotFound"),
                                ("spec.pools", "p" * 63)),
     "more-than-the-pool": Wrong({"pools": [{"name": "PAIRS", "maxUnits": 5}], "scheduling": {}}, INVALID,
@@ -269,4 +269,4 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     events = {(e["involvedObject"]["name"], e["reason"]) for e in kubectl.items("events") if e["type"] == "Warning"}
     assert {(name, wrong.condition[1]) for name, wrong in wrongs.items()} - events == set()
     assert "Traceback" not in operator.story()
-    kubectl("delete", "nodepools", *names.values(), "--wait=false")
+    kubectl("delete", "devicepools", *names.values(), "--wait=false")

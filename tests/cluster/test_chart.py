@@ -88,7 +88,11 @@ def test_no_rule_is_wider_than_it_says(helm: Helm) -> None:
 def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> None:
     objects = rendered(helm, "watchNamespaces={a,b}")
     [wide] = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == "heterps"]
-    assert {name for rule in wide["rules"] for name in rule["resources"]} == {"nodepools", "nodepools/status", "nodes"}
+    assert {name for rule in wide["rules"] for name in rule["resources"]} == {
+        "devicepools",
+        "devicepools/status",
+        "nodes",
+    }
     roles = {role["metadata"]["namespace"]: role["rules"] for role in of_kind(objects, "Role")}
     assert set(roles) == {"a", "b", NAMESPACE, "default"}
     assert roles["default"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}]
@@ -190,13 +194,15 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
         assert answer.code == 0, answer.errors
         return answer
 
-    admin("delete", "customresourcedefinitions", "--ignore-not-found", "heterpsjobs.heterps.io", "nodepools.heterps.io")
+    admin(
+        "delete", "customresourcedefinitions", "--ignore-not-found", "heterpsjobs.heterps.io", "devicepools.heterps.io"
+    )
     on_cluster("install", "heterps", str(CHART), "--create-namespace")
     yield on_cluster
     helm("uninstall", "heterps", f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
     admin("delete", "namespace", NAMESPACE, "--wait=false")
     # Later tests install them by themselves: without the marks of a release that is gone.
-    admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "nodepools.heterps.io")
+    admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "devicepools.heterps.io")
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
 
@@ -223,8 +229,8 @@ ALLOWED = [
     ("watch", "heterpsjobs.heterps.io"),
     ("patch", "heterpsjobs.heterps.io/status"),
     ("delete", "heterpsjobs.heterps.io"),
-    ("list", "nodepools.heterps.io"),
-    ("patch", "nodepools.heterps.io/status"),
+    ("list", "devicepools.heterps.io"),
+    ("patch", "devicepools.heterps.io/status"),
     ("watch", "nodes"),
     ("create", "pods"),
     ("delete", "pods"),
@@ -240,7 +246,7 @@ ALLOWED = [
 ]
 DENIED = [
     ("patch", "heterpsjobs.heterps.io"),
-    ("update", "nodepools.heterps.io"),
+    ("update", "devicepools.heterps.io"),
     ("list", "secrets"),
     ("watch", "secrets"),
     ("patch", "pods"),
@@ -275,7 +281,7 @@ def test_rights_of_people_follow_the_cluster_s_own_roles(
     assert asked == [
         ("viewer", "list", True), ("viewer", "patch", False), ("editer", "list", True), ("editer", "patch", True),
     ]  # fmt: skip
-    assert not may(admin, "patch", "nodepools.heterps.io", kubectl.namespace, "editer")
+    assert not may(admin, "patch", "devicepools.heterps.io", kubectl.namespace, "editer")
 
 
 def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(installed: Installed, admin: Kubectl) -> None:
@@ -297,7 +303,7 @@ def test_uninstalling_leaves_the_jobs(installed: Installed, kubectl: Kubectl, ad
     wait_until("the roles are gone", lambda: not may(admin, "create", "pods"), 20)
     installed("install", "heterps", str(CHART))
     kubectl("delete", "heterpsjob", "flights")
-    kubectl("delete", "nodepools", "--all")
+    kubectl("delete", "devicepools", "--all")
 
 
 # --- a job, from submission to its end --------------------------------------------------------------------------------
@@ -379,9 +385,9 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     finally:
         print(admin.try_to("logs", "deployment/heterps", f"--namespace={NAMESPACE}").output)  # noqa: T201
         kubectl("delete", "heterpsjob", "told", "--ignore-not-found")
-        kubectl("delete", "nodepool", job.pool_name)
+        kubectl("delete", "devicepool", job.pool_name)
     assert end.code == 0, end.output + end.errors
-    assert "you may neither read nor change NodePools" in end.output
+    assert "you may neither read nor change DevicePools" in end.output
     for words in ("HeterPSJob told: created", " Running", "told: trained"):
         assert words in end.output
     assert {command: answer.code for command, answer in seen.items()} == dict.fromkeys(seen, 0)
@@ -393,7 +399,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
         "logs": ("coordinator | ", "worker-0-0 | ", "ps-0 | "),
-        "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get nodepools"),
+        "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get devicepools"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():
         shown = " ".join(seen[command].output.split())  # whatever the width of the terminal

@@ -95,8 +95,8 @@ def test_names_and_explanations(resources: Kubectl) -> None:
     resources.apply(parsed(CPU), parsed(JOB))
     for name in ("hpsj", "heterpsjob", "heterpsjobs", "heterpsjobs.heterps.io", "heterpsjobs.v1alpha1.heterps.io"):
         assert resources("get", name, "--output=name").strip() == "heterpsjob.heterps.io/flights"
-    for name in ("npool", "nodepool", "nodepools.heterps.io"):
-        assert resources("get", name, "--output=name").strip() == "nodepool.heterps.io/cpu"
+    for name in ("npool", "devicepool", "devicepools.heterps.io"):
+        assert resources("get", name, "--output=name").strip() == "devicepool.heterps.io/cpu"
     assert "heterpsjob.heterps.io/flights" in resources("get", "all", "--output=name")
     text = resources("explain", "hpsj.spec.elasticity.workers")
     assert "Worker pods of all stages together" in " ".join(text.split())

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("custom_resources")
 
 # What only the command line refuses, and why: an API server sees one object at a time.
 ONLY_IN_A_FILE = {
-    "there is a NodePool of this name already": "on a cluster the second is an update of the first",
-    "must be the name of a NodePool in this file": "on a cluster pools may come from elsewhere; the operator looks",
+    "there is a DevicePool of this name already": "on a cluster the second is an update of the first",
+    "must be the name of a DevicePool in this file": "on a cluster pools may come from elsewhere; the operator looks",
     "must not be greater than the pool's own maxUnits": "the pool is another object; the smaller limit holds",
     "must hold one pod of the pool": "the pool is another object; the planner then has no use for it",
     "must be a multiple of the pool's unitsPerPod": "the pool is another object; the planner refuses the stage",
@@ -70,7 +70,7 @@ def test_malformed_files_are_refused_or_the_difference_is_known(server: ApiServe
         head, tail = FILE.rsplit(text, maxsplit=1)
         replies = []
         for document in (head + replacement + tail).split("---\n"):
-            kind = "NodePool" if "kind: NodePool" in document else "HeterPSJob"
+            kind = "DevicePool" if "kind: DevicePool" in document else "HeterPSJob"
             # As text: an API server reads YAML as strictly as JSON, and also finds keys that come twice.
             replies.append(server.would_create(collection({"kind": kind}, "default"), document, "application/yaml"))
         if any(reply.refused for reply in replies):

@@ -52,7 +52,7 @@ def test_the_example_is_taken(resources: Kubectl) -> None:
     resources("apply", f"--filename={ROOT / 'examples/flights/job.yaml'}")
     job = resources.get("heterpsjob", "flights")
     assert job["spec"]["training"]["globalBatchSize"] == 4096
-    assert {pool["metadata"]["name"] for pool in resources.items("nodepools")} == {"cpu", "accelerator"}
+    assert {pool["metadata"]["name"] for pool in resources.items("devicepools")} == {"cpu", "accelerator"}
 
 
 def test_defaults_are_those_of_the_command_line(resources: Kubectl) -> None:

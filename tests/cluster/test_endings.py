@@ -174,7 +174,7 @@ def test_a_job_gets_on_when_its_pool_its_spec_or_its_state_is_spoilt(
         step = job.coordinator().status()["committedSteps"]
         wait_until("it gets on", lambda: job.coordinator().status()["committedSteps"] > step, 60, more=job.story)
 
-    kubectl("delete", "nodepool", job.pool_name)
+    kubectl("delete", "devicepool", job.pool_name)
     gets_on("PoolNotFound")
     kubectl.apply(job.pool)
     job.wait_for_condition("Planned", "True", seconds=PATIENCE_SECONDS)

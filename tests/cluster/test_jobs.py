@@ -73,7 +73,7 @@ def test_a_job_whose_pool_is_missing_says_so_and_begins_when_it_is_there(make: M
     job = make("early")
     job.kubectl.apply(job.job)
     condition = job.wait_for_condition("Planned", "False", "PoolNotFound", 20)
-    assert f"there is no NodePool {job.pool_name}" in condition["message"]
+    assert f"there is no DevicePool {job.pool_name}" in condition["message"]
     job.kubectl.apply(job.pool)
     job.keep_profile()
     job.wait_for_phase("Profiling", "Planning", "Starting", "Running", "Succeeded")

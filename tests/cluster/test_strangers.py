@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.controller.recorder import Teller
+from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import connect
 from heterps_operator.kubernetes.reading.complaints import unreadable
 from heterps_operator.kubernetes.reading.processes import process_text
@@ -107,7 +107,7 @@ def test_nodes_and_pools_are_told_with_the_rights_of_one_namespace(
     api = connect(str(kubeconfig_of(admin, tmp_path, account, NAMESPACE)))
     job = make_alone("told")
     kubectl.apply(job.pool)
-    pool, node = kubectl.get("nodepool", job.pool_name), admin.items("nodes")[0]
+    pool, node = kubectl.get("devicepool", job.pool_name), admin.items("nodes")[0]
     complaint = unreadable(POOL, UnreadableError("spec.maxUnits", "x", f"a number, in {kubectl.namespace}"))
 
     def events(uid: str) -> list[Json]:
@@ -115,11 +115,11 @@ def test_nodes_and_pools_are_told_with_the_rights_of_one_namespace(
         return [event for event in found if event["message"] == complaint.message]
 
     def tell() -> bool:
-        teller = Teller(api, time.time, 0.0)
-        teller.tell(POOL, pool, complaint)
-        teller.tell(NODE, node, complaint)
-        teller.close()
-        teller.run(threading.Event())
+        recorder = ProblemRecorder(api, time.time, 0.0)
+        recorder.tell(POOL, pool, complaint)
+        recorder.tell(NODE, node, complaint)
+        recorder.close()
+        recorder.run(threading.Event())
         return all(events(item["metadata"]["uid"]) for item in (pool, node))
 
     wait_until("the roles hold, and both are told", tell, 30)

@@ -12,12 +12,12 @@ from heterps_operator.cli.session import Programs
 HERE = Path(__file__).parent
 MANIFEST = """
 apiVersion: heterps.io/v1alpha1
-kind: NodePool
+kind: DevicePool
 metadata: {name: cpu}
 spec: {deviceType: CPU, resourceName: cpu, torchDevice: cpu, maxUnits: 8, pricePerUnitHour: "0.04"}
 ---
 apiVersion: heterps.io/v1alpha1
-kind: NodePool
+kind: DevicePool
 metadata: {name: accelerator}
 spec: {deviceType: GPU, resourceName: nvidia.com/gpu, torchDevice: auto, maxUnits: 1, pricePerUnitHour: "2.42"}
 ---

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from heterps_operator.controller import job as job_module
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
@@ -176,7 +176,7 @@ class Life(World):
         self.cluster = self.make_cluster()
         self.operator = self.controller()
 
-    def make_cluster(self) -> Cluster:
+    def make_cluster(self) -> OperatorContext:
         made = super().make_cluster()
         made.measurement = lambda namespace, name: _Nothing()
         return made

@@ -61,7 +61,7 @@ def node() -> Json:
 
 
 def pool() -> Json:
-    """A node pool that chooses `node`."""
+    """A device pool that chooses `node`."""
     tolerations = [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]
     made = make_pool(nodeSelector={"pool": "cpu"}, tolerations=tolerations)
     made["metadata"] |= {"uid": "pool", "annotations": {"heterps.io/autoscaled": "false"}}

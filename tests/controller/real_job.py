@@ -31,7 +31,7 @@ BATCH = 256
 _PATIENCE_SECONDS = 120
 MANIFEST = """
 apiVersion: heterps.io/v1alpha1
-kind: NodePool
+kind: DevicePool
 metadata: {name: cpu}
 spec: {deviceType: CPU, torchDevice: cpu, maxUnits: 2, pricePerUnitHour: "0.04"}
 ---

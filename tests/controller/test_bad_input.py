@@ -170,7 +170,7 @@ def test_a_price_out_of_range_is_refused(
     assert main(["run", "job.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "NodePool cpu: spec.pricePerUnitHour: " in err
+    assert "DevicePool cpu: spec.pricePerUnitHour: " in err
     assert words in err
 
 

@@ -19,7 +19,7 @@ from heterps_operator.client.client import HeterPSClient
 from heterps_operator.control.problem import build_problem
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.reading.processes import process_text
-from heterps_operator.kubernetes.state import Memory
+from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
@@ -58,7 +58,7 @@ def put_state(server: FakeServer, pool: str = "cpu") -> None:
         "members": [{**member, "batchSize": 384, "stepSeconds": 0.021, "computeSeconds": 0.018, "waitSeconds": 0.003}],
         "stages": [{"name": "stage-0", "samplesPerSecond": 51234.0, "busyFraction": 0.9}],
     }
-    memory = Memory(
+    memory = StoredState(
         Status(phase="Running", plan={**plan_document(), "method": "optimal"}, plan_revision=3, result=result),
         Bill(),
         (
@@ -101,7 +101,7 @@ def printed(capsys: Any, *arguments: str) -> str:
 
 def test_submit_says_what_it_did_and_how_to_go_on(server: FakeServer, job_file: Path, capsys: Any) -> None:
     out = printed(capsys, "submit", str(job_file))
-    assert "NodePool cpu: created\nNodePool accelerator: created\nHeterPSJob tiny: created\n" in out
+    assert "DevicePool cpu: created\nDevicePool accelerator: created\nHeterPSJob tiny: created\n" in out
     assert "heterps top tiny" in out
     assert JOB in server.objects
 
@@ -114,7 +114,7 @@ def test_submit_checks_the_file_before_it_looks_for_a_cluster(job_file: Path, ca
 
 def test_a_dry_run_prints_the_objects_and_keeps_nothing(server: FakeServer, job_file: Path, capsys: Any) -> None:
     objects = yaml.safe_load(printed(capsys, "submit", str(job_file), "--dry-run", "--output", "yaml"))["items"]
-    assert [item["kind"] for item in objects] == ["NodePool", "NodePool", "HeterPSJob"]
+    assert [item["kind"] for item in objects] == ["DevicePool", "DevicePool", "HeterPSJob"]
     assert server.objects == {}
 
 

@@ -25,7 +25,7 @@ from tests.controller.world import PROFILE
 
 JOB = "/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobs/tiny"
 JOBS = JOB.rpartition("/")[0]
-POOL = "/apis/heterps.io/v1alpha1/nodepools/cpu"
+POOL = "/apis/heterps.io/v1alpha1/devicepools/cpu"
 EVENTS = "/api/v1/namespaces/team/events"
 GONE = ApiError(0, "Unreachable", "connection reset")
 
@@ -122,9 +122,9 @@ def test_what_pods_cannot_use_is_refused_before_anything_is_sent(
 def test_pools_that_may_not_be_written_are_taken_as_they_are(
     client: HeterPSClient, server: FakeServer, job_file: Path
 ) -> None:
-    server.put(POOL, kind="NodePool", spec={"maxUnits": 64})
-    server.put(POOL.replace("cpu", "accelerator"), kind="NodePool", spec={"maxUnits": 8})
-    server.refusals["apply"] = [forbidden("patch", "nodepools"), forbidden("patch", "nodepools")]
+    server.put(POOL, kind="DevicePool", spec={"maxUnits": 64})
+    server.put(POOL.replace("cpu", "accelerator"), kind="DevicePool", spec={"maxUnits": 8})
+    server.refusals["apply"] = [forbidden("patch", "devicepools"), forbidden("patch", "devicepools")]
     assert verbs(client, job_file) == {"cpu": "kept", "accelerator": "kept", "tiny": "created"}
     assert server.objects[POOL]["spec"] == {"maxUnits": 64}
 
@@ -132,19 +132,19 @@ def test_pools_that_may_not_be_written_are_taken_as_they_are(
 def test_pools_that_may_not_even_be_read_are_left_to_the_operator(
     client: HeterPSClient, server: FakeServer, job_file: Path
 ) -> None:
-    server.refusals["get"] = [forbidden("get", "nodepools"), forbidden("get", "nodepools")]
-    server.refusals["apply"] = [forbidden("patch", "nodepools"), forbidden("patch", "nodepools")]
+    server.refusals["get"] = [forbidden("get", "devicepools"), forbidden("get", "devicepools")]
+    server.refusals["apply"] = [forbidden("patch", "devicepools"), forbidden("patch", "devicepools")]
     assert verbs(client, job_file) == {"cpu": "unseen", "accelerator": "unseen", "tiny": "created"}
 
 
 def test_pools_that_may_not_be_written_and_are_not_there_are_a_refusal(
     client: HeterPSClient, server: FakeServer, job_file: Path
 ) -> None:
-    server.refusals["apply"] = [forbidden("patch", "nodepools")]
+    server.refusals["apply"] = [forbidden("patch", "devicepools")]
     with pytest.raises(ClusterError, match="heterps-pool-editor") as caught:
         client.submit(job_file)
     assert caught.value.reason == "Forbidden"
-    assert "you may not patch nodepools" in str(caught.value)
+    assert "you may not patch devicepools" in str(caught.value)
 
 
 def test_a_namespace_in_the_file_must_be_the_one_that_is_meant(client: HeterPSClient, job_file: Path) -> None:

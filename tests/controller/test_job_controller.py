@@ -13,11 +13,11 @@ import pytest
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
 from heterps_operator.controller.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.state import Memory, StateTaken
+from heterps_operator.kubernetes.state import StateTaken, StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from heterps_operator.state.turn import Turn
@@ -82,9 +82,9 @@ class World:
             pool["metadata"]["generation"] = 1
         self.cluster = self.make_cluster()
 
-    def make_cluster(self) -> Cluster:
+    def make_cluster(self) -> OperatorContext:
         """A new operator's view of the same cluster."""
-        made = Cluster(
+        made = OperatorContext(
             cast("KubernetesApi", self.server), self.folder, clock=lambda: self.now, monotonic=lambda: self.now
         )
         made.jobs.put(self.job)
@@ -96,7 +96,7 @@ class World:
                 made.pods.put(item)
         return made
 
-    def controller(self, cluster: Cluster | None = None) -> JobController:
+    def controller(self, cluster: OperatorContext | None = None) -> JobController:
         return JobController(cluster or self.cluster, KEY, lambda: None)
 
     def edit(self, change: Callable[[Json], None]) -> None:
@@ -175,7 +175,7 @@ def planned(world: World, phase: str = "Starting") -> None:
     plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
     status = replace(Status().with_phase(phase, world.now), plan=plan, plan_revision=1)
     owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
-    memory = Memory(replace(status, started=world.now), Bill())
+    memory = StoredState(replace(status, started=world.now), Bill())
     world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
     other = {"plan.json": "{}"}
     world.server.put(f"{CONFIGS}/flights-plan-1", immutable=True, data=other, metadata={"ownerReferences": [owner]})
@@ -238,7 +238,7 @@ def test_a_missing_pool_is_named_with_what_there_is(world: World) -> None:
     controller = world.controller()
     controller.turn()
     assert world.condition("Planned")["reason"] == "PoolNotFound"
-    assert "there is no NodePool accelerator" in world.status["message"]
+    assert "there is no DevicePool accelerator" in world.status["message"]
     assert world.names(PODS) == set()
     world.server.requests.clear()
     controller.turn()

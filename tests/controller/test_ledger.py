@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heterps_operator.controller.accounting import Accounts
+from heterps_operator.controller.accounting import PodAccounting
 from heterps_operator.controller.store import PodStore
 from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 from heterps_operator.kubernetes.reading.processes import process_text
@@ -104,7 +104,7 @@ class Books:
     def __init__(self, **limits: int) -> None:
         self.ledger, self.pods = make_ledger(**limits), PodStore()
         self.pods.set_resources({"cpu": "cpu", "gpu": "nvidia.com/gpu"})
-        self.accounts = Accounts(self.pods, self.ledger)
+        self.accounts = PodAccounting(self.pods, self.ledger)
 
     def see(self, *pods: dict[str, Any]) -> None:
         for pod in pods:

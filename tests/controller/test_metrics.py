@@ -257,7 +257,7 @@ def test_every_series_of_the_operator_is_documented() -> None:
     declared = {series.name: series.labels for series in OPERATOR_SERIES}
     assert documented("The operator") == declared
     assert documented("Jobs, as the operator sees them") == {series.name: series.labels for series in JOB_SERIES}
-    assert documented("Node pools") == {series.name: series.labels for series in POOL_SERIES}
+    assert documented("Device pools") == {series.name: series.labels for series in POOL_SERIES}
     exported = {family_name(metric) for metric in make_metrics().registry.collect()}
     everything = {*declared, *(series.name for series in (*JOB_SERIES, *POOL_SERIES))}
     assert {name for name in exported if name.startswith("heterps_")} == everything

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.control.problem import build_problem
-from heterps_operator.controller.planners import Places, QueuedPlanner
+from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from tests.controller.world import PROFILE, make_job
 
 
 def test_a_place_goes_to_who_has_waited_longest_and_tells_so() -> None:
-    places, told = Places(2), list[str]()
+    places, told = FairSemaphore(2), list[str]()
     assert [places.ask(who, lambda who=who: told.append(who)) for who in "abcd"] == [True, True, False, False]  # type: ignore[misc]
     assert places.ask("a", lambda: None), "who has one keeps it"
     places.leave("b")
@@ -33,7 +33,7 @@ def test_a_place_goes_to_who_has_waited_longest_and_tells_so() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_no_place_is_lost_and_none_is_given_twice(seed: int) -> None:
     draw, number = random.Random(seed), 3
-    places, have, wait = Places(number), set[int](), list[int]()
+    places, have, wait = FairSemaphore(number), set[int](), list[int]()
 
     def given(who: int) -> None:
         wait.remove(who)
@@ -61,7 +61,7 @@ def test_no_place_is_lost_and_none_is_given_twice(seed: int) -> None:
 
 def test_planners_wait_for_their_place_and_get_it_unasked(tmp_path: Path) -> None:
     problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
-    places, events = Places(1), [threading.Event(), threading.Event()]
+    places, events = FairSemaphore(1), [threading.Event(), threading.Event()]
     first, second = (
         QueuedPlanner(places, tmp_path / str(number), "optimal", 20, on_end=event.set)
         for number, event in enumerate(events)

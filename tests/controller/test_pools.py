@@ -147,7 +147,7 @@ def test_the_status_says_what_is_the_matter_and_fits_the_schema(
     assert words in ready["message"]
     assert status["observedGeneration"] == ready["observedGeneration"] == 3
     assert status["allocatedUnits"] == held
-    crd = yaml.safe_load((ROOT / "crds" / "heterps.io_nodepools.yaml").read_text())
+    crd = yaml.safe_load((ROOT / "crds" / "heterps.io_devicepools.yaml").read_text())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     Draft202012Validator(schema).validate(status)
     assert set(status) <= set(schema["properties"])

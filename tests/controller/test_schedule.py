@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from heterps_operator.controller.work_queue import Schedule
+from heterps_operator.controller.work_queue import WorkQueue
 
 A, B = ("space", "a"), ("space", "b")
 
@@ -19,7 +19,7 @@ class Clock:
 
 def test_jobs_come_in_the_order_in_which_they_were_woken() -> None:
     clock = Clock()
-    schedule = Schedule(clock=clock)
+    schedule = WorkQueue(clock=clock)
     schedule.wake(B)
     clock.now += 1
     schedule.wake(A)
@@ -28,7 +28,7 @@ def test_jobs_come_in_the_order_in_which_they_were_woken() -> None:
 
 def test_a_job_that_is_woken_twice_gets_one_turn() -> None:
     clock = Clock()
-    schedule = Schedule(clock=clock)
+    schedule = WorkQueue(clock=clock)
     schedule.wake(A)
     schedule.wake(A)
     assert schedule.take() == A
@@ -37,7 +37,7 @@ def test_a_job_that_is_woken_twice_gets_one_turn() -> None:
 
 def test_a_job_that_is_woken_while_it_has_its_turn_gets_another_one() -> None:
     clock = Clock()
-    schedule = Schedule(least_seconds=0.1, clock=clock)
+    schedule = WorkQueue(least_seconds=0.1, clock=clock)
     schedule.wake(A)
     assert schedule.take() == A
     schedule.wake(A)
@@ -49,7 +49,7 @@ def test_a_job_that_is_woken_while_it_has_its_turn_gets_another_one() -> None:
 
 def test_a_burst_of_events_is_one_turn() -> None:
     clock = Clock()
-    schedule = Schedule(least_seconds=0.5, clock=clock)
+    schedule = WorkQueue(least_seconds=0.5, clock=clock)
     schedule.wake(A)
     schedule.take()
     schedule.done(A, None)
@@ -61,7 +61,7 @@ def test_a_burst_of_events_is_one_turn() -> None:
 
 def test_a_job_comes_back_after_the_pause_it_asked_for_or_when_woken_before() -> None:
     clock = Clock()
-    schedule = Schedule(clock=clock)
+    schedule = WorkQueue(clock=clock)
     for key in (A, B):
         schedule.wake(key)
         schedule.take()
@@ -76,7 +76,7 @@ def test_a_job_comes_back_after_the_pause_it_asked_for_or_when_woken_before() ->
 
 def test_a_job_that_asks_for_nothing_waits_until_it_is_woken() -> None:
     clock = Clock()
-    schedule = Schedule(clock=clock)
+    schedule = WorkQueue(clock=clock)
     schedule.wake(A)
     schedule.take()
     schedule.done(A, None)
@@ -86,14 +86,14 @@ def test_a_job_that_asks_for_nothing_waits_until_it_is_woken() -> None:
 
 def test_a_forgotten_job_does_not_come_back() -> None:
     clock = Clock()
-    schedule = Schedule(clock=clock)
+    schedule = WorkQueue(clock=clock)
     schedule.wake(A)
     schedule.forget(A)
     assert schedule.depth() == 0
 
 
 def test_a_waiting_thread_is_woken_by_a_job_and_let_go_by_close() -> None:
-    schedule = Schedule()
+    schedule = WorkQueue()
     taken: list[object] = []
 
     def work() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from heterps_operator.kubernetes.api import KubernetesApi
-from heterps_operator.kubernetes.state import JobState, Memory
+from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from tests.controller.test_job_controller import World
@@ -23,7 +23,7 @@ def remembered(folder: Path, status: Status) -> World:
     """A job that an operator has had before, with two units of the pool cpu, which has no more."""
     world = World(folder)
     spec = world.job["spec"]
-    JobState(cast("KubernetesApi", world.server), world.job).save(Memory(status, Bill(), spec=spec))
+    JobState(cast("KubernetesApi", world.server), world.job).save(StoredState(status, Bill(), spec=spec))
     return world
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from heterps_operator.__main__ import main
 from heterps_operator.cli import operator as operator_module
-from heterps_operator.controller import recorder as teller_module
+from heterps_operator.controller import recorder as recorder_module
 from heterps_operator.controller import supervisor as supervisor_module
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
-from heterps_operator.controller.recorder import Teller
+from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.controller.store import ObjectStore, PodStore, key_of, slim_job, slim_node
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
@@ -101,13 +101,13 @@ Run = Callable[[], contextlib.AbstractContextManager[tuple[Supervisor, Turns]]]
 @pytest.fixture
 def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Starts a new operator's supervisor, whose threads run inside the block, and at its end do so still."""
-    monkeypatch.setattr(teller_module, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(recorder_module, "_PAUSE_SECONDS", 0.0)
 
     @contextlib.contextmanager
     def running() -> Iterator[tuple[Supervisor, Turns]]:
         turns = Turns()
-        supervisor = Supervisor(Cluster(cast("KubernetesApi", server), tmp_path, metrics=turns), threads=2)
-        supervisor._teller = Teller(cast("KubernetesApi", server), lambda: NOW, 0.0)
+        supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path, metrics=turns), threads=2)
+        supervisor._problems = ProblemRecorder(cast("KubernetesApi", server), lambda: NOW, 0.0)
         try:
             supervisor.start()
             yield supervisor, turns
@@ -160,7 +160,7 @@ def read_pod(item: Json) -> None:
 
 
 def read_node(item: Json) -> None:
-    cluster = Cluster(cast("KubernetesApi", None), Path("unused"))
+    cluster = OperatorContext(cast("KubernetesApi", None), Path("unused"))
     cluster.nodes.put(item)
     [kept] = cluster.nodes.all()
     capacity = pool_capacity(pool(), [kept])
@@ -183,7 +183,7 @@ def read_job(item: Json) -> None:
     kept = dict(slim_job(item))
     kept["spec"] = {key: value for key, value in kept["spec"].items() if key != "managedBy"}  # it is this operator's
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(cast("KubernetesApi", Writes()), Path(folder), clock=lambda: NOW)
+        cluster = OperatorContext(cast("KubernetesApi", Writes()), Path(folder), clock=lambda: NOW)
         cluster.jobs.put(kept)
         cluster.pools.put({**pool(), "metadata": {"name": "cpu"}})
         JobController(cluster, key_of(kept), lambda: None).turn()
@@ -384,7 +384,7 @@ def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypa
     class Fails:
         waits_for_room = False
 
-        def __init__(self, cluster: Cluster, key: tuple[str, str], wake: Any) -> None:
+        def __init__(self, cluster: OperatorContext, key: tuple[str, str], wake: Any) -> None:
             self._name = key[1]
 
         def turn(self) -> None:
@@ -408,14 +408,14 @@ def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypa
 
 
 def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) -> None:
-    supervisor = Supervisor(Cluster(cast("KubernetesApi", server), tmp_path))
+    supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path))
     supervisor.stop()
 
     def refuse() -> None:
         raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer")
 
     server.meanwhile[PODS] = refuse
-    failing = Supervisor(Cluster(cast("KubernetesApi", server), tmp_path))
+    failing = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path))
     with pytest.raises(ApiError, match="does not answer"):
         failing.start()
     failing.stop()

@@ -13,7 +13,7 @@ import pytest
 from kopf._cogs.aiokits.aioadapters import wait_flag
 
 from heterps_operator.controller import handlers
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.processes import process_text
@@ -24,7 +24,7 @@ from tests.controller.test_pools import make_node, make_pool
 Json = dict[str, Any]
 
 JOBS, PODS = "/apis/heterps.io/v1alpha1/heterpsjobs", "/api/v1/pods"
-POOLS, NODES = "/apis/heterps.io/v1alpha1/nodepools", "/api/v1/nodes"
+POOLS, NODES = "/apis/heterps.io/v1alpha1/devicepools", "/api/v1/nodes"
 
 
 def job(name: str) -> Json:
@@ -61,7 +61,7 @@ def lists() -> Lists:
 
 @pytest.fixture
 def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
-    return Supervisor(Cluster(cast("KubernetesApi", lists), tmp_path))
+    return Supervisor(OperatorContext(cast("KubernetesApi", lists), tmp_path))
 
 
 def server() -> kopf.ConnectionInfo:

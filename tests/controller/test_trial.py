@@ -12,7 +12,7 @@ import pytest
 
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import read_objects
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from tests.controller import world as values
@@ -42,7 +42,7 @@ class Running:
         self.controller.turn()
         assert self.phase == "Starting"
 
-    def take_up(self, cluster: Cluster) -> JobController:
+    def take_up(self, cluster: OperatorContext) -> JobController:
         """As an operator that comes."""
         cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in self.world.pools})
         return JobController(cluster, KEY, self._woken.set)
@@ -124,8 +124,8 @@ def test_a_change_that_is_taken_back_in_time_changes_nothing(job: Running) -> No
         job.controller.turn()
     assert job.phase == "Starting"
     assert job.told("SpecChanged") == []
-    assert job.world.cluster.places.ask("another", lambda: None)
-    assert job.world.cluster.places.ask("yet another", lambda: None), "the planner has left its place"
+    assert job.world.cluster.planner_slots.ask("another", lambda: None)
+    assert job.world.cluster.planner_slots.ask("yet another", lambda: None), "the planner has left its place"
 
 
 def test_the_last_of_two_changes_counts(job: Running) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from heterps_operator.measure.measurement import Figures, measured
 from heterps_operator.state.status import Status
-from heterps_operator.state.throughput import Sample, Series, mean, pause_seconds
+from heterps_operator.state.throughput import Sample, ThroughputSeries, mean, pause_seconds
 from heterps_operator.state.trials import Pods, Trial, remember, spare
 from heterps_operator.state.values import CoordinatorView
 
@@ -17,9 +17,9 @@ FLOOR = 11_000.0
 TRIAL = Trial((2,), (3,), 10_000.0, 13_000.0, time=0.0, wait=600.0, in_vain=False, basis="x")
 
 
-def series_of(rates: list[float], pause: float = 60.0) -> Series:
+def series_of(rates: list[float], pause: float = 60.0) -> ThroughputSeries:
     """Measured every ten seconds, from the moment at which all workers are at work."""
-    series = Series(1)
+    series = ThroughputSeries(1)
     for number, rate in enumerate([0.0, 0.0, *rates]):  # the first ones are not taken in
         series = series.observe(Sample(1_000.0 + 10 * number, rate, (rate,)), pause)
     return series
@@ -29,17 +29,17 @@ def series_of(rates: list[float], pause: float = 60.0) -> Series:
 
 
 def test_first_steps_and_values_that_overlap_are_not_taken_in() -> None:
-    series = Series(1)
+    series = ThroughputSeries(1)
     for second in range(61):
         series = series.observe(Sample(1_000.0 + second, float(second), (0.0,)), 60.0)
     assert [sample.rate for sample in series.samples] == [20.0, 30.0, 40.0, 50.0, 60.0]
-    assert series.unsettle() == Series(1)
+    assert series.unsettle() == ThroughputSeries(1)
 
 
 def test_few_samples_are_kept_however_long_it_runs_and_however_rarely_it_is_looked_at() -> None:
     assert len(series_of([1.0] * 200).samples) == 18
     assert len(series_of([1.0] * 2000, pause=3_600.0).samples) == 18
-    rare = Series(1)
+    rare = ThroughputSeries(1)
     for number in range(9):
         rare = rare.observe(Sample(100.0 * number, 1.0, (1.0,)), 30.0)
     assert len(rare.samples) == len(rare.recent(30.0)) == 3

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 _DECIMAL = "0.5"
 FULL_POOL: Json = {
     "apiVersion": "heterps.io/v1alpha1",
-    "kind": "NodePool",
+    "kind": "DevicePool",
     "metadata": {"name": "v100"},
     "spec": {
         "deviceType": "GPU",

@@ -15,13 +15,13 @@ from heterps_operator.errors import ManifestError
 
 CPU = """\
 apiVersion: heterps.io/v1alpha1
-kind: NodePool
+kind: DevicePool
 metadata: {name: cpu}
 spec: {deviceType: CPU, maxUnits: 8, pricePerUnitHour: "0.04"}
 """
 GPU = """\
 apiVersion: heterps.io/v1alpha1
-kind: NodePool
+kind: DevicePool
 metadata: {name: v100}
 spec: {deviceType: GPU, unitsPerPod: 2, maxUnits: 8, pricePerUnitHour: "2.42"}
 """

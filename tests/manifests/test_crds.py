@@ -40,7 +40,7 @@ SPEC = [(path, node) for path, node in ALL if ":.spec" in path]
 
 
 def test_there_is_one_file_for_each_kind() -> None:
-    assert {crd["spec"]["names"]["kind"] for crd in CRDS.values()} == {"HeterPSJob", "NodePool"}
+    assert {crd["spec"]["names"]["kind"] for crd in CRDS.values()} == {"HeterPSJob", "DevicePool"}
     for name, crd in CRDS.items():
         assert crd["metadata"]["name"] == f"{crd['spec']['names']['plural']}.{crd['spec']['group']}"
         assert name == f"heterps.io_{crd['spec']['names']['plural']}.yaml"
@@ -177,8 +177,8 @@ def test_the_job_has_the_columns_and_short_names_of_the_reference() -> None:
     assert shown == ["State", "Stages", "PS", "Throughput", "Cost/h", "Plan", "Age"]
     assert crd["spec"]["names"]["shortNames"] == ["hpsj"]
     assert crd["spec"]["scope"] == "Namespaced"
-    assert CRDS["heterps.io_nodepools.yaml"]["spec"]["names"]["shortNames"] == ["npool"]
-    assert CRDS["heterps.io_nodepools.yaml"]["spec"]["scope"] == "Cluster"
+    assert CRDS["heterps.io_devicepools.yaml"]["spec"]["names"]["shortNames"] == ["npool"]
+    assert CRDS["heterps.io_devicepools.yaml"]["spec"]["scope"] == "Cluster"
 
 
 @pytest.mark.parametrize(("kind", "options"), [("dense", DENSE_OPTIONS), ("sparse", SPARSE_OPTIONS)])
@@ -196,4 +196,4 @@ def test_options_of_optimizers_are_those_of_the_schema(kind: str, options: dict[
 
 def test_the_files_are_found_in_a_checkout() -> None:
     assert {file.name for file in crd_folder().iterdir()} == {file.name for file in FILES}
-    assert set(load_schemas()) == {"HeterPSJob", "NodePool"}
+    assert set(load_schemas()) == {"HeterPSJob", "DevicePool"}

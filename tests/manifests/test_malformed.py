@@ -29,8 +29,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, workers, checkpoint, "
         "runPolicy, mode, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
-        "job.yaml:9: NodePool v100: spec.pricePerUnitHour: is required; add it, for example pricePerUnitHour: \"2.42\"",
-        "job.yaml:9: NodePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of deviceType, "
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; add it, for example pricePerUnitHour: \"2.42\"",
+        "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of deviceType, "
         "resourceName, torchDevice, unitsPerPod, maxUnits, pricePerUnitHour, nodeSelector, tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
@@ -58,7 +58,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("metadata: {name: flights}", "metadata: {}", [
         "job.yaml:13: HeterPSJob: metadata.name: is required; add it, for example name: \"flights\""]),
     ("deviceType: CPU, ", "", [
-        "job.yaml:4: NodePool cpu: spec.deviceType: is required; add it, for example deviceType: \"CPU\""]),
+        "job.yaml:4: DevicePool cpu: spec.deviceType: is required; add it, for example deviceType: \"CPU\""]),
     # --- values of the wrong type
     ("globalBatchSize: 4096", "globalBatchSize: \"4096\"", [
         "job.yaml:17: HeterPSJob flights: spec.training.globalBatchSize: must be a whole number, is \"4096\"; "
@@ -70,9 +70,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:17: HeterPSJob flights: spec.training.globalBatchSize: must be a whole number, is true; "
         "give a value such as 4096"]),
     ("pricePerUnitHour: \"0.04\"", "pricePerUnitHour: 0.04", [
-        "job.yaml:4: NodePool cpu: spec.pricePerUnitHour: must be a string, is 0.04; write it in quotes: \"0.04\""]),
+        "job.yaml:4: DevicePool cpu: spec.pricePerUnitHour: must be a string, is 0.04; write it in quotes: \"0.04\""]),
     ("pricePerUnitHour: \"0.04\"", "pricePerUnitHour: 1", [
-        "job.yaml:4: NodePool cpu: spec.pricePerUnitHour: must be a string, is 1; write it in quotes: \"1\""]),
+        "job.yaml:4: DevicePool cpu: spec.pricePerUnitHour: must be a string, is 1; write it in quotes: \"1\""]),
     ("  pools:", "  elasticity: {mode: Off}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.elasticity.mode: must be a string, is false; "
         "YAML takes Off for false, write it in quotes: \"Off\""]),
@@ -110,19 +110,19 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.objective.minSamplesPerSecond: must be at least 0, is -1; "
         "give a value such as 20000"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"-2.42\"", [
-        "job.yaml:9: NodePool v100: spec.pricePerUnitHour: must be greater than 0, is \"-2.42\"; "
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be greater than 0, is \"-2.42\"; "
         "give a small price such as \"0.0001\" to a pool that costs nothing"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"$2\"", [
-        "job.yaml:9: NodePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"$2\"; correct it (Price of one "
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"$2\"; correct it (Price of one "
         "unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
-        "job.yaml:9: NodePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price of "
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price of "
         "one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("{globalBatchSize: 4096}", "{globalBatchSize: 4096, optimizer: {dense: {name: adam, beta1: \"1.5\"}}}", [
         "job.yaml:17: HeterPSJob flights: spec.training.optimizer.dense.beta1: must be at least 0 and less than 1, "
         "is \"1.5\"; give a decimal number such as \"0.9\""]),
     ("unitsPerPod: 2", "unitsPerPod: 0", [
-        "job.yaml:9: NodePool v100: spec.unitsPerPod: must be at least 1, is 0; give a value such as 1"]),
+        "job.yaml:9: DevicePool v100: spec.unitsPerPod: must be at least 1, is 0; give a value such as 1"]),
     ("  pools:", "  parameterServer: {memoryLimit: 8GB}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.parameterServer.memoryLimit: must be like \"8Gi\", is \"8GB\"; "
         "correct it (Memory of one server, in bytes, as a quantity. No limit if left out)"]),
@@ -137,7 +137,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:16: HeterPSJob flights: spec.data.format: must be one of parquet, arrow, csv, criteo-tsv, "
         "is \"parket\"; did you mean parquet?"]),
     ("deviceType: GPU", "deviceType: TPU", [
-        "job.yaml:9: NodePool v100: spec.deviceType: must be one of CPU, GPU, XPU, is \"TPU\"; choose one of them"]),
+        "job.yaml:9: DevicePool v100: spec.deviceType: must be one of CPU, GPU, XPU, is \"TPU\"; choose one of them"]),
     ("  pools:", "  scheduling: {method: RL_LSTM}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.scheduling.method: must be one of optimal, rl-lstm, rl-rnn, pretrained, "
         "bayesian, genetic, greedy, brute-force, cpu, gpu, heuristic, heuristic-gpu-first, is \"RL_LSTM\"; "
@@ -162,14 +162,14 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("label: late", "label: late, label: early", [
         "job.yaml:16: spec.data.label: given twice, first in line 16; remove one of the two"]),
     ("metadata: {name: v100}", "metadata: {name: cpu}", [
-        "job.yaml:8: NodePool cpu: metadata.name: there is a NodePool of this name already, in line 1 (found \"cpu\"); "
+        "job.yaml:8: DevicePool cpu: metadata.name: there is a DevicePool of this name already, in line 1 (found \"cpu\"); "
         "rename or remove one",
-        "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a NodePool in this file, "
-        "is \"v100\"; correct the name, or add a NodePool document (the file has cpu)"]),
+        "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
+        "is \"v100\"; correct the name, or add a DevicePool document (the file has cpu)"]),
     # --- the documents of a file together
     ("{name: v100}]", "{name: a100}]", [
-        "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a NodePool in this file, "
-        "is \"a100\"; correct the name, or add a NodePool document (the file has cpu, v100)"]),
+        "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
+        "is \"a100\"; correct the name, or add a DevicePool document (the file has cpu, v100)"]),
     ("{name: cpu}, {name: v100}]", "{name: cpu, maxUnits: 9}, {name: v100}]", [
         "job.yaml:18: HeterPSJob flights: spec.pools[0].maxUnits: must not be greater than the pool's own maxUnits, 8, "
         "is 9; lower it, or raise the pool's"]),
@@ -184,10 +184,10 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 9 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
-        "job.yaml:12: kind: must be one of HeterPSJob, NodePool, is \"HeterPsJob\"; correct kind, or move the document "
+        "job.yaml:12: kind: must be one of HeterPSJob, DevicePool, is \"HeterPsJob\"; correct kind, or move the document "
         "to another file"]),
     ("kind: HeterPSJob\n", "", [
-        "job.yaml:11: kind: must be one of HeterPSJob, NodePool; correct kind, or move the document to another file"]),
+        "job.yaml:11: kind: must be one of HeterPSJob, DevicePool; correct kind, or move the document to another file"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "heterps.io/v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"heterps.io/v1\"; "
         "this version of HeterPS knows no other"]),

@@ -39,7 +39,7 @@ def test_the_full_objects_are_valid_and_have_every_field(manifest: dict[str, Any
 @pytest.mark.parametrize("manifest", FULL, ids=lambda manifest: manifest["kind"])
 def test_every_wrong_value_is_found_where_it_is(manifest: dict[str, Any]) -> None:
     every = list(mutations(manifest))
-    assert len(every) >= (50 if manifest["kind"] == "NodePool" else 400)
+    assert len(every) >= (50 if manifest["kind"] == "DevicePool" else 400)
     missed = [str(mutation) for mutation in every if not any(p.startswith(mutation.field) for p in places(mutation))]
     assert missed == []
 

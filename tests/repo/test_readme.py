@@ -70,6 +70,6 @@ def test_decisions_are_numbered_without_gaps() -> None:
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
 def test_the_job_file_of_a_guide_is_valid(name: str, tmp_path: Path) -> None:
     [manifest] = re.findall(r"```yaml\n(.*?)```", text_of(name), re.S)
-    assert [document["kind"] for document in yaml.safe_load_all(manifest)] == ["NodePool", "HeterPSJob"]
+    assert [document["kind"] for document in yaml.safe_load_all(manifest)] == ["DevicePool", "HeterPSJob"]
     (tmp_path / "job.yaml").write_text(manifest)
     assert load_manifest(tmp_path / "job.yaml").job["metadata"]["name"] == "ctr"

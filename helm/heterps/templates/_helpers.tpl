@@ -87,10 +87,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- /* What belongs to no namespace. */ -}}
 {{- define "heterps.clusterRules" -}}
 - apiGroups: [heterps.io]
-  resources: [nodepools]
+  resources: [devicepools]
   verbs: [get, list, watch]
 - apiGroups: [heterps.io]
-  resources: [nodepools/status]
+  resources: [devicepools/status]
   verbs: [get, patch, update]
 - apiGroups: [""]
   resources: [nodes]

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from heterps_operator.api.manifest import Manifest
-from heterps_operator.errors import MISSING, Problem
+from heterps_operator.errors import MISSING, FieldError
 
 __all__ = ["cluster_problems", "pod_configuration"]
 
@@ -16,7 +16,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
 
 
-def cluster_problems(job: dict[str, Any]) -> list[Problem]:
+def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
     """What keeps a valid job from running in pods, each with the field and the fix.
 
     Args:
@@ -25,12 +25,14 @@ def cluster_problems(job: dict[str, Any]) -> list[Problem]:
     spec, found = job["spec"], []
     title = f"HeterPSJob {job['metadata']['name']}"
     if not spec.get("image"):
-        found.append(Problem("spec.image", MISSING, "must be set on a cluster", "name the image of your code", title))
+        found.append(
+            FieldError("spec.image", MISSING, "must be set on a cluster", "name the image of your code", title)
+        )
     path = spec["checkpoint"].get("path")
     if path is None:
         fix = f"set it to {_SHARED}"
         text = "must be set on a cluster: the pods of a job have no folder in common"
-        found.append(Problem("spec.checkpoint.path", MISSING, text, fix, title))
+        found.append(FieldError("spec.checkpoint.path", MISSING, text, fix, title))
     for field, value in (
         ("spec.checkpoint.path", path),
         ("spec.data.train", spec["data"]["train"]),
@@ -38,7 +40,7 @@ def cluster_problems(job: dict[str, Any]) -> list[Problem]:
     ):
         if value is not None and not value.startswith("/") and not _URI.match(value):
             fix = f"use {_SHARED}"
-            found.append(Problem(field, value, "must be an absolute path or an address on a cluster", fix, title))
+            found.append(FieldError(field, value, "must be an absolute path or an address on a cluster", fix, title))
     return found
 
 

@@ -55,7 +55,7 @@ def complete_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete_pool(pool: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a valid NodePool with every default filled in."""
+    """A copy of a valid DevicePool with every default filled in."""
     result = copy.deepcopy(pool)
     spec = result["spec"]
     if spec["deviceType"] in _RESOURCES:

@@ -18,7 +18,7 @@ __all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "Run
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A node pool as this job may use it."""
+    """A device pool as this job may use it."""
 
     name: str
     device_type: str  # CPU | GPU | XPU
@@ -78,7 +78,7 @@ class Elasticity:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What `reconcile` reads of a HeterPSJob and its NodePools."""
+    """What `reconcile` reads of a HeterPSJob and its DevicePools."""
 
     name: str
     pools: tuple[PoolSpec, ...]
@@ -123,7 +123,7 @@ class JobSpec:
 
         Args:
             job: the HeterPSJob.
-            pools: the NodePools; those that the job does not name are passed over.
+            pools: the DevicePools; those that the job does not name are passed over.
             goal: what to do, if not what `spec.mode` says.
         """
         spec = job["spec"]

@@ -1,4 +1,4 @@
-"""Manifests from files: one HeterPSJob and its NodePools, checked as a cluster would check them.
+"""Manifests from files: one HeterPSJob and its DevicePools, checked as a cluster would check them.
 
 A job file holds several YAML documents, so that `kubectl apply -f` takes it as it is. `load_manifest` reports
 everything that is wrong with a file at once, each problem with its line. What only a cluster or the model itself can
@@ -18,7 +18,7 @@ from typing import Any
 from heterps_operator.api.defaults import complete_job, complete_pool
 from heterps_operator.api.schema import Fault, load_schemas
 from heterps_operator.api.yaml_source import Document, read_documents
-from heterps_operator.errors import MISSING, ManifestError, Problem
+from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
 __all__ = ["Manifest", "load_manifest", "read_objects"]
@@ -32,7 +32,7 @@ class Manifest:
     """A job and its pools, valid and with all defaults."""
 
     job: dict[str, Any]  # the HeterPSJob; paths in it are absolute
-    pools: list[dict[str, Any]]  # the NodePools that the job names, in its order, with its own maxUnits
+    pools: list[dict[str, Any]]  # the DevicePools that the job names, in its order, with its own maxUnits
     folder: Path  # folder of the file, where the user's code is looked for
 
     @property
@@ -89,7 +89,7 @@ class _Object:
     kind: str  # "" if it is none of ours
     title: str  # kind and name
     value: Any  # with the schema's defaults
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FieldError] = field(default_factory=list)
 
     @property
     def usable(self) -> bool:
@@ -97,7 +97,7 @@ class _Object:
 
 
 def _checked(
-    documents: Sequence[Document], problems: list[Problem], name: str
+    documents: Sequence[Document], problems: list[FieldError], name: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The job and the pools, by name, of these documents; raises ManifestError with all that is wrong."""
     objects = [_check(document, name) for document in documents]
@@ -107,7 +107,7 @@ def _checked(
     if problems:
         raise ManifestError(sorted(problems, key=_line))
     [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
-    return job, {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "NodePool"}
+    return job, {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "DevicePool"}
 
 
 def _identity(item: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _identity(item: dict[str, Any]) -> dict[str, Any]:
 
 def _read(file: Path) -> str:
     def refuse(message: str, fix: str) -> ManifestError:
-        return ManifestError([Problem("", MISSING, message, fix, source=str(file))])
+        return ManifestError([FieldError("", MISSING, message, fix, source=str(file))])
 
     try:
         data = file.read_bytes()
@@ -174,24 +174,24 @@ def _check(document: Document, name: str) -> _Object:
     return _Object(document, kind, title, value, problems)
 
 
-def _set_problems(objects: list[_Object], name: str) -> list[Problem]:
+def _set_problems(objects: list[_Object], name: str) -> list[FieldError]:
     """What is wrong with the documents together."""
     problems = []
     jobs = [item for item in objects if item.kind == "HeterPSJob"]
     if not jobs and all(item.kind for item in objects):
         message = "the file is empty" if not objects else "the file has no HeterPSJob"
-        problems.append(Problem("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
+        problems.append(FieldError("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
     for extra in jobs[1:]:
         message = f"the file has a HeterPSJob already, in line {jobs[0].document.line}"
         source = f"{name}:{extra.document.line}"
-        problems.append(Problem("", MISSING, message, "put each job into a file of its own", extra.title, source))
+        problems.append(FieldError("", MISSING, message, "put each job into a file of its own", extra.title, source))
     pools: dict[str, _Object] = {}
-    for pool in (item for item in objects if item.kind == "NodePool"):
+    for pool in (item for item in objects if item.kind == "DevicePool"):
         pool_name = _name(pool)
         if pool_name in pools:
-            message = f"there is a NodePool of this name already, in line {pools[pool_name].document.line}"
+            message = f"there is a DevicePool of this name already, in line {pools[pool_name].document.line}"
             source = f"{name}:{pool.document.line_of(('metadata', 'name'))}"
-            problems.append(Problem("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
+            problems.append(FieldError("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
         elif pool_name is not None:
             pools[pool_name] = pool
     for job in jobs[:1]:
@@ -211,8 +211,10 @@ def _pool_faults(job: _Object, pools: dict[str, _Object]) -> list[Fault]:
             continue
         if name not in pools:
             found = f"the file has {', '.join(sorted(pools))}" if pools else "the file has none"
-            fix = f"correct the name, or add a NodePool document ({found})"
-            faults.append(Fault(("spec", "pools", i, "name"), name, "must be the name of a NodePool in this file", fix))
+            fix = f"correct the name, or add a DevicePool document ({found})"
+            faults.append(
+                Fault(("spec", "pools", i, "name"), name, "must be the name of a DevicePool in this file", fix)
+            )
         elif job.usable and pools[name].usable and "maxUnits" in entry:
             faults += _limit_faults(("spec", "pools", i, "maxUnits"), entry["maxUnits"], pools[name].value["spec"])
     if job.usable and not faults and all(pool.usable for pool in pools.values()):
@@ -282,7 +284,7 @@ def _name(item: _Object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _line(problem: Problem) -> int:
+def _line(problem: FieldError) -> int:
     """The line of a problem, to put problems into the order of the file."""
     line = problem.source.rpartition(":")[2]
     return int(line) if line.isdigit() else 0

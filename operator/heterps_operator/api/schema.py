@@ -22,7 +22,7 @@ import yaml
 from heterps_operator.api import cel
 from heterps_operator.api.structure import OBJECT_META, structural_faults
 from heterps_operator.api.yaml_source import Path, path_text
-from heterps_operator.errors import MISSING, InstallationError, Problem
+from heterps_operator.errors import MISSING, FieldError, InstallationError
 
 __all__ = ["Fault", "Schema", "crd_folder", "load_schemas"]
 
@@ -38,9 +38,9 @@ class Fault:
     message: str
     fix: str
 
-    def problem(self, document: str = "", source: str = "") -> Problem:
+    def problem(self, document: str = "", source: str = "") -> FieldError:
         """The fault as users see it."""
-        return Problem(path_text(self.path), self.value, self.message, self.fix, document, source)
+        return FieldError(path_text(self.path), self.value, self.message, self.fix, document, source)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from heterps_operator.errors import MISSING, ManifestError, Problem
+from heterps_operator.errors import MISSING, FieldError, ManifestError
 
 __all__ = ["Document", "Path", "path_text", "read_documents"]
 
@@ -82,7 +82,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<$"), ["<
 _BOOLEANS = {"y": True, "yes": True, "true": True, "on": True, "n": False, "no": False, "false": False, "off": False}
 
 
-def read_documents(text: str, name: str) -> tuple[list[Document], list[Problem]]:
+def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldError]]:
     """Read all documents of a file; empty ones are passed over.
 
     Args:
@@ -96,11 +96,11 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[Problem]]
         ManifestError: the text is not YAML; nothing behind that place was read.
     """
     documents: list[Document] = []
-    problems: list[Problem] = []
+    problems: list[FieldError] = []
 
     def refuse(message: str, fix: str, line: int | None) -> ManifestError:
         source = name if line is None else f"{name}:{line}"
-        return ManifestError([*problems, Problem("", MISSING, message, fix, source=source)])
+        return ManifestError([*problems, FieldError("", MISSING, message, fix, source=source)])
 
     try:
         loader = _Loader(text)
@@ -142,7 +142,7 @@ class _Reader:
         self.name = name
         self.lines: dict[Path, int] = {}
         self.texts: dict[Path, str] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[FieldError] = []
         self._num_nodes = 0
         self._open: set[int] = set()  # ids of the nodes that are being read: an alias to one of them has no end
 
@@ -246,7 +246,7 @@ class _Reader:
 
     def _problem(self, path: Path, node: yaml.Node, message: str, fix: str) -> None:
         source = f"{self.name}:{node.start_mark.line + 1}"
-        self.problems.append(Problem(path_text(path), MISSING, message, fix, source=source))
+        self.problems.append(FieldError(path_text(path), MISSING, message, fix, source=source))
 
 
 def _integer(text: str) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 import kopf
 
 from heterps_operator.cli.signals import ends_in_order
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.handlers import watch
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
@@ -69,7 +69,7 @@ def operator(options: Namespace) -> int:
         keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
         keeper.start()
         folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
-        cluster = Cluster(
+        cluster = OperatorContext(
             api, folder, namespace, most_planners=options.max_planners, metrics=metrics, measurement=measurement
         )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)

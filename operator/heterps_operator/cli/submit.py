@@ -23,8 +23,8 @@ __all__ = ["submit"]
 
 _LONELY_SECONDS = 20.0  # without a status; then it is worth asking whether an operator runs
 _NOTES = {
-    "kept": " as the cluster has it; you may not change NodePools, and the file's one is not used",
-    "unseen": "; you may neither read nor change NodePools, the job gets the cluster's one of this name",
+    "kept": " as the cluster has it; you may not change DevicePools, and the file's one is not used",
+    "unseen": "; you may neither read nor change DevicePools, the job gets the cluster's one of this name",
 }
 _PROGRESS_SECONDS = 10.0  # between two lines of progress where they stay
 

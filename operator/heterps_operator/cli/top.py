@@ -19,7 +19,7 @@ from heterps_operator.cli.plans.files import write_document
 from heterps_operator.client.client import HeterPSClient
 from heterps_operator.client.views import JobView
 from heterps_operator.errors import ClusterError
-from heterps_operator.kubernetes.state import Memory
+from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.values import CoordinatorView, MemberView, ProcessView
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.job_tables import describe_end, render_facts
@@ -60,7 +60,7 @@ def top(arguments: Namespace) -> int:
     return EXIT_OK
 
 
-def _look(client: HeterPSClient, name: str, patience: float) -> tuple[JobView, Memory | None]:
+def _look(client: HeterPSClient, name: str, patience: float) -> tuple[JobView, StoredState | None]:
     """The present; a cluster that is away for a moment is asked again."""
     since = time.monotonic()
     while True:
@@ -77,12 +77,12 @@ def _look(client: HeterPSClient, name: str, patience: float) -> tuple[JobView, M
         time.sleep(_LOOK_SECONDS)
 
 
-def _panel(job: JobView, memory: Memory | None) -> RenderableType:
+def _panel(job: JobView, memory: StoredState | None) -> RenderableType:
     title = f"[bold]heterps[/] · {job.namespace}/{job.name} · [bold cyan]{job.status.phase or 'no operator yet'}[/]"
     return Panel(render_top(job, memory), title=title, title_align="left", border_style="cyan")
 
 
-def render_top(job: JobView, memory: Memory | None) -> RenderableType:
+def render_top(job: JobView, memory: StoredState | None) -> RenderableType:
     """Everything about a job on one screen.
 
     Args:
@@ -100,7 +100,7 @@ def render_top(job: JobView, memory: Memory | None) -> RenderableType:
     return Group(*parts)
 
 
-def _processes(memory: Memory) -> Table:
+def _processes(memory: StoredState) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("pod of", no_wrap=True)
     table.add_column("pool", overflow="fold")
@@ -126,7 +126,7 @@ def _processes(memory: Memory) -> Table:
     return table
 
 
-def _rows(memory: Memory) -> list[dict[str, Any]]:
+def _rows(memory: StoredState) -> list[dict[str, Any]]:
     """Running processes and those that ended badly, each with what the coordinator knows of it."""
     view = _coordinator(memory)
     members: dict[str, MemberView] = {} if view is None else {member.name: member for member in view.members}
@@ -157,12 +157,12 @@ def _order(process: ProcessView) -> tuple[int, Sequence[object]]:
     return place, [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in numbers]
 
 
-def _coordinator(memory: Memory) -> CoordinatorView | None:
+def _coordinator(memory: StoredState) -> CoordinatorView | None:
     result = memory.status.result
     return None if result is None else CoordinatorView.from_json(result)
 
 
-def _document(job: JobView, memory: Memory | None) -> dict[str, Any]:
+def _document(job: JobView, memory: StoredState | None) -> dict[str, Any]:
     """What programs get."""
     status = job.status
     processes = [] if memory is None else _rows(memory)

@@ -47,7 +47,7 @@ def refusal(error: ApiError, doing: str) -> ClusterError:
         case 404:
             return ClusterError(
                 "NotInstalled",
-                f"{doing}: the cluster does not know HeterPSJobs and NodePools; install HeterPS "
+                f"{doing}: the cluster does not know HeterPSJobs and DevicePools; install HeterPS "
                 "first (helm install heterps helm/heterps), or choose another --context",
             )
         case 409:
@@ -68,7 +68,7 @@ def _forbidden(error: ApiError, doing: str) -> ClusterError:
         return ClusterError("Forbidden", f"{doing}: the cluster refuses it: {error.message}")
     verb, resource, namespace = match["verb"], match["resource"], match["namespace"]
     place = f" in namespace {namespace}" if namespace else ""
-    if resource == "nodepools" and verb not in _READING:
+    if resource == "devicepools" and verb not in _READING:
         role = "heterps-pool-editor"
     elif verb in _READING:
         role = "heterps-viewer"

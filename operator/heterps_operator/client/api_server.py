@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from heterps_operator.documents import Json
 
-__all__ = ["FIELD_MANAGER", "Server"]
+__all__ = ["FIELD_MANAGER", "ApiServer"]
 
 FIELD_MANAGER = "heterps-client"  # owner of the fields that users write with the command line
 
 
-class Server(Protocol):
+class ApiServer(Protocol):
     """Objects by path, as plain JSON. Every method raises `ApiError` where the server refuses or does not answer."""
 
     def get(self, path: str) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.client.api_errors import no_such_job, refusal
-from heterps_operator.client.api_server import FIELD_MANAGER, Server
+from heterps_operator.client.api_server import FIELD_MANAGER, ApiServer
 from heterps_operator.client.logs import LogLine, read_logs
 from heterps_operator.client.manifests import Submission, read_submission
 from heterps_operator.client.views import EventView, JobView, PlanView, read_time
@@ -44,11 +44,11 @@ from heterps_operator.kubernetes.names import (
 )
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.reading import observe
-from heterps_operator.kubernetes.state import Memory
+from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import API_VERSION
 
-__all__ = ["Change", "HeterPSClient", "Submitted"]
+__all__ = ["HeterPSClient", "JobUpdate", "Submitted"]
 
 Until = Callable[[JobView], bool]
 
@@ -56,7 +56,7 @@ _FORBIDDEN = 403
 
 
 @dataclass(frozen=True)
-class Change:
+class JobUpdate:
     """What a submission did to one object."""
 
     kind: str
@@ -69,7 +69,7 @@ class Submitted:
     """A submission."""
 
     job: JobView
-    changes: tuple[Change, ...]
+    changes: tuple[JobUpdate, ...]
     objects: tuple[Json, ...]  # as the cluster has them now, or would have them
 
 
@@ -82,7 +82,7 @@ class HeterPSClient:
         pause: waits between attempts; tests give another.
     """
 
-    def __init__(self, server: Server, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, server: ApiServer, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.namespace = namespace
         self._server = server
         self._pause = pause
@@ -197,7 +197,7 @@ class HeterPSClient:
                 pause=self._pause,
             )
 
-    def state(self, name: str) -> Memory | None:
+    def state(self, name: str) -> StoredState | None:
         """What the operator remembers of a job: its whole status, bill and processes. None: nothing (yet).
 
         Raises:
@@ -207,7 +207,7 @@ class HeterPSClient:
         if found is None:
             return None
         try:
-            return Memory.from_data(found.get("data") or {})
+            return StoredState.from_data(found.get("data") or {})
         except ValueError as error:
             text = f"job {name}: what the operator keeps of it cannot be read ({error}); is it of another version?"
             raise ClusterError("Unreadable", text) from error
@@ -307,10 +307,10 @@ class HeterPSClient:
         with self._doing(f"deleting job {name} in namespace {self.namespace}"):
             self._server.delete(job_path(self.namespace, name))
 
-    def _apply(self, body: Json, dry_run: bool) -> tuple[Change, Json]:
+    def _apply(self, body: Json, dry_run: bool) -> tuple[JobUpdate, Json]:
         kind, name, path = body["kind"], body["metadata"]["name"], object_path(body)
         # Pools belong to whoever runs the cluster, and to no namespace: a user's file only repeats them.
-        spared = kind == "NodePool"
+        spared = kind == "DevicePool"
         hidden, before = False, None
         with self._doing(f"submitting {kind} {name}"):
             try:
@@ -324,9 +324,9 @@ class HeterPSClient:
             except ApiError as error:
                 if not spared or error.code != _FORBIDDEN or not (hidden or before):
                     raise
-                return Change(kind, name, "unseen" if before is None else "kept"), before or body
+                return JobUpdate(kind, name, "unseen" if before is None else "kept"), before or body
         verb = "created" if before is None else "unchanged" if before.get("spec") == after.get("spec") else "changed"
-        return Change(kind, name, verb), after
+        return JobUpdate(kind, name, verb), after
 
     def _config_map(self, name: str) -> dict[str, Any] | None:
         with self._doing(f"reading ConfigMap {name} in namespace {self.namespace}"):
@@ -350,7 +350,7 @@ class HeterPSClient:
 
 
 def _pool_path(name: str) -> str:
-    return object_path({"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}})
+    return object_path({"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": name}})
 
 
 def _age(view: ProcessView) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heterps_operator.client.api_server import Server
+from heterps_operator.client.api_server import ApiServer
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import (
     CONTAINER,
@@ -39,7 +39,7 @@ class LogLine:
 
 
 def read_logs(
-    server: Server,
+    server: ApiServer,
     namespace: str,
     job: str,
     *,
@@ -67,7 +67,7 @@ def read_logs(
     yield from _follow(server, pods, tail, ended, pause)
 
 
-def _read(server: Server, pod: dict[str, Any], tail: int | None, follow: bool = False) -> Iterator[LogLine]:
+def _read(server: ApiServer, pod: dict[str, Any], tail: int | None, follow: bool = False) -> Iterator[LogLine]:
     """The log of one pod so far, or on and on."""
     metadata = pod["metadata"]
     name = str(metadata["name"])
@@ -87,7 +87,7 @@ def _read(server: Server, pod: dict[str, Any], tail: int | None, follow: bool = 
 
 
 def _follow(
-    server: Server,
+    server: ApiServer,
     pods: Callable[[], list[dict[str, Any]]],
     tail: int | None,
     ended: Callable[[], bool],

@@ -16,7 +16,7 @@ from heterps_operator.api.manifest import load_manifest
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.yaml_source import read_documents
 from heterps_operator.documents import Json
-from heterps_operator.errors import MISSING, ManifestError, Problem
+from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Submission", "read_submission"]
@@ -45,7 +45,7 @@ def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
     """Read a job and its pools.
 
     Args:
-        source: a job file; or a HeterPSJob as a dictionary, alone or among the NodePools that it brings along.
+        source: a job file; or a HeterPSJob as a dictionary, alone or among the DevicePools that it brings along.
 
     Raises:
         ManifestError: something is wrong; holds every problem found.
@@ -63,18 +63,18 @@ def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
     _check_for_cluster(job)
     # Submitting means running: without this, a job that was cancelled would stay suspended by whoever set the field.
     job["spec"]["runPolicy"] = {"suspend": False} | (job["spec"].get("runPolicy") or {})
-    return Submission(job, tuple(value for value in values if value["kind"] == "NodePool"))
+    return Submission(job, tuple(value for value in values if value["kind"] == "DevicePool"))
 
 
 def _check(values: Sequence[Any]) -> None:
     """Check dictionaries as the files of a command line are checked."""
     schemas = load_schemas()
-    problems: list[Problem] = []
+    problems: list[FieldError] = []
     for i, value in enumerate(values):
         kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
         if kind not in schemas or value.get("apiVersion") != API_VERSION:
             fix = f"give objects with apiVersion {API_VERSION} and kind {' or '.join(sorted(schemas))}"
-            problems.append(Problem(f"objects[{i}]", MISSING, "is no object of HeterPS", fix))
+            problems.append(FieldError(f"objects[{i}]", MISSING, "is no object of HeterPS", fix))
             continue
         schema = schemas[kind]
         faults = schema.faults(schema.with_defaults({key: item for key, item in value.items() if key != "status"}))
@@ -83,7 +83,7 @@ def _check(values: Sequence[Any]) -> None:
         problems += [fault.problem(title) for fault in faults]
     jobs = [value for value in values if isinstance(value, Mapping) and value.get("kind") == "HeterPSJob"]
     if len(jobs) != 1 and not problems:
-        problems.append(Problem("", MISSING, f"there are {len(jobs)} HeterPSJobs", "submit exactly one"))
+        problems.append(FieldError("", MISSING, f"there are {len(jobs)} HeterPSJobs", "submit exactly one"))
     if problems:
         raise ManifestError(problems)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from heterps_operator.client.api_server import Server
+from heterps_operator.client.api_server import ApiServer
 from heterps_operator.kubernetes.api import ApiError
 
 __all__ = ["watch_object"]
@@ -24,7 +24,7 @@ _ATTEMPTS = 8  # in a row without an answer, before the cluster counts as gone
 
 
 def watch_object(
-    server: Server, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
+    server: ApiServer, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
 ) -> Iterator[dict[str, Any]]:
     """Every version of an object; ends when it is deleted, is not there, or at the deadline.
 

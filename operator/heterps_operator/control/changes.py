@@ -1,7 +1,7 @@
 """What a change of a HeterPSJob's spec means for a job that runs.
 
-Pure: two specs in, one `Change` out. Every field of the schema falls under one line of `EFFECTS` (a test holds the two
-against each other), so that no change is taken half or passed over in silence. docs/changes.md shows the same table.
+Pure: two specs in, one `SpecChange` out. Every field of the schema falls under one line of `EFFECTS` (a test compares
+the two), so no change is applied in part or ignored. docs/changes.md shows the same table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_operator.documents import Json
 
-__all__ = ["EFFECTS", "Change", "Effect", "FieldChange", "effect_of", "spec_change"]
+__all__ = ["EFFECTS", "Effect", "FieldChange", "SpecChange", "effect_of", "spec_change"]
 
 
 class Effect(IntEnum):
@@ -66,7 +66,7 @@ class FieldChange:
 
 
 @dataclass(frozen=True)
-class Change:
+class SpecChange:
     """What differs between two specs of a job."""
 
     fields: tuple[FieldChange, ...] = ()  # in the order of their paths
@@ -90,7 +90,7 @@ class Change:
         return "; ".join(parts)
 
 
-def spec_change(old_job: Json, new_job: Json) -> Change:
+def spec_change(old_job: Json, new_job: Json) -> SpecChange:
     """Compare two versions of a HeterPSJob.
 
     Args:
@@ -98,7 +98,7 @@ def spec_change(old_job: Json, new_job: Json) -> Change:
         new_job: the one that is wanted, completed with defaults.
     """
     paths = sorted(_differences(old_job["spec"], new_job["spec"], ""))
-    return Change(tuple(FieldChange(path, effect) for path, effect in paths))
+    return SpecChange(tuple(FieldChange(path, effect) for path, effect in paths))
 
 
 def effect_of(path: str) -> Effect:

@@ -26,7 +26,15 @@ from heterps_operator.control.members import units_by_pool
 from heterps_operator.control.problem import build_problem
 from heterps_operator.formatting import format_time
 from heterps_operator.state.status import Status
-from heterps_operator.state.throughput import LEAST_SAMPLES, PATIENCE, Sample, Series, mean, pause_seconds, stage_means
+from heterps_operator.state.throughput import (
+    LEAST_SAMPLES,
+    PATIENCE,
+    Sample,
+    ThroughputSeries,
+    mean,
+    pause_seconds,
+    stage_means,
+)
 from heterps_operator.state.trials import Pods, Trial, remember, spare
 from heterps_operator.state.values import ComputePlan, CoordinatorView, Observed, PlanOutcome
 from heterps_runtime.contract import PlanDocument, worker_name
@@ -78,7 +86,7 @@ def _measure(job: JobSpec, observed: Observed, status: Status, plan: PlanDocumen
     view, series = observed.coordinator, status.series
     assert view is not None
     if series.revision != status.plan_revision:
-        series = Series(status.plan_revision)
+        series = ThroughputSeries(status.plan_revision)
     if not _all_at_work(view, plan):
         series = series.unsettle()
     elif _is_measured(view):
@@ -144,7 +152,7 @@ def _follow_floor(
     if _fewer(present, series.before) and series.before_rate >= floor:
         asked["message"] += ", so as before"
         new = _with_pods(job, status.plan or {}, plan, status.plan or {}, series.before)
-        return _change(job, observed, replace(status, reviewed=now), plan, new, asked, Series()), ()
+        return _change(job, observed, replace(status, reviewed=now), plan, new, asked, ThroughputSeries()), ()
     if is_busy(status.plan or {}):
         text = f"{describe_cores(status.plan or {})}, so more workers would not bring it to the floor of {floor:,.0f}"
         return replace(status, reviewed=now).with_condition("Rescaled", False, "CoresBusy", text, now), ()
@@ -264,7 +272,11 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
     saves = new["costPerHour"] < float((status.plan or {}).get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
     helps = {"missed": grows, "excess": saves, "workers": True}[cause]
     if pods != present and helps:
-        tried = Series() if cause == "workers" else Series(before=present, before_rate=float(asked["rate"]))
+        tried = (
+            ThroughputSeries()
+            if cause == "workers"
+            else ThroughputSeries(before=present, before_rate=float(asked["rate"]))
+        )
         return _change(job, observed, done, plan, new, asked, tried)
     if in_the_way is None:
         return done
@@ -277,7 +289,7 @@ def _give_back(job: JobSpec, observed: Observed, status: Status, plan: PlanDocum
     failed = replace(grown, time=now, in_vain=True)  # it has its wait since the units were added
     new = _with_pods(job, status.plan or {}, plan, status.plan or {}, grown.fewer)
     status = replace(status, trials=_replaced(status.trials, failed), reviewed=now)
-    status = _carry_out(observed, status, new, Series())
+    status = _carry_out(observed, status, new, ThroughputSeries())
     moves, until = _moves(plan, grown.fewer, grown.more), format_time(failed.until)
     text = (
         f"{moves} gave {grown.more_rate:,.0f} samples/s after {grown.fewer_rate:,.0f}, the floor is "
@@ -298,7 +310,7 @@ def _change(
     plan: PlanDocument,
     new: dict[str, Any],
     asked: Mapping[str, Any],
-    series: Series,
+    series: ThroughputSeries,
 ) -> Status:
     """Carry a plan out that was asked for, unless other jobs took the units meanwhile.
 
@@ -323,7 +335,7 @@ def _change(
     return status.with_condition("Rescaled", True, "UnitsChanged", text, now)
 
 
-def _carry_out(observed: Observed, status: Status, new: dict[str, Any], series: Series) -> Status:
+def _carry_out(observed: Observed, status: Status, new: dict[str, Any], series: ThroughputSeries) -> Status:
     """The status with another plan of the same stages."""
     revision = status.plan_revision + 1
     return replace(

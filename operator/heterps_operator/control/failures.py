@@ -19,7 +19,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec, RunPolicy
 from heterps_operator.control.members import COORDINATOR, members
 from heterps_operator.state.status import Event, Failure, Status
-from heterps_operator.state.throughput import Series
+from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import Observed, ProcessView
 from heterps_planner.balancing import Pace
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
@@ -176,7 +176,7 @@ def _start_over(status: Status, now: float, pause: float) -> Status:
         review=None,
         reviewed=None,
         pace=Pace(),
-        series=Series(),
+        series=ThroughputSeries(),
         speeds={},
     ).with_phase("Restarting", now)
 

@@ -248,7 +248,7 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
     more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
     if not names:
         return (
-            f"{free} are free, though no job holds any; kubectl describe nodepool {pools[0]} says what its nodes have"
+            f"{free} are free, though no job holds any; kubectl describe devicepool {pools[0]} says what its nodes have"
         )
     held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})"
     return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"

@@ -14,12 +14,12 @@ from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import job_owner
 from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 
-__all__ = ["Accounts"]
+__all__ = ["PodAccounting"]
 
 _GONE = " (deleted)"  # after the name of a job that is gone, for those who wait for its units
 
 
-class Accounts:
+class PodAccounting:
     """Keeps the ledger's occupied units.
 
     Args:

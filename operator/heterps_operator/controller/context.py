@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heterps_operator.controller.planners import Places
+from heterps_operator.controller.planners import FairSemaphore
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_job, slim_node
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.pools import Ledger
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
 
-__all__ = ["Cluster"]
+__all__ = ["OperatorContext"]
 
 # A look at a job without news costs one request to its coordinator. Watches wake a job at once, so pauses only bound
 # how soon the coordinator's own news are seen; with many jobs they grow, so that all of them cost what these do.
@@ -28,7 +28,7 @@ _CHANGING_SECONDS = 0.5
 
 
 @dataclass
-class Cluster:
+class OperatorContext:
     """One cluster as the operator sees it, and what jobs compete for."""
 
     api: KubernetesApi
@@ -45,12 +45,12 @@ class Cluster:
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
     pods: PodStore = field(default_factory=PodStore)
     ledger: Ledger = field(default_factory=Ledger)
-    places: Places = field(init=False)
+    planner_slots: FairSemaphore = field(init=False)
     active_jobs: int = 0  # that are looked at regularly
 
     def __post_init__(self) -> None:
-        """Make the places of planners."""
-        self.places = Places(self.most_planners)
+        """Make the planner_slots of planners."""
+        self.planner_slots = FairSemaphore(self.most_planners)
 
     def hears_of(self, node: str) -> bool:
         """Whether a node's kubelet reports; the pods of one that is gone are cleared away by Kubernetes."""

@@ -39,7 +39,7 @@ def watch(
     namespaces: Sequence[str],
     login: Callable[[], kopf.ConnectionInfo],
 ) -> None:
-    """Report everything that happens to jobs, their pods, node pools and nodes; returns when `stop` is set.
+    """Report everything that happens to jobs, their pods, device pools and nodes; returns when `stop` is set.
 
     kopf ends at what it does not expect of a watch: an error other than 410, a line that was cut, a refusal that lasts.
     Then the watches begin anew. If that fails again and again, so does this function.
@@ -73,7 +73,7 @@ def watch(
         return handler
 
     kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(supervisor.job_seen))
-    kopf.on.event(API_GROUP, _VERSION, "nodepools", registry=registry, id="pools")(report(supervisor.pool_seen))
+    kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(supervisor.pool_seen))
     kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(supervisor.pod_seen))
     kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(supervisor.node_seen))
 

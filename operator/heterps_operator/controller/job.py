@@ -19,12 +19,12 @@ from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.control.changes import Effect, spec_change
 from heterps_operator.control.members import units_by_pool
 from heterps_operator.control.reconcile import WAITING_FOR_CAPACITY
-from heterps_operator.controller.context import Cluster
-from heterps_operator.controller.owned_objects import Belongings, NotReadyError
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.publisher import Publisher
 from heterps_operator.controller.store import Key
-from heterps_operator.controller.trial import Trial
+from heterps_operator.controller.trial import PlanTrial
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
 from heterps_operator.kubernetes.api import ApiError
@@ -33,7 +33,7 @@ from heterps_operator.kubernetes.names import job_path, state_name
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.kubernetes.state import JobState, Memory, NotOwnedError
+from heterps_operator.kubernetes.state import JobState, NotOwnedError, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
 from heterps_operator.state.bill import Bill
@@ -65,13 +65,13 @@ class JobController:
         wake: gives the job another turn soon.
     """
 
-    def __init__(self, cluster: Cluster, key: Key, wake: Callable[[], None]) -> None:
+    def __init__(self, cluster: OperatorContext, key: Key, wake: Callable[[], None]) -> None:
         self._cluster = cluster
         self._key = key
         self._name = job_key(*key)
         self._wake = wake
         self._folder = cluster.folder / key[0] / key[1]
-        self._belongings = Belongings(cluster, key)
+        self._owned = OwnedObjects(cluster, key)
         self._uid = ""
         self._taken_up: tuple[Any, ...] = ()
         self._reset()
@@ -82,12 +82,12 @@ class JobController:
         self._substrate: KubernetesSubstrate | None = None
         self._state: JobState | None = None
         self._publisher: Publisher | None = None
-        self._memory: Memory | None = None
+        self._memory: StoredState | None = None
         self._turn: Turn | None = None  # the present one
         self._seen: Status | None = None
         self._hindrance: NotReadyError | None = None  # why it goes on as it was, and not as it is wanted now
         self._restart = Effect.NONE  # why the job is being stopped, to go on with another spec
-        self._trial: Trial | None = None  # of a spec that asks for another plan
+        self._trial: PlanTrial | None = None  # of a spec that asks for another plan
         self._kept = (0, 0)  # revision and incarnation whose objects were written
         self._quiet = 0
         self._taken_up = ()
@@ -107,7 +107,7 @@ class JobController:
         job = self._cluster.jobs.get(*self._key)
         if job is None or job["metadata"].get("deletionTimestamp"):
             if job is not None:
-                self._belongings.end_pods(job)
+                self._owned.end_pods(job)
             self.close()
             return None
         if job["spec"].get("managedBy", MANAGED_BY) != MANAGED_BY:
@@ -130,7 +130,7 @@ class JobController:
         except CapacityTakenError:
             return _FIRST_PAUSE_SECONDS
         except NotReadyError as error:
-            memory = self._memory or Memory(Status(), Bill())
+            memory = self._memory or StoredState(Status(), Bill())
             status = self._loop.status if self._loop is not None else memory.status
             publisher.refuse(status, memory.bill, error.reason, str(error), _generation(job))
             return error.seconds
@@ -194,7 +194,7 @@ class JobController:
             manifest, self._hindrance = self._wanted(job, pools), None
         except NotReadyError as error:
             # What has begun goes on as it was: nobody else would look after its pods.
-            manifest = self._belongings.kept(job)
+            manifest = self._owned.kept(job)
             if manifest is None or self._stopped_for_change():
                 raise
             self._hindrance = error
@@ -227,7 +227,7 @@ class JobController:
             known = sorted(str(pool["metadata"]["name"]) for pool in self._cluster.pools.all())
             hint = difflib.get_close_matches(missing[0], known, 1)
             have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
-            text = f"spec.pools: there is no NodePool {missing[0]}; create it, or correct the name ({have})"
+            text = f"spec.pools: there is no DevicePool {missing[0]}; create it, or correct the name ({have})"
             raise NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
         return [dict(pool) for pool in pools if pool is not None]
 
@@ -241,7 +241,7 @@ class JobController:
         except ValueError as error:
             fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job goes on from its last checkpoint"
             raise NotReadyError("DamagedState", f"{error}; {fix}", _LOOK_SECONDS) from error
-        self._memory = memory or Memory(Status(incarnation=self._next_incarnation(job)), Bill())
+        self._memory = memory or StoredState(Status(incarnation=self._next_incarnation(job)), Bill())
         status = self._memory.status
         # A job whose pods have begun holds the rest of its plan as well; others may have taken what it gave back.
         if status.plan is not None and status.outcome is None and self._cluster.ledger.held_by(self._name):
@@ -249,7 +249,7 @@ class JobController:
         change = self._effect(manifest)
         self._memory = replace(self._memory, spec=self._memory.spec or manifest.job["spec"])
         # Until it is over to what is wanted now, its pods are those of what they were told.
-        kept = self._belongings.kept(job) if change >= Effect.RESTART else None
+        kept = self._owned.kept(job) if change >= Effect.RESTART else None
         self._start_loop(job, kept or manifest, JobSpec.from_manifests(kept.job, kept.pools) if kept else spec)
         if change != Effect.NONE:
             self._change(job, manifest, spec)
@@ -259,8 +259,8 @@ class JobController:
         assert self._memory is not None
         cluster = self._cluster
         configuration = pod_configuration(manifest)
-        token = self._belongings.token(job)
-        self._belongings.apply(
+        token = self._owned.token(job)
+        self._owned.apply(
             job,
             objects.service(job),
             objects.run_config(job, configuration),
@@ -305,7 +305,7 @@ class JobController:
 
     def _make_planner(self, spec: JobSpec, folder: str) -> QueuedPlanner:
         return QueuedPlanner(
-            self._cluster.places,
+            self._cluster.planner_slots,
             self._folder / folder,
             spec.method,
             spec.planner_timeout_seconds,
@@ -377,7 +377,7 @@ class JobController:
             if len(profiles) < len(spec.pools):  # it is measured first, for which it has to stop
                 return True
             try:
-                self._trial = Trial(spec, self._make_planner(spec, "trial"), profiles)
+                self._trial = PlanTrial(spec, self._make_planner(spec, "trial"), profiles)
             except ValueError:  # they are measured again
                 return True
         outcome = self._trial.poll()
@@ -431,7 +431,7 @@ class JobController:
             raise NotReadyError.of(f"ConfigMap {state_name(self._key[1])}", error) from error
         if plan is not None and new:  # not before it is this operator's to decide
             job, pools = self._substrate.job, self._substrate.pools
-            revisions = self._belongings.keep_plan(job, pools, status, plan, revisions)
+            revisions = self._owned.keep_plan(job, pools, status, plan, revisions)
             self._memory = replace(self._memory, plans=revisions)
             self._kept = place
 

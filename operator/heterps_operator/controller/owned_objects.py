@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterps_operator.api.manifest import Manifest, read_objects
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.store import Key
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
@@ -32,7 +32,7 @@ from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, o
 from heterps_operator.state.status import Status
 from heterps_runtime.contract import PlanDocument
 
-__all__ = ["REFUSED_SECONDS", "Belongings", "NotReadyError"]
+__all__ = ["REFUSED_SECONDS", "NotReadyError", "OwnedObjects"]
 
 REFUSED_SECONDS = 60.0  # a job that cannot be taken up is woken by what would change that; this is for safety
 _LOOK_SECONDS = 10.0  # for what no watch reports
@@ -68,7 +68,7 @@ class NotReadyError(Exception):
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
 
 
-class Belongings:
+class OwnedObjects:
     """The objects of one job.
 
     Args:
@@ -76,7 +76,7 @@ class Belongings:
         key: namespace and name of the job.
     """
 
-    def __init__(self, cluster: Cluster, key: Key) -> None:
+    def __init__(self, cluster: OperatorContext, key: Key) -> None:
         self._cluster = cluster
         self._api = cluster.api
         self._namespace, self._name = key
@@ -126,7 +126,7 @@ class Belongings:
 
         Args:
             job: with all defaults.
-            pools: its NodePools, by name.
+            pools: its DevicePools, by name.
             status: whose plan it is.
             plan: the same, parsed.
             revisions: of all plans that were written.

@@ -11,10 +11,10 @@ from heterps_operator.documents import Json
 from heterps_operator.local.planner import PlannerProcess
 from heterps_operator.state.values import PlanOutcome
 
-__all__ = ["Places", "QueuedPlanner"]
+__all__ = ["FairSemaphore", "QueuedPlanner"]
 
 
-class Places:
+class FairSemaphore:
     """Places for a few of many, who get them in the order in which they have asked. Thread-safe.
 
     A place that becomes free is the next one's at once, who is told: if it had to be asked for again, hundreds who ask
@@ -74,7 +74,7 @@ class QueuedPlanner(PlannerProcess):
 
     def __init__(
         self,
-        places: Places,
+        places: FairSemaphore,
         folder: Path,
         method: str,
         timeout_seconds: float,

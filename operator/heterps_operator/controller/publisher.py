@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.events import EventRecorder, reference_to
@@ -32,7 +32,7 @@ class Publisher:
         job: the HeterPSJob.
     """
 
-    def __init__(self, cluster: Cluster, job: Json) -> None:
+    def __init__(self, cluster: OperatorContext, job: Json) -> None:
         self._cluster = cluster
         self._namespace, self._name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
         self._recorder = EventRecorder(cluster.api, reference_to(JOB, job))

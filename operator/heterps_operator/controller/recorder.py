@@ -19,7 +19,7 @@ from heterps_operator.kubernetes.events import EventRecorder, reference_to
 from heterps_operator.kubernetes.reading.complaints import Complaint
 from heterps_operator.state.status import Event
 
-__all__ = ["Teller"]
+__all__ = ["ProblemRecorder"]
 
 _LOG = logging.getLogger("heterps.operator")
 _AGAIN_SECONDS = 3600.0  # API servers keep events for an hour
@@ -35,7 +35,7 @@ class _Waiting:
     error: BaseException | None
 
 
-class Teller:
+class ProblemRecorder:
     """Writes complaints, in a thread of its own: watches must not wait for the API server.
 
     Args:

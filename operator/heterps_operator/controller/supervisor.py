@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from heterps_operator.controller.accounting import Accounts
-from heterps_operator.controller.context import Cluster
+from heterps_operator.controller.accounting import PodAccounting
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
-from heterps_operator.controller.recorder import Teller
+from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.controller.store import Key, ObjectStore, key_of
-from heterps_operator.controller.work_queue import Schedule
+from heterps_operator.controller.work_queue import WorkQueue
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import LABEL_JOB, job_owner, jobs_path, pods_path
@@ -48,7 +48,7 @@ _LONGEST_RETRY_SECONDS = 60.0
 _STUCK_SECONDS = 180.0  # a turn waits some seconds for the API server, and some for a coordinator
 _TAKEN_SECONDS = 10.0  # after another operator was seen at work on a job
 _NODES = "/api/v1/nodes"
-_POOLS = f"/apis/{API_VERSION}/nodepools"
+_POOLS = f"/apis/{API_VERSION}/devicepools"
 
 
 class Supervisor:
@@ -63,7 +63,7 @@ class Supervisor:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: OperatorContext,
         *,
         namespaces: Iterable[str] = (),
         threads: int = 8,
@@ -72,11 +72,11 @@ class Supervisor:
         self._cluster = cluster
         self._namespaces = tuple(namespaces)
         self._jitter = jitter
-        self.schedule = Schedule(on_wait=cluster.metrics.on_wait)
+        self.schedule = WorkQueue(on_wait=cluster.metrics.on_wait)
         self._controllers: dict[Key, JobController] = {}
         self._failures: dict[Key, int] = {}
-        self._accounts = Accounts(cluster.pods, cluster.ledger)
-        self._teller = Teller(cluster.api, cluster.clock)
+        self._accounting = PodAccounting(cluster.pods, cluster.ledger)
+        self._problems = ProblemRecorder(cluster.api, cluster.clock)
         self._limits: dict[str, int] = {}
         self._capacities: dict[str, Capacity] = {}
         self._counted: tuple[int, ...] = ()  # versions of what they were counted from
@@ -88,7 +88,7 @@ class Supervisor:
         self._threads = [
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
         ]
-        kept = {"pools": self._keep_pools, "resync": self._keep_synced, "teller": self._keep_telling}
+        kept = {"pools": self._keep_pools, "resync": self._keep_synced, "recorder": self._keep_telling}
         for name, target in kept.items():
             self._threads.append(threading.Thread(target=self._keep_on, args=(target,), name=name, daemon=True))
         self.last_turn = cluster.clock()
@@ -112,7 +112,7 @@ class Supervisor:
         self._pools_changed.set()
         self._relisted.set()
         self.schedule.close()
-        self._teller.close()
+        self._problems.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=10)
@@ -140,7 +140,7 @@ class Supervisor:
         self._take(POD, self._note_pod, item, gone)
 
     def pool_seen(self, item: Json, *, gone: bool = False) -> None:
-        """A NodePool has appeared, changed or gone."""
+        """A DevicePool has appeared, changed or gone."""
         self._take(POOL, self._note_pool, item, gone)
 
     def node_seen(self, item: Json, *, gone: bool = False) -> None:
@@ -195,7 +195,7 @@ class Supervisor:
             else:
                 _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
                 if (job := self._cluster.jobs.get(*key)) is not None:
-                    self._teller.tell(JOB, job, failed_turn(failure))
+                    self._problems.tell(JOB, job, failed_turn(failure))
         self.last_turn = self._cluster.clock()
         self._cluster.metrics.on_turn(key, self.last_turn - began, error)
         self._cluster.active_jobs = self.schedule.known()
@@ -215,7 +215,7 @@ class Supervisor:
                 self._stop.wait(_RESYNC_RETRY_SECONDS)
 
     def _keep_telling(self) -> None:
-        self._teller.run(self._stop)
+        self._problems.run(self._stop)
 
     def _keep_pools(self) -> None:
         """Keep the pools' limits and status up to date; changes are gathered for a moment."""
@@ -269,12 +269,12 @@ class Supervisor:
 
     def _complain(self, kind: str, item: Json, error: Exception) -> None:
         unforeseen = None if isinstance(error, UnreadableError) else error
-        self._teller.tell(kind, item, unreadable(kind, error), unforeseen)
+        self._problems.tell(kind, item, unreadable(kind, error), unforeseen)
 
     def _note_job(self, item: Json, gone: bool) -> None:
         if not (self._cluster.jobs.remove(item) if gone else self._cluster.jobs.put(item)):
             return
-        (self._accounts.job_gone if gone else self._accounts.job_seen)(item)
+        (self._accounting.job_gone if gone else self._accounting.job_seen)(item)
         self.schedule.wake(key_of(item))
 
     def _note_pod(self, item: Json, gone: bool) -> None:
@@ -285,10 +285,10 @@ class Supervisor:
         if known is None:
             return
         # Also of a job that is gone: its pods occupy what they occupy until they have ended.
-        if changed and (job := self._accounts.pod_changed(known)) is not None:
+        if changed and (job := self._accounting.pod_changed(known)) is not None:
             self.schedule.wake(job)
         if not gone and (complaint := pod_complaint(item, job_owner(known) is not None, pods.charge(known))):
-            self._teller.tell(POD, item, complaint)
+            self._problems.tell(POD, item, complaint)
 
     def _note_pool(self, item: Json, gone: bool) -> None:
         before = self._cluster.pools.get("", str(item["metadata"]["name"]))
@@ -299,7 +299,7 @@ class Supervisor:
         if changed and (gone or before is None or before["spec"] != item["spec"]):
             pools = self._cluster.pools.all()
             if self._cluster.pods.set_resources({p["metadata"]["name"]: unit_resource(p["spec"]) for p in pools}):
-                self._accounts.count_all()
+                self._accounting.count_all()
             self._pools_changed.set()
             self._wake_all()
 
@@ -390,7 +390,7 @@ class Supervisor:
         self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return
-        body = {"apiVersion": API_VERSION, "kind": "NodePool", "metadata": {"name": name}, "status": status}
+        body = {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": name}, "status": status}
         self._cluster.pools.put(self._cluster.api.apply(f"{_POOLS}/{name}/status", body))
 
 

@@ -10,10 +10,10 @@ from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.documents import Json
 from heterps_operator.state.values import PlanOutcome
 
-__all__ = ["Trial"]
+__all__ = ["PlanTrial"]
 
 
-class Trial:
+class PlanTrial:
     """One question to a planner, about the job by itself: what others hold is looked at when it is planned for good.
 
     Args:

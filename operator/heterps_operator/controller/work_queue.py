@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from heterps_operator.controller.store import Key
 
-__all__ = ["Schedule"]
+__all__ = ["WorkQueue"]
 
 
-class Schedule:
+class WorkQueue:
     """Due times of jobs.
 
     Args:

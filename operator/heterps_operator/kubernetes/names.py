@@ -75,7 +75,7 @@ _PLURALS = {
     "ConfigMap": "configmaps",
     "HeterPSJob": "heterpsjobs",
     "NetworkPolicy": "networkpolicies",
-    "NodePool": "nodepools",
+    "DevicePool": "devicepools",
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodGroup": "podgroups",

@@ -27,7 +27,7 @@ from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import PlanDocument
 
-__all__ = ["JobState", "Memory", "NotOwnedError", "StateTaken"]
+__all__ = ["JobState", "NotOwnedError", "StateTaken", "StoredState"]
 
 _CONFLICT = 409
 
@@ -45,7 +45,7 @@ class NotOwnedError(Exception):
 
 
 @dataclass(frozen=True)
-class Memory:
+class StoredState:
     """What is kept of a job."""
 
     status: Status
@@ -65,7 +65,7 @@ class Memory:
         }
 
     @classmethod
-    def from_data(cls, data: dict[str, str]) -> Memory:
+    def from_data(cls, data: dict[str, str]) -> StoredState:
         """Read what `to_data` wrote.
 
         Raises:
@@ -111,7 +111,7 @@ class JobState:
         }
         self._version = ""
 
-    def load(self) -> Memory | None:
+    def load(self) -> StoredState | None:
         """What was kept; None if there is nothing.
 
         Raises:
@@ -126,9 +126,9 @@ class JobState:
         if not is_owned(found, self._job):
             raise NotOwnedError(found)
         self._version = str(found["metadata"]["resourceVersion"])
-        return Memory.from_data(dict(found.get("data") or {}))
+        return StoredState.from_data(dict(found.get("data") or {}))
 
-    def save(self, memory: Memory) -> None:
+    def save(self, memory: StoredState) -> None:
         """Keep it.
 
         Raises:

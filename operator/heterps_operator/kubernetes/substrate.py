@@ -59,7 +59,7 @@ class KubernetesSubstrate:
         api: of the cluster.
         pods: what the watch has seen.
         job: the HeterPSJob.
-        pools: its NodePools with defaults, by name.
+        pools: its DevicePools with defaults, by name.
         known: processes of an earlier controller.
         clock: Unix seconds.
         tail_lines: how much of a pod's log is shown when it has failed.

@@ -35,11 +35,11 @@ from heterps_operator.errors import UsageError
 from heterps_operator.state.turn import Turn
 from heterps_runtime.contract import JobPhase, PlanDocument
 
-__all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricsServer", "OperatorMetrics", "Series"]
+__all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricSeries", "MetricsServer", "OperatorMetrics"]
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricSeries:
     """A name of the metrics, as it is declared once and documented."""
 
     name: str
@@ -50,16 +50,16 @@ class Series:
 _JOB = ("namespace", "job_name")  # `job` and `instance` are the labels that Prometheus itself gives to a target
 
 
-def _job(name: str, meaning: str, *labels: str) -> Series:
-    return Series(f"heterps_job_{name}", (*_JOB, *labels), meaning)
+def _job(name: str, meaning: str, *labels: str) -> MetricSeries:
+    return MetricSeries(f"heterps_job_{name}", (*_JOB, *labels), meaning)
 
 
-def _pool(name: str, meaning: str, *labels: str) -> Series:
-    return Series(f"heterps_pool_{name}", ("pool", *labels), meaning)
+def _pool(name: str, meaning: str, *labels: str) -> MetricSeries:
+    return MetricSeries(f"heterps_pool_{name}", ("pool", *labels), meaning)
 
 
-def _operator(name: str, meaning: str, *labels: str) -> Series:
-    return Series(f"heterps_operator_{name}", labels, meaning)
+def _operator(name: str, meaning: str, *labels: str) -> MetricSeries:
+    return MetricSeries(f"heterps_operator_{name}", labels, meaning)
 
 
 _RECONCILE = _operator("reconcile_total", "Looks at a job")
@@ -75,7 +75,7 @@ _REBALANCES = _operator("rebalances_total", "New divisions of a batch")
 _REQUESTS = _operator("api_requests_total", "Requests to the API server; code 0: no answer", "verb", "resource", "code")
 _REQUEST_SECONDS = _operator("api_request_seconds", "Time of such a request (histogram)", "verb")
 _LEADER = _operator("leader", "1 if this replica is the active one")
-_BUILD = Series("heterps_build_info", ("version", "python"), "1; which version runs")
+_BUILD = MetricSeries("heterps_build_info", ("version", "python"), "1; which version runs")
 OPERATOR_SERIES = (
     _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _QUEUE_SECONDS, _PODS, _REPLANS, _PLANNER, _REBALANCES,
     _REQUESTS, _REQUEST_SECONDS, _LEADER, _BUILD,
@@ -116,7 +116,7 @@ _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PLANNER_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
 
-Row = tuple[Series, tuple[str, ...], float]  # the labels beyond those of the object
+Row = tuple[MetricSeries, tuple[str, ...], float]  # the labels beyond those of the object
 
 
 class _Rows:
@@ -126,7 +126,7 @@ class _Rows:
         series: what there can be.
     """
 
-    def __init__(self, series: Iterable[Series]) -> None:
+    def __init__(self, series: Iterable[MetricSeries]) -> None:
         self._series = tuple(series)
         self._lock = threading.Lock()
         self._rows: dict[tuple[str, ...], tuple[Row, ...]] = {}
@@ -186,13 +186,13 @@ class OperatorMetrics:
         self.registry.register(self._jobs)
         self.registry.register(self._pools)
 
-    def _counter(self, series: Series) -> Counter:
+    def _counter(self, series: MetricSeries) -> Counter:
         return Counter(series.name, series.meaning, series.labels, registry=self.registry)
 
-    def _gauge(self, series: Series) -> Gauge:
+    def _gauge(self, series: MetricSeries) -> Gauge:
         return Gauge(series.name, series.meaning, series.labels, registry=self.registry)
 
-    def _histogram(self, series: Series, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, series: MetricSeries, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(series.name, series.meaning, series.labels, buckets=buckets, registry=self.registry)
 
     # --- what the operator does ---------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class OperatorMetrics:
         self._jobs.forget((namespace, job))
 
     def update_pool(self, pool: Json, status: Json) -> None:
-        """Take note of a NodePool and its status (`kubernetes.pools.pool_status`)."""
+        """Take note of a DevicePool and its status (`kubernetes.pools.pool_status`)."""
         self._pools.put((str(pool["metadata"]["name"]),), _pool_rows(pool["spec"], status))
 
     def forget_pool(self, name: str) -> None:

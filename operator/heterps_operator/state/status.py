@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from heterps_operator.documents import Json
-from heterps_operator.state.throughput import Series
+from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.trials import Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 
@@ -124,7 +124,7 @@ class Status:
     pace: Pace = field(default_factory=Pace)  # how often the batch is divided anew
     review: Json | None = None  # a re-provisioning that the planner was asked for
     reviewed: float | None = None  # when the planner was asked last, or the number of units changed
-    series: Series = field(default_factory=Series)  # the throughput since the present plan came into force
+    series: ThroughputSeries = field(default_factory=ThroughputSeries)  # measured since the plan came into force
     trials: tuple[Trial, ...] = ()  # numbers of units that did not do
     result: Json | None = None  # the coordinator's last status
 
@@ -179,7 +179,9 @@ class Status:
             fields = dict(value)
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
             fields["pace"] = Pace.from_json(fields.get("pace") or {})
-            fields["series"] = Series.from_json(fields["series"]) if "series" in fields else Series()
+            fields["series"] = (
+                ThroughputSeries.from_json(fields["series"]) if "series" in fields else ThroughputSeries()
+            )
             fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
             fields["gang"] = tuple(fields.get("gang") or ())
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-__all__ = ["LEAST_SAMPLES", "PATIENCE", "Mean", "Sample", "Series", "mean", "pause_seconds", "stage_means"]
+__all__ = ["LEAST_SAMPLES", "PATIENCE", "Mean", "Sample", "ThroughputSeries", "mean", "pause_seconds", "stage_means"]
 
 LEAST_SAMPLES = 3  # fewer say nothing about the noise
 PATIENCE = 3.0  # pauses for which there must be too many units before some are given up
@@ -47,7 +47,7 @@ class Mean(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ThroughputSeries:
     """What was measured of one plan.
 
     Attributes:
@@ -65,7 +65,7 @@ class Series:
     samples: tuple[Sample, ...] = ()
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Series:
+    def from_json(cls, value: Mapping[str, Any]) -> ThroughputSeries:
         """Read what `dataclasses.asdict` wrote, perhaps through JSON.
 
         Raises:
@@ -74,7 +74,7 @@ class Series:
         samples = tuple(Sample(**{**sample, "stages": tuple(sample["stages"])}) for sample in value["samples"])
         return cls(**{**value, "before": tuple(value["before"]), "samples": samples})
 
-    def observe(self, sample: Sample, pause: float) -> Series:
+    def observe(self, sample: Sample, pause: float) -> ThroughputSeries:
         """Take in a measurement, unless the last one is too recent.
 
         Args:
@@ -91,7 +91,7 @@ class Series:
         # A busy operator looks so rarely that the pauses may hold fewer than can be judged.
         return replace(self, samples=max(kept, samples[-LEAST_SAMPLES:], key=len))
 
-    def unsettle(self) -> Series:
+    def unsettle(self) -> ThroughputSeries:
         """Forget what was measured: a worker is missing, and what comes after it is something else."""
         return replace(self, settled=None, samples=())
 

@@ -14,7 +14,7 @@ from heterps_operator.formatting import format_duration, format_money, format_ra
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.joint import JointPlan
-from heterps_planner.scenarios.market import Followed, Step
+from heterps_planner.scenarios.market import Followed, MarketStep
 
 __all__ = ["MethodResult", "best_bound", "render_joint", "render_market", "render_methods", "render_what_if"]
 
@@ -257,12 +257,12 @@ def render_market(followed: Followed, stayed: Followed) -> RenderableType:
     return Group(*parts, Text(), summary)
 
 
-def _interesting(steps: Sequence[Step], others: Sequence[Step]) -> list[Step]:
+def _interesting(steps: Sequence[MarketStep], others: Sequence[MarketStep]) -> list[MarketStep]:
     other = {step.seconds: step for step in others}
     return [s for s in steps if s.decision != "stay" or (s.seconds in other and other[s.seconds].decision != "stay")]
 
 
-def _decision(step: Step) -> str:
+def _decision(step: MarketStep) -> str:
     words = {"provision": "other units", "move": "other stages", "wait": "no plan possible"}
     text = words.get(step.decision, step.decision)
     return f"{text} (interrupted)" if step.interrupted else text

@@ -21,9 +21,9 @@ from heterps_planner.model.cost_model import FloatArray, Segments, build_segment
 from heterps_planner.model.problem import Pool, Problem
 from heterps_planner.plans.plan import Infeasible, Plan, build_plan
 from heterps_planner.plans.refusal import explain_infeasible
-from heterps_planner.search.coupling import Coupled, Member, Tariff, solve
+from heterps_planner.search.coupling import Coupled, CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
-from heterps_planner.search.priced_search import Job
+from heterps_planner.search.priced_search import PricedJob
 from heterps_planner.search.sweep import SweepResult, minimise
 
 __all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"]
@@ -124,7 +124,9 @@ def plan_together(
             return JointInfeasible(message, i, refusal, clock() - began)
         alone.append(found)
     members = [
-        Member(Job(s, p.samples / 3600), np.array([pools.index(pool.name) for pool in p.pools], dtype=np.intp))
+        CoupledJob(
+            PricedJob(s, p.samples / 3600), np.array([pools.index(pool.name) for pool in p.pools], dtype=np.intp)
+        )
         for p, s in zip(problems, all_segments, strict=True)
     ]
     limit = np.zeros(len(pools.names))
@@ -187,7 +189,7 @@ def _shared_pools(problems: Sequence[Problem], labels: Sequence[str]) -> _Pools:
 
 
 def _one_after_another(
-    members: Sequence[Member], limit: FloatArray, alone: Sequence[SweepResult], should_stop: Callable[[], bool]
+    members: Sequence[CoupledJob], limit: FloatArray, alone: Sequence[SweepResult], should_stop: Callable[[], bool]
 ) -> tuple[tuple[int, ...], list[Choice] | None]:
     """Plan the jobs one by one on what is left, in every order (of many jobs: in a few)."""
     count = len(members)
@@ -215,18 +217,18 @@ def _one_after_another(
     return best_order, best
 
 
-def _with_limits(member: Member, left: FloatArray) -> Segments:
+def _with_limits(member: CoupledJob, left: FloatArray) -> Segments:
     return replace(member.job.segments, limit_T=left[member.pools])
 
 
-def _dollars(members: Sequence[Member], choices: Sequence[Choice]) -> float:
+def _dollars(members: Sequence[CoupledJob], choices: Sequence[Choice]) -> float:
     return math.fsum(m.job.dollars(c) for m, c in zip(members, choices, strict=True))
 
 
 def _refuse(
     result: Coupled,
     problems: Sequence[Problem],
-    members: Sequence[Member],
+    members: Sequence[CoupledJob],
     limit: FloatArray,
     pools: _Pools,
     seconds: float,
@@ -257,6 +259,6 @@ def _refuse(
     )
 
 
-def _with_wider(member: Member, limit: FloatArray) -> Job:
+def _with_wider(member: CoupledJob, limit: FloatArray) -> PricedJob:
     """Return a member's job with other limits of the shared pools."""
-    return Job(_with_limits(member, limit), member.job.hours_per_rate, member.job.hours)
+    return PricedJob(_with_limits(member, limit), member.job.hours_per_rate, member.job.hours)

@@ -29,7 +29,7 @@ from heterps_planner.scenarios.migration import Move, plan_from, running_choice
 from heterps_planner.scenarios.what_if import change
 from heterps_planner.search.sweep import Multipliers
 
-__all__ = ["MAX_TICKS", "Followed", "Step", "Tick", "follow", "read_ticks"]
+__all__ = ["MAX_TICKS", "Followed", "MarketStep", "Tick", "follow", "read_ticks"]
 
 MAX_TICKS = 100_000
 _SECONDS = "seconds"
@@ -44,7 +44,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Step:
+class MarketStep:
     """What a policy did from one tick to the next."""
 
     seconds: float  # of the tick
@@ -76,7 +76,7 @@ class Step:
 class Followed:
     """What came of a policy."""
 
-    steps: tuple[Step, ...]  # one per tick, until training was done
+    steps: tuple[MarketStep, ...]  # one per tick, until training was done
     cost: float  # dollars
     samples: float  # trained
     seconds: float | None  # until all samples were trained; None: never, no plan is possible any more
@@ -220,7 +220,7 @@ def follow(
     worlds = _worlds(problem, ticks)
     left, spent, now = problem.samples, 0.0, 0.0
     running: Plan | None = None
-    steps: list[Step] = []
+    steps: list[MarketStep] = []
     multipliers: Multipliers = []
     for i, ((begin, world), (end, _)) in enumerate(itertools.pairwise([*worlds, (math.inf, problem)])):
         progress((i + 1) / len(worlds))
@@ -246,7 +246,7 @@ def follow(
             if isinstance(found, Plan):
                 decision, running, once = "start", found, found.cost_per_hour * start / 3600
         if running is None:
-            steps.append(Step(begin, "wait", interrupted, 0.0, 0.0, 0.0, 0.0, {}, clock() - began))
+            steps.append(MarketStep(begin, "wait", interrupted, 0.0, 0.0, 0.0, 0.0, {}, clock() - began))
             now = end
             continue
         choice = running_choice(world, build_segments(world), running)
@@ -258,7 +258,9 @@ def follow(
         for stage in running.stages:
             units[stage.pool] += stage.units
         steps.append(
-            Step(begin, decision, interrupted, choice.throughput, choice.price, cost, samples, units, clock() - began)
+            MarketStep(
+                begin, decision, interrupted, choice.throughput, choice.price, cost, samples, units, clock() - began
+            )
         )
         spent += cost
         left -= samples

@@ -28,9 +28,9 @@ from heterps_planner.model.fields import check_number
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Infeasible, Plan, build_plan, choice_of
 from heterps_planner.plans.refusal import explain_infeasible
-from heterps_planner.search.coupling import Member, Tariff, solve
+from heterps_planner.search.coupling import CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
-from heterps_planner.search.priced_search import Job
+from heterps_planner.search.priced_search import PricedJob
 from heterps_planner.search.sweep import Multipliers, minimise
 
 __all__ = ["METHOD", "Move", "plan_from", "running_choice"]
@@ -108,7 +108,7 @@ def running_choice(problem: Problem, segments: Segments, running: Plan) -> Choic
     if any(need[stage] > n for stage, n in zip(stages, pods, strict=True)):
         return None  # too little memory, say
     fast = choice.throughput >= problem.min_samples_per_second * (1 - 2 * FLOOR_TOLERANCE)
-    return choice if fast and Job(segments, 1.0).allows(choice) else None
+    return choice if fast and PricedJob(segments, 1.0).allows(choice) else None
 
 
 def plan_from(
@@ -160,9 +160,9 @@ def plan_from(
     fresh_rate = min(fresh.bound, fresh.rate)
     chosen, once, cost, bound = stay, 0.0, math.inf if stay_cost is None else stay_cost, fresh_rate * hours_per_rate
     if fresh.choice is not None and cost > bound * (1 + _PROVEN):
-        job = Job(segments, hours_per_rate, restart / 3600)
+        job = PricedJob(segments, hours_per_rate, restart / 3600)
         tariff = Tariff(segments.limit_T, _pods_by_pool(problem, running), segments.price_T * (start / 3600))
-        member = Member(job, np.arange(segments.num_pools))
+        member = CoupledJob(job, np.arange(segments.num_pools))
         moved = solve([member], tariff, [[fresh.choice]], bound, should_stop)
         bound = min(moved.bound, cost)
         if moved.choices is not None and moved.dollars < cost * (1 - _PROVEN):

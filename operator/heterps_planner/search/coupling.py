@@ -24,9 +24,9 @@ from scipy.optimize import linprog
 
 from heterps_planner.model.cost_model import FloatArray
 from heterps_planner.search.points import Choice
-from heterps_planner.search.priced_search import Job, cheapest, plans_below
+from heterps_planner.search.priced_search import PricedJob, cheapest, plans_below
 
-__all__ = ["Coupled", "Member", "Tariff", "solve"]
+__all__ = ["Coupled", "CoupledJob", "Tariff", "solve"]
 
 _PROVEN = 4e-9  # relative gaps below this are rounding
 _ROUNDS = 60  # of column generation
@@ -36,10 +36,10 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class Member:
+class CoupledJob:
     """One job, and which of the tariff's pools its own pools are."""
 
-    job: Job
+    job: PricedJob
     pools: NDArray[np.intp]  # (T of the job,) index of each of its pools in the tariff
 
     def used(self, choice: Choice, num_pools: int) -> FloatArray:
@@ -85,10 +85,10 @@ class _Columns:
     known: set[Choice] = field(default_factory=set)
 
 
-class _Master:
+class _MasterProblem:
     """Known plans of all members, and the best choice among them."""
 
-    def __init__(self, members: Sequence[Member], tariff: Tariff) -> None:
+    def __init__(self, members: Sequence[CoupledJob], tariff: Tariff) -> None:
         self.members = members
         self.tariff = tariff
         self.columns = [_Columns() for _ in members]
@@ -199,7 +199,7 @@ class _Master:
 
 
 def solve(
-    members: Sequence[Member],
+    members: Sequence[CoupledJob],
     tariff: Tariff,
     incumbents: Sequence[Sequence[Choice]] = (),
     bound: float = 0.0,
@@ -214,7 +214,7 @@ def solve(
         bound: a lower bound that is known, dollars.
         should_stop: asked now and then; the best so far is returned with its bound.
     """
-    master = _Master(members, tariff)
+    master = _MasterProblem(members, tariff)
     for choices in incumbents:
         master.offer(choices)
     best_limit, best_free = np.zeros(len(tariff.limit)), np.zeros(len(tariff.limit))
@@ -248,7 +248,7 @@ def solve(
 
 
 def _close(
-    master: _Master,
+    master: _MasterProblem,
     price_limit: FloatArray,
     price_free: FloatArray,
     values: Sequence[float],

@@ -23,7 +23,7 @@ from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segmen
 from heterps_planner.search.path import Paths, Stage, cheapest_paths
 from heterps_planner.search.points import Choice, Points, fastest_bound, lowest_throughput, search_prices
 
-__all__ = ["Job", "Priced", "cheapest", "plans_below"]
+__all__ = ["Priced", "PricedJob", "cheapest", "plans_below"]
 
 _CLOSE = 2e-9  # relative; what is nearer to the best value is not searched
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
@@ -35,7 +35,7 @@ _PATHS_PER_INTERVAL = 48  # more than these ask for narrower intervals
 
 
 @dataclass(frozen=True)
-class Job:
+class PricedJob:
     """A problem's segments, and for how long its pods are paid."""
 
     segments: Segments
@@ -80,7 +80,7 @@ class Priced:
 class _Rows:
     """The cheapest path of each of S intervals of the throughput."""
 
-    def __init__(self, job: Job, lo: FloatArray, hi: FloatArray, once_T: FloatArray) -> None:  # noqa: N803
+    def __init__(self, job: PricedJob, lo: FloatArray, hi: FloatArray, once_T: FloatArray) -> None:  # noqa: N803
         self.job = job
         self.points = Points(job.segments, job.price_T, lo)
         hours = job.hours_per_rate / hi + job.hours
@@ -102,7 +102,7 @@ class _Rows:
         return Choice(tuple(stages), pods, servers, throughput, dollars + servers * float(price[segments.server_pool]))
 
 
-def _batch_size(job: Job) -> int:
+def _batch_size(job: PricedJob) -> int:
     size = job.segments.num_layers**2 * job.segments.num_pools
     return max(1, min(_BATCH, _BATCH_NUMBERS // size))
 
@@ -114,7 +114,7 @@ def _intervals(lo: float, hi: float, parts: int) -> list[tuple[float, float]]:
 
 
 def cheapest(
-    job: Job,
+    job: PricedJob,
     once_T: FloatArray,  # noqa: N803
     should_stop: Callable[[], bool] = lambda: False,
     keep: int = 6,
@@ -159,7 +159,7 @@ def cheapest(
 
 
 def plans_below(
-    job: Job,
+    job: PricedJob,
     once_T: FloatArray,  # noqa: N803
     cutoff: float,
     most: int,

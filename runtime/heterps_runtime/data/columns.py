@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from heterps_runtime.data.errors import DataError, nearest
 from heterps_runtime.data.spec import DataSpec
 
-__all__ = ["Place", "SparseKind", "check_columns", "dense_values", "label_values", "missing_as_zero"]
+__all__ = ["BatchLocation", "SparseKind", "check_columns", "dense_values", "label_values", "missing_as_zero"]
 
 #: What a sparse column holds; `integers` and `texts` are lists of them (multi-valued).
 SparseKind = Literal["integer", "text", "integers", "texts"]
@@ -28,7 +28,7 @@ _SHOWN_COLUMNS = 30
 
 
 @dataclass(frozen=True)
-class Place:
+class BatchLocation:
     """Where a record batch comes from, for messages."""
 
     file: str
@@ -128,7 +128,7 @@ def missing_as_zero(batch: Any, names: tuple[str, ...]) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def dense_values(batch: Any, names: tuple[str, ...], place: Place) -> npt.NDArray[np.float32]:
+def dense_values(batch: Any, names: tuple[str, ...], place: BatchLocation) -> npt.NDArray[np.float32]:
     """The dense columns of a record batch, float32 (n, D).
 
     Raises:
@@ -151,7 +151,7 @@ def dense_values(batch: Any, names: tuple[str, ...], place: Place) -> npt.NDArra
     return values
 
 
-def label_values(batch: Any, spec: DataSpec, place: Place) -> npt.NDArray[np.float32] | npt.NDArray[np.int64]:
+def label_values(batch: Any, spec: DataSpec, place: BatchLocation) -> npt.NDArray[np.float32] | npt.NDArray[np.int64]:
     """The labels of a record batch: float32 (n,), or int64 (n,) if they are classes.
 
     Raises:

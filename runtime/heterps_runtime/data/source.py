@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet
 
-from heterps_runtime.data.columns import Place, SparseKind, check_columns, missing_as_zero
+from heterps_runtime.data.columns import BatchLocation, SparseKind, check_columns, missing_as_zero
 from heterps_runtime.data.errors import DataError
 from heterps_runtime.data.spec import CRITEO_DENSE, CRITEO_LABEL, CRITEO_SPARSE, DataSpec, Split
 
@@ -40,7 +40,7 @@ class SourceBatch:
     """Some rows, the columns of the job only."""
 
     batch: Any  # pyarrow RecordBatch
-    place: Place
+    place: BatchLocation
     fraction: float  # of the whole source, read by now
 
 
@@ -196,7 +196,9 @@ class Source:
             row = 0
             with self._reading(file):
                 for batch, fraction in self._read(file):
-                    yield SourceBatch(batch, Place(file.path, row), min(1.0, (before + fraction * file.size) / total))
+                    yield SourceBatch(
+                        batch, BatchLocation(file.path, row), min(1.0, (before + fraction * file.size) / total)
+                    )
                     row += batch.num_rows
             before += file.size
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from heterps_runtime.worker.context import WorkerContext
 from heterps_runtime.worker.runs import StepRun, Work
-from heterps_runtime.worker.surroundings import Surroundings
 
 __all__ = ["next_backward", "next_forward"]
 
@@ -30,7 +30,7 @@ def next_backward(runs: Mapping[int, StepRun], *, strict: bool) -> Work | None:
 
 def next_forward(
     runs: Mapping[int, StepRun],
-    around: Surroundings,
+    context: WorkerContext,
     last_step: int,
     parameters_ready: Callable[[StepRun], bool],
     *,
@@ -40,7 +40,7 @@ def next_forward(
 
     Args:
         runs: steps under way.
-        around: position of this worker in the pipeline.
+        context: position of this worker in the pipeline.
         last_step: the latest step that may begin.
         parameters_ready: whether a step's dense parameters are there.
         strict: only the one whose turn it is in the fixed order.
@@ -53,7 +53,7 @@ def next_forward(
             for work in sorted(run.waiting, key=lambda w: w.order):
                 if strict and work.micro_batch.index != run.expected[run.num_forwarded]:
                     break
-                if work.block.arrived and _has_room(work, runs, around):
+                if work.block.arrived and _has_room(work, runs, context):
                     run.waiting.remove(work)
                     return work
         if strict and run.num_forwarded < len(run.expected):
@@ -61,15 +61,15 @@ def next_forward(
     return None
 
 
-def _has_room(work: Work, runs: Mapping[int, StepRun], around: Surroundings) -> bool:
+def _has_room(work: Work, runs: Mapping[int, StepRun], context: WorkerContext) -> bool:
     """Whether the path may have one more micro-batch under way: what 1F1B needs, and one that is being sent."""
-    if around.is_last:
+    if context.is_last:
         return True
-    following = work.micro_batch.path[around.stage + 1]
+    following = work.micro_batch.path[context.stage + 1]
     under_way = sum(
         1
         for run in runs.values()
         for other in (*run.in_flight.values(), *run.returned)
-        if other.micro_batch.path[around.stage + 1] == following
+        if other.micro_batch.path[context.stage + 1] == following
     )
-    return under_way <= around.num_stages - around.stage
+    return under_way <= context.num_stages - context.stage

@@ -25,6 +25,7 @@ from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.transport import Message
 from heterps_runtime.worker.choosing import next_backward, next_forward
 from heterps_runtime.worker.collectives import Collectives
+from heterps_runtime.worker.context import WorkerContext
 from heterps_runtime.worker.feed import Feed
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
@@ -32,7 +33,6 @@ from heterps_runtime.worker.peers import array_of, tensor_of
 from heterps_runtime.worker.runs import LABEL, Clock, Prepared, StepRun, Work
 from heterps_runtime.worker.schedule import Schedule
 from heterps_runtime.worker.servers import Initialised, Pushed, RowsArrived
-from heterps_runtime.worker.surroundings import Surroundings
 
 __all__ = ["Engine"]
 
@@ -47,7 +47,7 @@ class Engine:
         module: this worker's stage of the model.
         tables: shapes of all tables by index.
         device: where to compute.
-        around: connections and position of this generation.
+        context: connections and position of this generation.
         collectives: all-reduce of this stage; unused where the servers hold the dense parameters.
         loss_sum: (logits, label) -> loss summed over samples.
         prepare: (step, this worker's micro-batches, training) -> batch; first stage only; runs in the feed's thread.
@@ -63,7 +63,7 @@ class Engine:
         module: StageModule,
         tables: dict[int, TableShape],
         device: torch.device,
-        around: Surroundings,
+        context: WorkerContext,
         collectives: Collectives | None,
         loss_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         prepare: Callable[[int, tuple[MicroBatch, ...], bool], Prepared] | None,
@@ -72,8 +72,8 @@ class Engine:
         post: Callable[[Callable[[], None]], None],
         clock: Clock,
     ) -> None:
-        self.around = around
-        self.committed = around.committed
+        self.context = context
+        self.committed = context.committed
         self.broken = False  # a peer is gone: wait for the next generation
         self._config = config
         self._module = module
@@ -91,17 +91,17 @@ class Engine:
         self._runs: dict[int, StepRun] = {}
         self._requests: dict[int, Callable[[Any], None]] = {}  # pulls under way -> what to do with the answer
         self._schedule = Schedule(
-            around.allocation,
-            stage=around.stage,
-            rank=around.rank,
+            context.allocation,
+            stage=context.stage,
+            rank=context.rank,
             batch_size=config.global_batch_size,
             per_worker=config.micro_batches,
-            num_rows=around.num_rows,
+            num_rows=context.num_rows,
         )
         self._feed: Feed[Prepared] | None = None
         self._bound: StepRun | None = None
         self._training = True
-        self._last_step = around.total  # in evaluation: batches of the evaluation data
+        self._last_step = context.total  # in evaluation: batches of the evaluation data
         self._on_evaluated: Callable[[], None] = lambda: None
         self._on_scores: Callable[[torch.Tensor, torch.Tensor, float], None] = lambda *_: None
         self._unique = UniqueKeys()  # of this thread; the feed has its own
@@ -115,9 +115,9 @@ class Engine:
 
     def start(self) -> None:
         """Begin (or go on) training at the first uncommitted step."""
-        if self.committed < self.around.total:
+        if self.committed < self.context.total:
             self._schedule.train()
-            self._begin(self.committed, self.around.total, training=True)
+            self._begin(self.committed, self.context.total, training=True)
             self._replay_early()
 
     def start_evaluation(
@@ -145,9 +145,9 @@ class Engine:
     def commit(self, step: int, batch_size: int) -> None:
         """A step is part of the model now."""
         run = self._runs.pop(step)
-        if self.around.replica is not None:
+        if self.context.replica is not None:
             gradient = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
-            self.around.replica.apply(gradient, batch_size)
+            self.context.replica.apply(gradient, batch_size)
         self.committed = step + 1
 
     def allocate(self, allocation: Allocation) -> None:
@@ -173,7 +173,7 @@ class Engine:
             self._backward(work)
             return True
         last = self.committed + self._ahead() if self._training else self._last_step
-        work = next_forward(self._runs, self.around, last, self._parameters_ready, strict=self._strict)
+        work = next_forward(self._runs, self.context, last, self._parameters_ready, strict=self._strict)
         if work is not None:
             self._forward(work)
             return True
@@ -181,7 +181,7 @@ class Engine:
 
     def poll(self) -> None:
         """Take everything that has arrived from servers and peers."""
-        for event in self.around.servers.poll():
+        for event in self.context.servers.poll():
             if isinstance(event, Pushed):
                 run = self._runs.get(event.step)
                 if run is not None:
@@ -191,16 +191,16 @@ class Engine:
                 handler = self._requests.pop(event.request, None)
                 if handler is not None:
                     handler(event.rows if isinstance(event, RowsArrived) else event.values)
-        if self.around.downstream is not None:
-            for message in self.around.downstream.poll():
+        if self.context.downstream is not None:
+            for message in self.context.downstream.poll():
                 self._take_back(message)
-        for sender, message in self.around.upstream.poll(self.around.generation):
+        for sender, message in self.context.upstream.poll(self.context.generation):
             self._take_activation(sender, message)
 
     def waiting_for(self) -> str:
         """What the engine waits for, to book the time to it."""
         if not self._runs:
-            return "wait-data" if self.around.is_first else "wait-upstream"
+            return "wait-data" if self.context.is_first else "wait-upstream"
         run = self._runs[min(self._runs)]
         if run.num_finished == len(run.expected):
             return "wait-commit"
@@ -226,7 +226,7 @@ class Engine:
         self._module.train(training)
         if self._feed is not None:
             self._feed.close()
-        if self.around.is_first:
+        if self.context.is_first:
             self._open_feed(first)
 
     def _open_feed(self, first: int) -> None:
@@ -271,8 +271,8 @@ class Engine:
         self._runs[step] = run
         if not self._dense_names:
             run.leaves = {}
-        elif self.around.replica is None:
-            run.dense_request = self.around.servers.pull_dense(self._dense_names, version)
+        elif self.context.replica is None:
+            run.dense_request = self.context.servers.pull_dense(self._dense_names, version)
 
             def take(values: dict[str, np.ndarray[Any, Any]], run: StepRun = run) -> None:
                 run.leaves = {n: tensor_of(v, self._device).requires_grad_(self._training) for n, v in values.items()}
@@ -286,7 +286,7 @@ class Engine:
         if block.arrived:
             return
         version = max(0, step - self._config.max_staleness) if self._training else self.committed
-        self._requests[self.around.servers.pull_rows(block.keys, version)] = block.fill
+        self._requests[self.context.servers.pull_rows(block.keys, version)] = block.fill
 
     def _ahead(self) -> int:
         """Steps that this stage may begin beyond the first uncommitted one."""
@@ -295,9 +295,9 @@ class Engine:
         return 0 if self._dense_names else self._config.max_staleness
 
     def _parameters_ready(self, run: StepRun) -> bool:
-        if run.leaves is None and self.around.replica is not None and self.around.replica.version >= run.version:
+        if run.leaves is None and self.context.replica is not None and self.context.replica.version >= run.version:
             private = self._config.consistency == "async" or not self._training
-            run.leaves = self.around.replica.acquire(private=private)
+            run.leaves = self.context.replica.acquire(private=private)
         return run.leaves is not None
 
     # --- computing ----------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Engine:
             work.outputs = self._module.forward(work.inputs, work.looked_up)
         run.num_forwarded += 1
         self.samples += work.micro_batch.size
-        if self.around.is_last:
+        if self.context.is_last:
             self._last_stage(work)
         else:
             self._send_forward(work)
@@ -337,7 +337,7 @@ class Engine:
 
     def _send_forward(self, work: Work) -> None:
         self._clock.switch("send")
-        assert self.around.downstream is not None
+        assert self.context.downstream is not None
         names = [*self._module.outputs, LABEL]
         tensors = [*(work.outputs[n] for n in self._module.outputs), work.label]
         fields = {
@@ -349,8 +349,8 @@ class Engine:
             "differentiable": [t.requires_grad for t in tensors],
         }
         work.run.in_flight[work.micro_batch.index] = work
-        worker = work.micro_batch.path[self.around.stage + 1]
-        self.around.downstream.send_forward(worker, fields, [array_of(t) for t in tensors])
+        worker = work.micro_batch.path[self.context.stage + 1]
+        self.context.downstream.send_forward(worker, fields, [array_of(t) for t in tensors])
 
     def _backward(self, work: Work) -> None:
         assert work.gradients is not None
@@ -366,14 +366,14 @@ class Engine:
         if work.sender:
             self._clock.switch("send")
             fields: dict[str, Any] = {
-                "generation": self.around.generation,
+                "generation": self.context.generation,
                 "step": run.step,
                 "index": work.micro_batch.index,
             }
             leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if run.training else {}
             fields["names"] = list(leaves)
             gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves.values()]
-            self.around.upstream.send_backward(work.sender, "backward", fields, [array_of(g) for g in gradients])
+            self.context.upstream.send_backward(work.sender, "backward", fields, [array_of(g) for g in gradients])
         work.outputs, work.looked_up, work.inputs = {}, [], {}
         run.num_finished += 1
         run.remaining -= 1
@@ -399,22 +399,22 @@ class Engine:
         chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
         run.finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
         dense: dict[str, np.ndarray[Any, Any]] = {}
-        if self._dense_names and self.around.replica is None:
+        if self._dense_names and self.context.replica is None:
             # A worker without samples has pulled parameters that may not be there yet; it adds nothing.
             leaves = run.leaves or {}
             dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
             run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
-        self.around.servers.push(run.step, chunks, dense)
+        self.context.servers.push(run.step, chunks, dense)
         run.blocks.clear()
-        if self.around.replica is not None and self._dense_names:
+        if self.context.replica is not None and self._dense_names:
             self._reduce(run)
         else:
             run.reduced = True
 
     def _reduce(self, run: StepRun) -> None:
         assert self._collectives is not None
-        assert self.around.replica is not None
-        leaves = run.leaves if run.leaves is not None else self.around.replica.acquire(private=True)
+        assert self.context.replica is not None
+        leaves = run.leaves if run.leaves is not None else self.context.replica.acquire(private=True)
         parts = [(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in leaves.values()]
         flat = torch.cat(parts)
         run.finite = run.finite and bool(torch.isfinite(flat.sum()))
@@ -441,7 +441,7 @@ class Engine:
             Message(
                 "done",
                 {
-                    "generation": self.around.generation,
+                    "generation": self.context.generation,
                     "step": run.step,
                     "lossSum": run.loss_sum,
                     "nonFinite": not run.finite,

@@ -35,6 +35,7 @@ from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.transport import Message, TokenAuthority, listen_socket
 from heterps_runtime.worker.collectives import Collectives
+from heterps_runtime.worker.context import WorkerContext
 from heterps_runtime.worker.engine import Engine
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
@@ -42,7 +43,6 @@ from heterps_runtime.worker.peers import Downstream, Upstream
 from heterps_runtime.worker.replica import Replica
 from heterps_runtime.worker.runs import Clock, Prepared
 from heterps_runtime.worker.servers import Initialised, ServerClient
-from heterps_runtime.worker.surroundings import Surroundings
 
 __all__ = ["Data", "WorkerMember"]
 
@@ -66,7 +66,7 @@ class WorkerMember:
         context: ZeroMQ context of the process.
         credentials: the job's token.
         stage, index: position in the plan.
-        pool: node pool that the worker belongs to.
+        pool: device pool that the worker belongs to.
         host: address to listen on.
         device: where to compute.
         model: the user's model.
@@ -196,7 +196,7 @@ class WorkerMember:
             if self._link.must_rejoin(fields):
                 log("joining again: the coordinator had given this process up for lost")
                 self._join()
-        elif self._engine is None or fields.get("generation") != self._engine.around.generation:
+        elif self._engine is None or fields.get("generation") != self._engine.context.generation:
             return
         elif message.op == "go":
             self._running = True
@@ -245,7 +245,7 @@ class WorkerMember:
         if self._stage + 1 < len(plan.stages):
             addresses = [m["address"] for m in fields["stages"][self._stage + 1]]
             downstream = Downstream(self._context, self._token, self._name, generation, addresses)
-        around = Surroundings(
+        context = WorkerContext(
             generation=generation,
             stage=self._stage,
             num_stages=len(plan.stages),
@@ -264,7 +264,7 @@ class WorkerMember:
             self._module,
             self._model.tables,
             self._device,
-            around,
+            context,
             self._collectives,
             self._loss,
             self._prepare if self._data is not None else None,
@@ -281,9 +281,9 @@ class WorkerMember:
         if self._engine is not None:
             self._engine.close()
             self._past_samples += self._engine.samples
-            self._engine.around.servers.close()
-            if self._engine.around.downstream is not None:
-                self._engine.around.downstream.close()
+            self._engine.context.servers.close()
+            if self._engine.context.downstream is not None:
+                self._engine.context.downstream.close()
             self._engine = None
         self._rebuild_poller()
 
@@ -417,7 +417,7 @@ class WorkerMember:
     def _evaluated(self) -> None:
         assert self._engine is not None
         arrays = self._metrics.to_arrays()
-        fields = {"generation": self._engine.around.generation, "names": list(arrays)}
+        fields = {"generation": self._engine.context.generation, "names": list(arrays)}
         self._link.send_message(Message("evaluated", fields, list(arrays.values())))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -449,9 +449,9 @@ class WorkerMember:
         sockets = [self._link.socket, self._wakeup]
         if self._engine is not None:
             # What others send to a worker that takes part in nothing waits in its sockets.
-            sockets += [self._upstream.socket, *self._engine.around.servers.sockets]
-            if self._engine.around.downstream is not None:
-                sockets += self._engine.around.downstream.sockets
+            sockets += [self._upstream.socket, *self._engine.context.servers.sockets]
+            if self._engine.context.downstream is not None:
+                sockets += self._engine.context.downstream.sockets
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     ),
     "taint": (
         unschedulable("0/2 nodes are available: 2 node(s) had untolerated taint {dedicated: ads}.", GPU_WORKER), 0,
-        "Unschedulable", ("add a toleration of the taint {dedicated: ads} to NodePool v100",),
+        "Unschedulable", ("add a toleration of the taint {dedicated: ads} to DevicePool v100",),
     ),
     "taint before the coordinator": (
         unschedulable("0/2 nodes are available: 2 node(s) had untolerated taint {dedicated: ads}.", COORDINATOR), 0,
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     ),
     "labels": (
         unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", GPU_WORKER), 0,
-        "Unschedulable", ("label nodes with node.example.com/gpu=v100", "nodeSelector of NodePool v100 or of"),
+        "Unschedulable", ("label nodes with node.example.com/gpu=v100", "nodeSelector of DevicePool v100 or of"),
     ),
     "volume claim": (
         unschedulable('0/2 nodes are available: persistentvolumeclaim "cache" not found.'), 0,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from heterps_operator.kubernetes.state import Memory
+from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Condition, Failure, Status
 from heterps_operator.state.values import ProcessView
@@ -23,13 +23,13 @@ def memory() -> dict[str, str]:
         planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1}, result={"committedSteps": 1},
     )  # fmt: skip
     view = ProcessView(CPU_WORKER, NOW, ended=NOW + 1, exit_code=1, last_lines=("x",), begun=NOW)
-    return Memory(status, Bill(), (view,), (1,), 1, job()["spec"]).to_data()
+    return StoredState(status, Bill(), (view,), (1,), 1, job()["spec"]).to_data()
 
 
 @pytest.mark.parametrize("name", sorted(memory()))
 def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
     data = memory()
-    assert Memory.from_data(data).to_data() == data
+    assert StoredState.from_data(data).to_data() == data
     good, damaged, taken = json.loads(data[name]), 0, 0
     for path in paths(good):
         for value in WRONG:
@@ -37,7 +37,7 @@ def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
                 continue
             text = json.dumps(changed(good, path, value))
             try:
-                found = Memory.from_data({**data, name: text})
+                found = StoredState.from_data({**data, name: text})
             except ValueError:
                 damaged += 1
                 continue
@@ -52,4 +52,4 @@ def test_a_state_is_read_as_what_it_is_or_called_damaged(name: str) -> None:
     assert taken >= 1
     for text in ("", "{", "[" * 100_000, "7", "null"):
         with pytest.raises(ValueError, match=r"state|status|bill|must be|Expecting"):
-            Memory.from_data({**data, name: text})
+            StoredState.from_data({**data, name: text})

@@ -156,7 +156,7 @@ def pod_groups(
         job: the HeterPSJob.
         plan: whose members they are; the coordinator runs before them.
         incarnation: of the job; after a restart of everything all members are scheduled together again.
-        pools: the NodePools with defaults, by name.
+        pools: the DevicePools with defaults, by name.
     """
     policy, name = scheduling_policy(job), gang_name(str(job["metadata"]["name"]), incarnation)
     members = plan.parameterServer.replicas + sum(stage.pods for stage in plan.stages)

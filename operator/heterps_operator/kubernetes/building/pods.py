@@ -58,7 +58,7 @@ def build_pod(
 
     Args:
         job: the HeterPSJob as the API server gives it.
-        pool: the NodePool of `spec.pool` with its defaults; None for the coordinator.
+        pool: the DevicePool of `spec.pool` with its defaults; None for the coordinator.
         spec: the process.
         coordinator: `http://IP:PORT`; None for the coordinator itself.
         plan_revision: the plan that the process belongs to; 0: none yet.

@@ -45,7 +45,7 @@ class Claim:
 
     Attributes:
         node: its name.
-        pool: the NodePool whose units the pod occupies; empty if it occupies none; or `ORPHANED`.
+        pool: the DevicePool whose units the pod occupies; empty if it occupies none; or `ORPHANED`.
         amounts: of what can be a unit of a pool, by resource and pool as in `Claimed`.
     """
 

@@ -1,4 +1,4 @@
-"""What a NodePool has to give, and which job holds how much of it. Pure; the `Ledger` alone remembers.
+"""What a DevicePool has to give, and which job holds how much of it. Pure; the `Ledger` alone remembers.
 
 A pool's capacity is read from the nodes that its pods can run on, and from what other pods of HeterPS request there.
 The ledger keeps all jobs together within it: units are reserved before a pod is made, and stay held as long as the pod
@@ -74,7 +74,7 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
     A node gives whole pods only: 3.92 cores are three units, and with `unitsPerPod: 2` they are two.
 
     Args:
-        pool: a NodePool.
+        pool: a DevicePool.
         nodes: all nodes of the cluster.
         claimed: what pods of HeterPS request of them.
     """
@@ -111,7 +111,7 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
 
 
 def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
-    """The `status` of a NodePool.
+    """The `status` of a DevicePool.
 
     Args:
         pool: as the API server has it; its present conditions keep their times where nothing changed.
@@ -137,7 +137,7 @@ def pool_limit(pool: Json, capacity: Capacity) -> int:
     """Units that all jobs together may hold of a pool.
 
     Args:
-        pool: a NodePool.
+        pool: a DevicePool.
         capacity: `pool_capacity` of it.
     """
     most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
@@ -218,7 +218,7 @@ def unit_resource(spec: Json) -> str:
     """The resource that one unit of a pool requests in a pod.
 
     Args:
-        spec: of the NodePool.
+        spec: of the DevicePool.
     """
     return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
 

@@ -190,11 +190,11 @@ def _way_onto_a_node(pod: Json, words: str) -> str:
     if taint:
         if pool is None:
             return f"tolerate the taint {{{taint[1]}}} in spec.workers.templates.coordinator, or add a node without it"
-        return f"add a toleration of the taint {{{taint[1]}}} to NodePool {pool}"
+        return f"add a toleration of the taint {{{taint[1]}}} to DevicePool {pool}"
     if "node affinity" in words or "node selector" in words or "affinity/selector" in words:
         selector = (pod.get("spec") or {}).get("nodeSelector") or {}
         labels = ", ".join(f"{key}={value}" for key, value in selector.items()) or "that spec.workers.template asks for"
-        owner = f"NodePool {pool} or of spec.workers.template" if pool else "spec.workers.template"
+        owner = f"DevicePool {pool} or of spec.workers.template" if pool else "spec.workers.template"
         return f"label nodes with {labels}, or correct the nodeSelector of {owner}"
     return f"add nodes to pool {pool}, or choose other pools in spec.pools" if pool else "add a node that can take it"
 

@@ -19,7 +19,7 @@ from heterps_operator.state.values import ProcessSpec
 __all__ = ["process_from", "process_of", "process_text"]
 
 _LONGEST = 2048  # characters of the annotation; HeterPS writes some 200
-_MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_nodepools.yaml)
+_MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_devicepools.yaml)
 _MOST_STARTS = 2**31 - 1
 _PROCESSES_KNOWN = 16_384
 _NAMES = {

@@ -25,7 +25,7 @@ from heterps_runtime.contract import API_VERSION
 
 __all__ = ["API_VERSIONS", "JOB", "NODE", "POD", "POOL", "check"]
 
-JOB, POD, POOL, NODE = "HeterPSJob", "Pod", "NodePool", "Node"
+JOB, POD, POOL, NODE = "HeterPSJob", "Pod", "DevicePool", "Node"
 API_VERSIONS = {JOB: API_VERSION, POOL: API_VERSION, POD: "v1", NODE: "v1"}
 
 _CORES = "cpu"

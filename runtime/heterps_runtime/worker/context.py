@@ -9,11 +9,11 @@ from heterps_runtime.worker.peers import Downstream, Upstream
 from heterps_runtime.worker.replica import Replica
 from heterps_runtime.worker.servers import ServerClient
 
-__all__ = ["Surroundings"]
+__all__ = ["WorkerContext"]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerContext:
     """What an engine works with in one generation; built by `worker.member`."""
 
     generation: int

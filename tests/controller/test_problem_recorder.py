@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from heterps_operator.controller import recorder as teller_module
-from heterps_operator.controller.recorder import Teller
+from heterps_operator.controller import recorder as recorder_module
+from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.reading.complaints import Complaint
 from heterps_operator.kubernetes.reading.readable import POD
@@ -31,54 +31,54 @@ class Clock:
         return self.now
 
 
-def drain(teller: Teller) -> None:
+def drain(recorder: ProblemRecorder) -> None:
     """Let everything be written that waits, in this thread."""
-    teller.close()
-    teller.run(threading.Event())
+    recorder.close()
+    recorder.run(threading.Event())
 
 
 def test_each_object_is_told_once_an_hour_and_what_is_remembered_is_bounded(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teller_module, "_REMEMBERED", 10)
+    monkeypatch.setattr(recorder_module, "_REMEMBERED", 10)
     clock = Clock()
-    teller = Teller(cast("KubernetesApi", server), clock, 0.0)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), clock, 0.0)
     first, second = Complaint("Unreadable", "this"), Complaint("Unreadable", "that")
     for _ in range(3):
         for name in ("a", "b"):
-            teller.tell(POD, stranger(name, None), first)
-    teller.tell(POD, stranger("a", None, uid="another"), first)
-    teller.tell(POD, stranger("a", None), second)
-    drain(teller)
+            recorder.tell(POD, stranger(name, None), first)
+    recorder.tell(POD, stranger("a", None, uid="another"), first)
+    recorder.tell(POD, stranger("a", None), second)
+    drain(recorder)
     assert [(e["involvedObject"]["uid"], e["message"]) for e in server.events] == [
         ("a", "this"), ("b", "this"), ("another", "this"), ("a", "that"),
     ]  # fmt: skip
     clock.now += 3601
-    teller.tell(POD, stranger("b", None), first)
-    drain(teller)
+    recorder.tell(POD, stranger("b", None), first)
+    drain(recorder)
     assert len(server.told("b")) == 2
     for number in range(100):
-        teller.tell(POD, stranger(f"s{number}", None), first)
-    assert len(teller._told) == 10
+        recorder.tell(POD, stranger(f"s{number}", None), first)
+    assert len(recorder._told) == 10
 
 
 def test_more_than_can_be_told_is_dropped_and_told_when_it_is_seen_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teller_module, "_WAITING", 3)
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
+    monkeypatch.setattr(recorder_module, "_WAITING", 3)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), Clock(), 0.0)
     for number in range(10):
-        teller.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
+        recorder.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
     stop = threading.Event()
     stop.set()
-    teller.close()  # the queue is full
-    teller.run(stop)
+    recorder.close()  # the queue is full
+    recorder.run(stop)
     assert server.events == []
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), Clock(), 0.0)
     for _ in range(2):
         for number in range(2):
-            teller.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
-        drain(teller)
+            recorder.tell(POD, stranger(f"s{number}", None), Complaint("Ignored", "x"))
+        drain(recorder)
     assert len(server.events) == 2
 
 
@@ -94,10 +94,10 @@ def test_an_event_that_cannot_be_written_does_not_keep_the_next_one(
         return write(path, body)
 
     monkeypatch.setattr(server, "create", refuse)
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), Clock(), 0.0)
     for name in ("a", "b"):
-        teller.tell(POD, stranger(name, None), Complaint("Ignored", "x"))
-    drain(teller)
+        recorder.tell(POD, stranger(name, None), Complaint("Ignored", "x"))
+    drain(recorder)
     assert [event["involvedObject"]["name"] for event in server.events] == ["b"]
 
 
@@ -114,17 +114,17 @@ def test_an_event_that_cannot_be_written_does_not_keep_the_next_one(
     ],
 )
 def test_an_object_without_a_name_is_only_logged(server: Server, item: Any, caplog: pytest.LogCaptureFixture) -> None:
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    teller.tell(POD, item, Complaint("Unreadable", "this"))
-    drain(teller)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), Clock(), 0.0)
+    recorder.tell(POD, item, Complaint("Unreadable", "this"))
+    drain(recorder)
     assert server.events == []
     assert [record.getMessage() for record in caplog.records] == ["Pod without a name: this"]
 
 
 def test_a_long_name_leaves_room_for_the_event_s_own(server: Server) -> None:
-    teller = Teller(cast("KubernetesApi", server), Clock(), 0.0)
-    teller.tell(POD, stranger("x" * 199 + "." + "y" * 53, None), Complaint("Unreadable", "z" * 5000))
-    drain(teller)
+    recorder = ProblemRecorder(cast("KubernetesApi", server), Clock(), 0.0)
+    recorder.tell(POD, stranger("x" * 199 + "." + "y" * 53, None), Complaint("Unreadable", "z" * 5000))
+    drain(recorder)
     [event] = server.events
     assert len(event["metadata"]["name"]) <= 253
     assert event["metadata"]["name"].startswith("x" * 199 + ".")
