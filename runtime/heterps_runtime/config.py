@@ -1,8 +1,8 @@
 """The run configuration: one JSON file that every process of a job reads (`$HETERPS_CONFIG`).
 
-It holds the `HeterPSJob` manifest and its DevicePools as the user wrote them, with defaults applied, and nothing else, so
-that a job's file, its custom resource and what the runtime does share one vocabulary. The controller has validated it
-against the CRDs; here it is only read into typed values.
+It holds the `HeterPSJob` manifest and its DevicePools as the user wrote them, with defaults applied, and nothing else:
+a job's file, its custom resource and the runtime share one vocabulary. The controller has validated it against the
+CRDs; this module only reads it into typed values.
 """
 
 from __future__ import annotations

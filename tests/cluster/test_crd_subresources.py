@@ -86,7 +86,7 @@ def test_columns_are_filled_from_spec_and_status(resources: Kubectl, server: Api
     assert {"0/1", "2.5400", "1"} <= set(row)
     wide = resources("get", "hpsj", "flights", "--output=wide").splitlines()[0].split()
     assert {"STEP", "MESSAGE"} <= set(wide)
-    head, row, _ = (line.split() for line in resources("get", "npool").splitlines())
+    head, row, _ = (line.split() for line in resources("get", "dpool").splitlines())
     assert head == ["NAME", "DEVICE", "PRICE/H", "MAX", "NODES", "CAPACITY", "USED", "AGE"]
     assert row[:4] == ["cpu", "CPU", "0.04", "8"]
 
@@ -95,7 +95,7 @@ def test_names_and_explanations(resources: Kubectl) -> None:
     resources.apply(parsed(CPU), parsed(JOB))
     for name in ("hpsj", "heterpsjob", "heterpsjobs", "heterpsjobs.heterps.io", "heterpsjobs.v1alpha1.heterps.io"):
         assert resources("get", name, "--output=name").strip() == "heterpsjob.heterps.io/flights"
-    for name in ("npool", "devicepool", "devicepools.heterps.io"):
+    for name in ("dpool", "devicepool", "devicepools.heterps.io"):
         assert resources("get", name, "--output=name").strip() == "devicepool.heterps.io/cpu"
     assert "heterpsjob.heterps.io/flights" in resources("get", "all", "--output=name")
     text = resources("explain", "hpsj.spec.elasticity.workers")

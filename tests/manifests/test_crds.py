@@ -177,7 +177,7 @@ def test_the_job_has_the_columns_and_short_names_of_the_reference() -> None:
     assert shown == ["State", "Stages", "PS", "Throughput", "Cost/h", "Plan", "Age"]
     assert crd["spec"]["names"]["shortNames"] == ["hpsj"]
     assert crd["spec"]["scope"] == "Namespaced"
-    assert CRDS["heterps.io_devicepools.yaml"]["spec"]["names"]["shortNames"] == ["npool"]
+    assert CRDS["heterps.io_devicepools.yaml"]["spec"]["names"]["shortNames"] == ["dpool"]
     assert CRDS["heterps.io_devicepools.yaml"]["spec"]["scope"] == "Cluster"
 
 

@@ -29,9 +29,10 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, workers, checkpoint, "
         "runPolicy, mode, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
-        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; add it, for example pricePerUnitHour: \"2.42\"",
-        "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of deviceType, "
-        "resourceName, torchDevice, unitsPerPod, maxUnits, pricePerUnitHour, nodeSelector, tolerations"]),
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
+        "add it, for example pricePerUnitHour: \"2.42\"",
+        "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of "
+        "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, pricePerUnitHour, nodeSelector, tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
     ("  pools:", "  workers: {template: {containers: []}}\n  pools:", [
@@ -113,11 +114,11 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be greater than 0, is \"-2.42\"; "
         "give a small price such as \"0.0001\" to a pool that costs nothing"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"$2\"", [
-        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"$2\"; correct it (Price of one "
-        "unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
-    ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
-        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price of "
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"$2\"; correct it (Price of "
         "one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
+    ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
+        "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price "
+        "of one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("{globalBatchSize: 4096}", "{globalBatchSize: 4096, optimizer: {dense: {name: adam, beta1: \"1.5\"}}}", [
         "job.yaml:17: HeterPSJob flights: spec.training.optimizer.dense.beta1: must be at least 0 and less than 1, "
         "is \"1.5\"; give a decimal number such as \"0.9\""]),
@@ -162,8 +163,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("label: late", "label: late, label: early", [
         "job.yaml:16: spec.data.label: given twice, first in line 16; remove one of the two"]),
     ("metadata: {name: v100}", "metadata: {name: cpu}", [
-        "job.yaml:8: DevicePool cpu: metadata.name: there is a DevicePool of this name already, in line 1 (found \"cpu\"); "
-        "rename or remove one",
+        "job.yaml:8: DevicePool cpu: metadata.name: there is a DevicePool of this name already, in line 1 (found "
+        "\"cpu\"); rename or remove one",
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
         "is \"v100\"; correct the name, or add a DevicePool document (the file has cpu)"]),
     # --- the documents of a file together
@@ -184,10 +185,11 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 9 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
-        "job.yaml:12: kind: must be one of HeterPSJob, DevicePool, is \"HeterPsJob\"; correct kind, or move the document "
-        "to another file"]),
+        "job.yaml:12: kind: must be one of HeterPSJob, DevicePool, is \"HeterPsJob\"; correct kind, or move the "
+        "document to another file"]),
     ("kind: HeterPSJob\n", "", [
-        "job.yaml:11: kind: must be one of HeterPSJob, DevicePool; correct kind, or move the document to another file"]),
+        "job.yaml:11: kind: must be one of HeterPSJob, DevicePool; correct kind, or move the document to "
+        "another file"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "heterps.io/v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"heterps.io/v1\"; "
         "this version of HeterPS knows no other"]),
