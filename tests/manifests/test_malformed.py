@@ -185,10 +185,10 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 9 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
-        "job.yaml:12: kind: must be one of HeterPSJob, DevicePool, is \"HeterPsJob\"; correct kind, or move the "
+        "job.yaml:12: kind: must be one of DevicePool, HeterPSJob, is \"HeterPsJob\"; correct kind, or move the "
         "document to another file"]),
     ("kind: HeterPSJob\n", "", [
-        "job.yaml:11: kind: must be one of HeterPSJob, DevicePool; correct kind, or move the document to "
+        "job.yaml:11: kind: must be one of DevicePool, HeterPSJob; correct kind, or move the document to "
         "another file"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "heterps.io/v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"heterps.io/v1\"; "
