@@ -118,7 +118,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price "
-        "of one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
+        "of one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all "
+        "pools))"]),
     ("{globalBatchSize: 4096}", "{globalBatchSize: 4096, optimizer: {dense: {name: adam, beta1: \"1.5\"}}}", [
         "job.yaml:17: HeterPSJob flights: spec.training.optimizer.dense.beta1: must be at least 0 and less than 1, "
         "is \"1.5\"; give a decimal number such as \"0.9\""]),
