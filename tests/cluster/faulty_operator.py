@@ -20,10 +20,10 @@ from typing import Any
 
 from heterps_operator import __main__
 from heterps_operator.cli import operator  # noqa: F401  # imported here, so that no child has to
-from heterps_operator.controller.job import JobController
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.owned_objects import OwnedObjects
 from heterps_operator.controller.publisher import Publisher
+from heterps_operator.controller.session import JobSession
 from heterps_operator.loop import control_loop as loop
 from heterps_operator.state.values import Action, StartProcess, StopProcess
 
@@ -47,9 +47,9 @@ class Crashes:
         """Put the points into the operator's functions."""
         self._around(loop.ControlLoop, loop.ControlLoop._act, lambda control, action, *_: name_of(action))
         # Between a decision and its keeping, and between that and the first action.
-        self._around(JobController, JobController._save, lambda job, status, *_: f"keeping {status.phase}")
+        self._around(JobSession, JobSession._save, lambda session, status, *_: f"keeping {status.phase}")
         self._around(OwnedObjects, OwnedObjects.keep_plan, lambda *_: "writing a plan")
-        self._around(JobController, JobController._start_loop, lambda *_: "taking up")
+        self._around(JobSession, JobSession.__init__, lambda *_: "taking up")
         # After the actions, and before anybody is told.
         self._around(Publisher, Publisher.publish, lambda publisher, turn, *_: f"telling {turn.status.phase}")
         # Who holds the Lease is dead, which is known here; waiting until it expires is another test's subject.

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator.controller import job as job_module
+from heterps_operator.controller import session as session_module
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
+from heterps_operator.controller.wanted import PAUSED_ANNOTATION
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop import control_loop as loop
@@ -169,7 +170,7 @@ class Life(World):
                 self._answer = None
 
         monkeypatch.setattr(loop, "CoordinatorClient", Client)
-        monkeypatch.setattr(job_module, "QueuedPlanner", Planner)
+        monkeypatch.setattr(session_module, "QueuedPlanner", Planner)
         for pool in self.pools:
             pool["spec"]["maxUnits"] = 8
         self.server = _Server()
@@ -328,7 +329,7 @@ class Life(World):
             case "image":
                 self.edit(lambda job: job["spec"].__setitem__("image", f"example.com/model:{int(rng.integers(3))}"))
             case "pause":
-                annotations = job_module.PAUSED_ANNOTATION, str(rng.choice(["true", "false"]))
+                annotations = PAUSED_ANNOTATION, str(rng.choice(["true", "false"]))
                 self.edit(lambda job: job["metadata"].__setitem__("annotations", dict([annotations])))
             case "silence" if coordinator is not None:
                 coordinator.silent = not coordinator.silent

@@ -17,6 +17,7 @@ from heterps_operator.state.values import (
     FailJob,
     Observed,
     PlanOutcome,
+    PoolCapacity,
     ProcessView,
     ReportLost,
     RequestStop,
@@ -116,9 +117,7 @@ class World:
             planning=self.planning,
             outcome=self.outcome,
             stop_requested=self.stop_requested,
-            free_units=dict(self.free_units),
-            room=dict(self.room),
-            holders=dict(self.holders),
+            capacity=PoolCapacity(dict(self.free_units), dict(self.room), dict(self.holders)),
         )
 
     def turn(self) -> Decision:

@@ -145,13 +145,12 @@ def drive(
         session.cache,
         token=token,
         save=save,
-        listener=display,
         known_profiles=profiles,
         status=status,
         bill=bill,
     )
     with ends_in_order(loop.request_stop), display:  # a second signal ends the processes at once
-        loop.run()
+        loop.run(display)
     return Driven(loop.status, loop.bill, loop.stop_requested, loop.profiles)
 
 

@@ -185,7 +185,7 @@ def _problem(
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
     servers = {"pool": plan.parameterServer.pool, "units": plan.parameterServer.units}  # they stay where they are
     try:
-        problem = build_problem(job.limited(observed.free_units), observed.profiles)
+        problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
         return calibrate({**problem, "parameterServer": servers}, plan, throughput, stages)
     except ValueError:
         return None  # the model has other layers now; the plan that runs stays
@@ -203,7 +203,7 @@ def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
     if status.plan is None or job.elasticity.mode == "Off" or job.stages_by_hand:
         return ""
     for pool, units in sorted(units_by_pool(PlanDocument.from_json(dict(status.plan))).items()):
-        room = observed.room.get(pool, units)
+        room = observed.capacity.room.get(pool, units)
         waiting = sorted(
             p.name
             for p in observed.processes
@@ -325,7 +325,7 @@ def _change(
     """
     now, present, pods = observed.time, _pods(plan), _pods(PlanDocument.from_json(new))
     taken = units_by_pool(PlanDocument.from_json(new))
-    if any(units > observed.free_units.get(pool, units) for pool, units in taken.items()):
+    if any(units > observed.capacity.free_units.get(pool, units) for pool, units in taken.items()):
         return status
     if asked["cause"] == "missed":
         trial = Trial(present, pods, float(asked["rate"]), 0.0, now, 0.0, in_vain=False, basis=str(asked["basis"]))

@@ -149,7 +149,8 @@ def _advance(
 def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
     """Measure the pools one after the other: two at once would measure each other."""
     spec, now = profiler(job, pool), observed.time
-    if spec.units > observed.free_units.get(pool, spec.units):  # the wait is no part of the time that pods may take
+    # The wait does not count as time that pods take to start.
+    if spec.units > observed.capacity.free_units.get(pool, spec.units):
         text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
         status = status.with_phase("Pending", now)
         return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now), ()
@@ -172,19 +173,19 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "profile":
         return _reach(status, "Profiled", now), ()
     status = status.with_phase("Planning", now)
-    outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.free_units)
+    outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.capacity.free_units)
     if observed.planning:
         return status, ()
     known = outcome is not None and outcome.revision == revision
     alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
     # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
-    if outcome is not None and known and status.planned_with != dict(observed.free_units):
+    if outcome is not None and known and status.planned_with != dict(observed.capacity.free_units):
         known = not _short(outcome.document, observed) if outcome.feasible else alone
         status = replace(status, possible=status.possible or (alone and outcome.feasible))
     if outcome is None or not known:
-        status, actions = _ask_planner(room, observed, status, dict(observed.free_units))
+        status, actions = _ask_planner(room, observed, status, dict(observed.capacity.free_units))
         # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
-        if actions and job.goal == "train" and not any(observed.holders.values()):
+        if actions and job.goal == "train" and not any(observed.capacity.holders.values()):
             actions += _ensure(observed, status, coordinator())
         return status, actions
     document = outcome.document
@@ -234,17 +235,18 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
 def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
     """Whether a plan takes more than other jobs leave."""
     units = units_by_pool(PlanDocument.from_json(dict(document or {})))
-    return any(number > observed.free_units.get(pool, number) for pool, number in units.items())
+    return any(number > observed.capacity.free_units.get(pool, number) for pool, number in units.items())
 
 
 def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
     """How much of these pools other jobs leave; what to do about it."""
-    free = ", ".join(f"{observed.free_units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
+    units = observed.capacity.free_units
+    free = ", ".join(f"{units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
     others: dict[str, list[str]] = {}
     for pool in pools:
-        for holder, units in observed.holders.get(pool, ()):
-            others.setdefault(holder, []).append(f"{units} of {pool}")
-    names = [f"{holder} has {' and '.join(units)}" for holder, units in others.items()]
+        for holder, number in observed.capacity.holders.get(pool, ()):
+            others.setdefault(holder, []).append(f"{number} of {pool}")
+    names = [f"{holder} has {' and '.join(held)}" for holder, held in others.items()]
     more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
     if not names:
         return (

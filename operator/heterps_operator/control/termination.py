@@ -7,16 +7,17 @@ The coordinator is ended last, so that it can be asked until nothing is left to 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.elasticity import stranded
 from heterps_operator.control.members import COORDINATOR
+from heterps_operator.control.transition import BEGINS_AGAIN, resumes
 from heterps_operator.state.status import Failure, Status
 from heterps_operator.state.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
-__all__ = ["judge", "orderly_stop", "wind_down"]
+__all__ = ["Aftermath", "after_end", "judge", "orderly_stop", "wind_down"]
 
 _MEMBER_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _MEMBERS_LEAVE_SECONDS = 10.0  # for members that the coordinator told to end
@@ -164,3 +165,38 @@ def _end(status: Status, outcome: str, now: float, *, orderly: bool) -> Status:
 
 def _failed(status: Status, reason: str, message: str, now: float) -> Status:
     return replace(_end(status, "Failed", now, orderly=False), failure=Failure(reason, message))
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What to do about a job that has ended."""
+
+    begins_again: bool = False  # its spec asks for training again
+    deletes_pods: bool = False
+    running_only: bool = True  # of `deletes_pods`: leave those that have ended, for their logs
+    deletes_job: bool = False
+    seconds: float | None = None  # until it has to be looked at again; None: when something changes
+
+
+def after_end(job: JobSpec, status: Status, now: float) -> Aftermath:
+    """Decide what becomes of a job in a final phase, by `runPolicy`.
+
+    Args:
+        job: what is wanted.
+        status: of the last decision.
+        now: Unix seconds.
+    """
+    policy = job.run_policy
+    if status.phase in BEGINS_AGAIN and resumes(job):
+        return Aftermath(begins_again=True, seconds=0.0)
+    cleans = policy.clean_pod_policy != "None" and status.phase in ("Succeeded", "Failed", "Suspended")
+    seconds = None
+    if policy.ttl_seconds_after_finished is not None and status.phase in ("Succeeded", "Failed"):
+        seconds = (status.finished or 0.0) + policy.ttl_seconds_after_finished - now
+    expired = seconds is not None and seconds <= 0
+    return Aftermath(
+        deletes_pods=cleans,
+        running_only=policy.clean_pod_policy != "All",
+        deletes_job=expired,
+        seconds=None if expired else seconds,
+    )

@@ -52,8 +52,7 @@ class StoredState:
     bill: Bill
     processes: tuple[ProcessView, ...] = ()  # those that were started and are not accounted for as ended and gone
     plans: tuple[int, ...] = ()  # revisions that have a ConfigMap, the oldest first
-    generation: int = 0  # of the spec that was worked on
-    spec: Json | None = None  # that spec, to tell what changed
+    spec: Json | None = None  # that is carried out, to tell what changed
 
     def to_data(self) -> dict[str, str]:
         """The data of a ConfigMap: one JSON document per key."""
@@ -61,7 +60,7 @@ class StoredState:
             "status.json": _text(self.status.to_json()),
             "bill.json": _text(self.bill.to_json()),
             "processes.json": _text([asdict(process) for process in self.processes]),
-            "controller.json": _text({"plans": list(self.plans), "generation": self.generation, "spec": self.spec}),
+            "controller.json": _text({"plans": list(self.plans), "spec": self.spec}),
         }
 
     @classmethod
@@ -78,7 +77,6 @@ class StoredState:
                 Bill.from_json(json.loads(data["bill.json"])),
                 tuple(_process(item) for item in json.loads(data["processes.json"])),
                 tuple(int(number) for number in controller["plans"]),
-                int(controller["generation"]),
                 controller["spec"],
             )
             if memory.status.plan is not None:

@@ -21,6 +21,7 @@ from heterps_operator.kubernetes.names import coordinator_address, events_path, 
 from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
 from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.status import Status
 from heterps_operator.state.values import PodProblem, ProcessSpec, ProcessView
 
 __all__ = ["KubernetesSubstrate", "Pods"]
@@ -100,8 +101,12 @@ class KubernetesSubstrate:
         self._hears_of = hears_of
         self._on_pod = on_pod
         self._woken = threading.Event()
-        self.plan_revision = 0
-        self.gang: frozenset[str] = frozenset()  # members that a queue is to admit together
+        self._plan_revision = 0
+        self._gang: frozenset[str] = frozenset()  # members that a queue admits together
+
+    def follow(self, status: Status) -> None:
+        """Start pods for the plan of this status from now on."""
+        self._plan_revision, self._gang = status.plan_revision, frozenset(status.gang)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -177,13 +182,13 @@ class KubernetesSubstrate:
         address = None if spec.role == "coordinator" else self.coordinator_address()
         assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
         # A queue's group never changes: workers that a later plan adds are admitted by themselves.
-        gang = len(self.gang) if spec.name in self.gang else 0
+        gang = len(self._gang) if spec.name in self._gang else 0
         body = build_pod(
             self.job,
             pool,
             spec,
             coordinator=address,
-            plan_revision=self.plan_revision,
+            plan_revision=self._plan_revision,
             gang_size=gang,
             pools=self.pools.values(),
         )

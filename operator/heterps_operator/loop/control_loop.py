@@ -28,6 +28,7 @@ from heterps_operator.state.values import (
     FailJob,
     Observed,
     PlanOutcome,
+    PoolCapacity,
     ProcessView,
     RequestStop,
     SaveProfile,
@@ -72,8 +73,8 @@ class ControlLoop:
         status: of an earlier run, made ready by `Status.begin_again`, or a new one.
         bill: what was charged so far.
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
-        listener: is shown every turn.
         measurement: of throughput and workers' speeds; None: the coordinator is scraped.
+        save_seconds: between two savings while only the bill grows.
         clock: Unix seconds.
         monotonic: seconds that setting the machine's time does not change; for how long the coordinator is silent.
     """
@@ -87,11 +88,11 @@ class ControlLoop:
         *,
         token: str,
         save: Callable[[Status, Bill], None],
-        listener: Listener,
         known_profiles: Mapping[str, Json] | None = None,
         status: Status | None = None,
         bill: Bill | None = None,
         measurement: Measurement | None = None,
+        save_seconds: Callable[[], float] = lambda: _SAVE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,17 +100,13 @@ class ControlLoop:
         self.status = status or Status()
         self.bill = bill or Bill()
         self.profiles: dict[str, Json] = dict(known_profiles or {})
-        self.free_units: Mapping[str, int] = {}  # see `Observed`, as the next two
-        self.room: Mapping[str, int] = {}
-        self.holders: Mapping[str, tuple[tuple[str, int], ...]] = {}
         self._cached = frozenset(self.profiles)
         self._substrate = substrate
         self._planner = planner
         self._cache = cache
         self._token = token
         self._save = save
-        self.save_seconds = _SAVE_SECONDS  # between two savings while nothing happens but that money is spent
-        self._listener = listener
+        self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
         self._meter = Meter(measurement or Scraping(), clock)
@@ -139,15 +136,18 @@ class ControlLoop:
         """Whether somebody asked for the end."""
         return self._stop_requested
 
-    def run(self) -> Status:
+    def run(self, listener: Listener) -> Status:
         """Turn until the job is in a final phase (or paused, or aborted).
+
+        Args:
+            listener: is shown every turn.
 
         Returns:
             The last status.
         """
         try:
             while True:
-                self.turn()
+                listener.on_turn(self.turn())
                 if self.status.final or self.status.phase == "Paused" or self._aborted:
                     return self.status
                 self._substrate.wait(_TICK_SECONDS)
@@ -157,27 +157,31 @@ class ControlLoop:
             self._charge(self._substrate.processes(), self._clock())
             self._store(self.status, self._clock())
 
-    def turn(self) -> None:
-        """Observe, decide and act once."""
-        observed = self._observe()
+    def turn(self, capacity: PoolCapacity = PoolCapacity()) -> Turn:  # noqa: B008  # a frozen value
+        """Observe, decide and act once.
+
+        Args:
+            capacity: of the device pools; without one they have no limits.
+        """
+        observed = self._observe(capacity)
         self._charge(observed.processes, observed.time)
         decision = reconcile(self.job, observed)
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
         # What was done is kept at the next look: a process that ends unseen must be known to have been there.
         matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
         self._acted = bool(decision.actions)
-        if matters or observed.time - self._saved >= self.save_seconds:
+        if matters or observed.time - self._saved >= self._save_seconds():
             self._store(decision.status, observed.time)
         self.status = decision.status
         self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails
         for action in decision.actions:
             self._act(action, observed.time)
         events, self._pending = tuple(self._pending), []
-        self._listener.on_turn(Turn(self.job, observed, self.status, self.bill, events))
+        return Turn(self.job, observed, self.status, self.bill, events)
 
     # --- observing ----------------------------------------------------------------------------------------------------
 
-    def _observe(self) -> Observed:
+    def _observe(self, capacity: PoolCapacity) -> Observed:
         # Processes first: a member that has ended delivered before, so the coordinator's later answer knows of it.
         processes = self._substrate.processes()
         view = self._ask_coordinator()
@@ -199,9 +203,7 @@ class ControlLoop:
             planning=self._planner.running,
             outcome=self._outcome,
             stop_requested=self._stop_requested,
-            free_units=dict(self.free_units),
-            room=dict(self.room),
-            holders=dict(self.holders),
+            capacity=capacity,
         )
 
     def _ask_coordinator(self) -> CoordinatorView | None:

@@ -164,6 +164,10 @@ class Status:
             result=self.result,
         ).with_condition("Suspended", False, "Running", "", now)
 
+    def without_plan(self, why: str) -> Status:
+        """The status of a job that has to be planned anew."""
+        return replace(self, plan=None).with_condition("Planned", None, "Replanning", why, self.phase_since)
+
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""
         return asdict(self)

@@ -24,6 +24,7 @@ __all__ = [
     "Observed",
     "PlanOutcome",
     "PodProblem",
+    "PoolCapacity",
     "ProcessSpec",
     "ProcessView",
     "ReportLost",
@@ -180,6 +181,16 @@ class PlanOutcome:
 
 
 @dataclass(frozen=True)
+class PoolCapacity:
+    """What the device pools have for a job. A pool that is absent has no limit."""
+
+    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave
+    # By pool: what would be free if the job held nothing. Less than what the job holds: the pool has shrunk.
+    room: Mapping[str, int] = field(default_factory=dict)
+    holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
+
+
+@dataclass(frozen=True)
 class Observed:
     """A snapshot of everything that `reconcile` may know."""
 
@@ -196,10 +207,7 @@ class Observed:
     planning: bool = False  # a planner is at work
     outcome: PlanOutcome | None = None  # what the planner answered
     stop_requested: bool = False  # somebody wants the job to end now, resumable
-    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave; absent: everything
-    # By pool: what it would be if the job held nothing itself. Less than the job holds: the pool has shrunk.
-    room: Mapping[str, int] = field(default_factory=dict)
-    holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
+    capacity: PoolCapacity = field(default_factory=PoolCapacity)
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""

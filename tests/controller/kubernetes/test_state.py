@@ -23,7 +23,7 @@ def memory() -> dict[str, str]:
         planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1}, result={"committedSteps": 1},
     )  # fmt: skip
     view = ProcessView(CPU_WORKER, NOW, ended=NOW + 1, exit_code=1, last_lines=("x",), begun=NOW)
-    return StoredState(status, Bill(), (view,), (1,), 1, job()["spec"]).to_data()
+    return StoredState(status, Bill(), (view,), (1,), job()["spec"]).to_data()
 
 
 @pytest.mark.parametrize("name", sorted(memory()))

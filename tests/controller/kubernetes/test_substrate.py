@@ -11,6 +11,7 @@ import pytest
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
+from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from tests.controller.kubernetes.documents import (
     COORDINATOR,
@@ -234,7 +235,7 @@ def test_a_member_is_one_of_its_gang_only_if_the_gang_knows_it(
     cluster: Cluster, substrate: KubernetesSubstrate
 ) -> None:
     substrate.job = make_job(runPolicy={"schedulingPolicy": {"gang": "Kueue", "queue": "ads"}})
-    substrate.gang = frozenset({"ps-0", "worker-0-0", "worker-0-1"})
+    substrate.follow(Status(gang=("ps-0", "worker-0-0", "worker-0-1")))
     substrate.start(CPU_WORKER)
     substrate.start(ProcessSpec("worker-0-2", "worker", pool="cpu", units=4))
     counts = [

@@ -1,0 +1,266 @@
+"""A job that was taken up: its control loop, and what the loop works with on a cluster.
+
+What a turn decides is written to the job's state before it is done, so another operator can take the job up at any
+time. A session runs one spec; for another one the controller opens a new session with the state of the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.api.admission import pod_configuration
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import Manifest
+from heterps_operator.control.changes import Effect
+from heterps_operator.control.members import units_by_pool
+from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.planners import QueuedPlanner
+from heterps_operator.controller.store import Key
+from heterps_operator.controller.trial import PlanTrial
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.building import objects
+from heterps_operator.kubernetes.names import state_name
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.reading.pools import job_key
+from heterps_operator.kubernetes.state import JobState, StoredState
+from heterps_operator.kubernetes.substrate import KubernetesSubstrate
+from heterps_operator.loop.control_loop import ControlLoop
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
+from heterps_operator.state.turn import Turn
+from heterps_operator.state.values import PlanOutcome, PoolCapacity
+from heterps_runtime.contract import PlanDocument
+
+__all__ = ["CapacityTakenError", "JobSession", "Site"]
+
+
+class CapacityTakenError(Exception):
+    """Another job was granted the units between planning and reserving; the next turn plans with what is left."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all sessions of one job share."""
+
+    cluster: OperatorContext
+    key: Key  # namespace and name of the job
+    owned: OwnedObjects
+    state: JobState
+    wake: Callable[[], None]  # gives the job another turn soon
+
+    @property
+    def folder(self) -> Path:
+        """Where the job's planners write."""
+        return self.cluster.folder / self.key[0] / self.key[1]
+
+    @property
+    def holder(self) -> str:
+        """The job's name in the ledger."""
+        return job_key(*self.key)
+
+    def planner(self, spec: JobSpec, folder: str) -> QueuedPlanner:
+        """A planner for a spec, which waits for its turn among those of all jobs."""
+        return QueuedPlanner(
+            self.cluster.planner_slots,
+            self.folder / folder,
+            spec.method,
+            spec.planner_timeout_seconds,
+            stages=spec.stages_by_hand,
+            on_end=self.wake,
+        )
+
+    def profiles(self, manifest: Manifest) -> ConfigMapProfileCache:
+        """Stored profiles of the manifest's model on its pools."""
+        return ConfigMapProfileCache(self.cluster.api, self.key[0], pod_configuration(manifest))
+
+
+class JobSession:
+    """Runs one spec of a job.
+
+    Args:
+        site: what it shares with the job's other sessions.
+        job: the HeterPSJob.
+        manifest: the job as it is carried out, with its pools.
+        spec: the same, typed.
+        stored: the job's state; its `spec` is the manifest's.
+
+    Raises:
+        NotReadyError: an object that the pods need cannot be written.
+    """
+
+    def __init__(self, site: Site, job: Json, manifest: Manifest, spec: JobSpec, stored: StoredState) -> None:
+        cluster, status = site.cluster, stored.status
+        self.stopping = Effect.NONE  # why the job is being stopped, to go on with another spec
+        self.adopted: tuple[Any, ...] = ()  # versions of job and pools that were compared with this session
+        self.site = site
+        self._stored = stored
+        self._written = (0, 0)  # revision and incarnation whose objects were written
+        self._trial: PlanTrial | None = None
+        token = site.owned.token(job)
+        site.owned.apply(
+            job,
+            objects.service(job),
+            objects.run_config(job, pod_configuration(manifest)),
+            objects.network_policy(job, cluster.namespace),
+        )
+        if status.phase in BEGINS_AGAIN and resumes(spec):
+            status = status.begin_again(cluster.clock())
+        self._substrate = KubernetesSubstrate(
+            cluster.api,
+            cluster.pods,
+            {**job, "spec": manifest.job["spec"]},
+            {str(pool["metadata"]["name"]): pool for pool in manifest.pools},
+            known=stored.processes,
+            clock=cluster.clock,
+            on_wake=site.wake,
+            hears_of=cluster.hears_of,
+            on_pod=cluster.metrics.on_pod,
+        )
+        self._substrate.follow(status)
+        self._planner = site.planner(spec, "plan")
+        cache = site.profiles(manifest)
+        self._loop = ControlLoop(
+            spec,
+            self._substrate,
+            self._planner,
+            cache,
+            token=token,
+            save=self._save,
+            known_profiles=cache.load([pool.name for pool in spec.pools]),
+            status=status,
+            bill=stored.bill,
+            measurement=cluster.measurement(*site.key),
+            save_seconds=lambda: cluster.save_seconds,
+            clock=cluster.clock,
+            monotonic=cluster.monotonic,
+        )
+
+    @property
+    def status(self) -> Status:
+        """Of the last decision."""
+        return self._loop.status
+
+    @property
+    def bill(self) -> Bill:
+        """What was charged so far."""
+        return self._loop.bill
+
+    @property
+    def spec(self) -> Json:
+        """`spec` of the HeterPSJob that is carried out, with its defaults."""
+        assert self._stored.spec is not None
+        return self._stored.spec
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job has stopped for another spec."""
+        return is_stopped(self.status, self.stopping)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a planner is asked about another spec."""
+        return self._trial is not None
+
+    def turn(self) -> Turn:
+        """Look at the job once, and do what is to be done.
+
+        Raises:
+            ApiError: the API server does not answer.
+            CapacityTakenError: others hold the units.
+            NotReadyError: the state cannot be written.
+            StateTaken: another operator has the job.
+        """
+        ledger, pools, holder = self.site.cluster.ledger, self._substrate.pools, self.site.holder
+        trains_now = self.status.phase == "Running"  # it waits for no units: the holders of hundreds need no look
+        capacity = PoolCapacity(
+            free_units=ledger.free_units(holder, pools),
+            room={pool: ledger.free(pool, excluding=holder) for pool in pools},
+            holders={} if trains_now else {pool: ledger.holders(pool, excluding=holder) for pool in pools},
+        )
+        return self._loop.turn(capacity)
+
+    def adopt(self, spec: Json, job: JobSpec) -> None:
+        """Decide by another spec from now on."""
+        self._stored = replace(self._stored, spec=spec)
+        self._loop.job = job
+
+    def stop(self, effect: Effect) -> None:
+        """Stop the processes in order, to go on with a spec that has this effect."""
+        self.stopping = effect
+        self._loop.request_stop()
+
+    def state_for(self, spec: Json, status: Status) -> StoredState:
+        """The state with which another session goes on, with another spec."""
+        return replace(self._stored, status=status, bill=self.bill, spec=spec)
+
+    def try_plan(self, manifest: Manifest, spec: JobSpec) -> tuple[Trial, PlanOutcome | None]:
+        """Ask the planner for a plan of another spec; the answer comes with a later call."""
+        if self._trial is None or self._trial.job != spec:
+            self.end_trial()
+            profiles = self.site.profiles(manifest).load([pool.name for pool in spec.pools])
+            if len(profiles) < len(spec.pools):
+                return Trial.UNMEASURED, None
+            try:
+                self._trial = PlanTrial(spec, self.site.planner(spec, "trial"), profiles)
+            except ValueError:  # of different layers
+                return Trial.UNMEASURED, None
+        outcome = self._trial.poll()
+        if outcome is None:
+            return Trial.PENDING, None
+        self.end_trial()
+        return (Trial.FEASIBLE if outcome.feasible else Trial.INFEASIBLE), outcome
+
+    def end_trial(self) -> None:
+        """End a planner that is asked about another spec."""
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+    def delete_pods(self, *, running_only: bool) -> None:
+        """Delete the job's pods."""
+        self._substrate.delete_pods(running_only=running_only)
+
+    def close(self) -> None:
+        """End the planners; pods are not touched."""
+        self._planner.close()
+        self.end_trial()
+
+    def _save(self, status: Status, bill: Bill) -> None:
+        """Reserve the units that the job is going to use and write the state, before anything is done."""
+        ledger, holder = self.site.cluster.ledger, self.site.holder
+        plan = None if status.plan is None else PlanDocument.from_json(dict(status.plan))
+        grant = ledger.reserve(holder, self._units(status, plan))
+        if not grant.granted:
+            raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
+        revisions, place = self._stored.plans, (status.plan_revision, status.incarnation)
+        new = plan is not None and self._written != place
+        if new:
+            revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
+        self._substrate.follow(status)
+        known = self._substrate.known()
+        self._stored = replace(self._stored, status=status, bill=bill, processes=known, plans=revisions)
+        try:
+            self.site.state.save(self._stored)
+        except ApiError as error:
+            raise NotReadyError.of(f"ConfigMap {state_name(self.site.key[1])}", error) from error
+        if plan is not None and new:  # not before the job is this operator's
+            job, pools = self._substrate.job, self._substrate.pools
+            revisions = self.site.owned.keep_plan(job, pools, status, plan, revisions)
+            self._stored = replace(self._stored, plans=revisions)
+            self._written = place
+
+    def _units(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
+        """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
+        if status.outcome is not None:
+            return {}
+        if plan is not None:
+            return units_by_pool(plan)
+        pools: Sequence[Any] = self._loop.job.pools if status.phase == "Profiling" else ()
+        missing = next((pool for pool in pools if pool.name not in self._loop.profiles), None)
+        return {} if missing is None else {missing.name: missing.units_per_pod}

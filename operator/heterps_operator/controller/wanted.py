@@ -1,0 +1,86 @@
+"""The job as its spec and its pools ask for it now."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heterps_operator.api.admission import cluster_problems
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import Manifest, read_objects
+from heterps_operator.controller.owned_objects import NotReadyError
+from heterps_operator.controller.store import ObjectStore
+from heterps_operator.documents import Json
+from heterps_operator.errors import ManifestError
+
+__all__ = ["Wanted"]
+
+PAUSED_ANNOTATION = "heterps.io/paused"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A HeterPSJob with the pools that it names.
+
+    Args:
+        job: the HeterPSJob.
+        pools: its DevicePools in order; None: there is none of that name.
+        store: of all DevicePools.
+    """
+
+    job: Json
+    pools: tuple[Json | None, ...]
+    store: ObjectStore
+
+    @classmethod
+    def read(cls, job: Json, store: ObjectStore) -> Wanted:
+        """Look the job's pools up."""
+        return cls(job, tuple(store.get("", str(pool["name"])) for pool in job["spec"]["pools"]), store)
+
+    @property
+    def paused(self) -> bool:
+        """Whether an annotation asks the operator to leave the job alone."""
+        return (self.job["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pools exist."""
+        return None not in self.pools
+
+    @property
+    def versions(self) -> tuple[Any, ...]:
+        """Equal as long as nothing that the job asks for has changed."""
+        # A pool that was deleted and created again starts with generation 1 again, hence the uid.
+        pools = tuple(pool and (pool["metadata"].get("uid"), pool["metadata"].get("generation")) for pool in self.pools)
+        return (self.job["metadata"].get("generation"), self.paused, *pools)
+
+    def manifest(self) -> Manifest:
+        """The job and its pools, validated and with their defaults.
+
+        Raises:
+            NotReadyError: the job cannot be carried out.
+        """
+        missing = [
+            str(entry["name"])
+            for entry, pool in zip(self.job["spec"]["pools"], self.pools, strict=True)
+            if pool is None
+        ]
+        if missing:
+            known = sorted(str(pool["metadata"]["name"]) for pool in self.store.all())
+            hint = difflib.get_close_matches(missing[0], known, 1)
+            have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
+            text = f"spec.pools: there is no DevicePool {missing[0]}; create it, or correct the name ({have})"
+            raise NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
+        try:
+            manifest = read_objects({**self.job}, [dict(pool) for pool in self.pools if pool is not None])
+        except ManifestError as error:
+            raise NotReadyError("InvalidSpec", str(error)) from error
+        if problems := cluster_problems(manifest.job):
+            raise NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
+        return manifest
+
+    def typed(self, manifest: Manifest) -> JobSpec:
+        """A manifest of this job as the control loop reads it."""
+        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
+        return replace(spec, paused=spec.paused or self.paused)
