@@ -113,9 +113,9 @@ def _parser() -> ArgumentParser:
     )
     _add_job(run)
     run.add_argument("--output", choices=("text", "json"), default="text", help="how to report (default: text)")
-    run.add_argument("--fresh", action="store_true", help="start over, forgetting earlier progress and checkpoints")
+    run.add_argument("--fresh", action="store_true", help="start over, discarding earlier progress and checkpoints")
     run.add_argument("--port", type=_port, default=0, help="port of the coordinator (default: any free one)")
-    run.add_argument("--refresh-profile", action="store_true", help="measure the layers again, and plan anew")
+    run.add_argument("--refresh-profile", action="store_true", help="measure the layers again and replan")
 
     plan = commands.add_parser(
         "plan", help="find the cheapest plan", description="Find the cheapest plan that is fast enough, and say why."
@@ -146,7 +146,7 @@ def _parser() -> ArgumentParser:
 def _add_job(parser: ArgumentParser, optional: bool = False) -> None:
     parser.add_argument("job", metavar="JOB", nargs="?" if optional else None, help="job file (YAML)")
     parser.add_argument("--work-directory", metavar="D", help="for state, logs, checkpoints (default: .heterps/NAME)")
-    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    parser.add_argument("--quiet", action="store_true", help="show only the result")
     parser.add_argument("--verbose", action="store_true", help="show every process")
 
 

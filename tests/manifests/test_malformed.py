@@ -76,10 +76,10 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:4: DevicePool cpu: spec.pricePerUnitHour: must be a string, is 1; write it in quotes: \"1\""]),
     ("  pools:", "  elasticity: {mode: Off}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.elasticity.mode: must be a string, is false; "
-        "YAML takes Off for false, write it in quotes: \"Off\""]),
+        "YAML reads Off as false, write it in quotes: \"Off\""]),
     ("label: late", "label: y", [
         "job.yaml:16: HeterPSJob flights: spec.data.label: must be a string, is true; "
-        "YAML takes y for true, write it in quotes: \"y\""]),
+        "YAML reads y as true, write it in quotes: \"y\""]),
     ("dense: [distance]", "dense: distance", [
         "job.yaml:16: HeterPSJob flights: spec.data.dense: must be a list, is \"distance\"; "
         "see its description in docs/api.md"]),
@@ -118,7 +118,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price "
-        "of one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
+        "of one unit for one hour, a decimal number in quotes, "
+        "in the currency of your choice (the same for all pools))"]),
     ("{globalBatchSize: 4096}", "{globalBatchSize: 4096, optimizer: {dense: {name: adam, beta1: \"1.5\"}}}", [
         "job.yaml:17: HeterPSJob flights: spec.training.optimizer.dense.beta1: must be at least 0 and less than 1, "
         "is \"1.5\"; give a decimal number such as \"0.9\""]),
@@ -161,9 +162,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must not be in the list twice, \"cpu\" is item 0 "
         "already; remove or rename one of the two"]),
     ("label: late", "label: late, label: early", [
-        "job.yaml:16: spec.data.label: given twice, first in line 16; remove one of the two"]),
+        "job.yaml:16: spec.data.label: given twice, first on line 16; remove one of the two"]),
     ("metadata: {name: v100}", "metadata: {name: cpu}", [
-        "job.yaml:8: DevicePool cpu: metadata.name: there is a DevicePool of this name already, in line 1 (found "
+        "job.yaml:8: DevicePool cpu: metadata.name: a DevicePool of this name already exists, on line 1 (found "
         "\"cpu\"); rename or remove one",
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
         "is \"v100\"; correct the name, or add a DevicePool document (the file has cpu)"]),
@@ -185,23 +186,23 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 9 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
-        "job.yaml:12: kind: must be one of HeterPSJob, DevicePool, is \"HeterPsJob\"; correct kind, or move the "
+        "job.yaml:12: kind: must be one of DevicePool, HeterPSJob, is \"HeterPsJob\"; correct kind, or move the "
         "document to another file"]),
     ("kind: HeterPSJob\n", "", [
-        "job.yaml:11: kind: must be one of HeterPSJob, DevicePool; correct kind, or move the document to "
+        "job.yaml:11: kind: must be one of DevicePool, HeterPSJob; correct kind, or move the document to "
         "another file"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "heterps.io/v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"heterps.io/v1\"; "
-        "this version of HeterPS knows no other"]),
+        "this version of HeterPS supports no other"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"v1\"; write apiVersion: heterps.io/v1alpha1"]),
     (f"---\n{JOB}", "", [
         "job.yaml: the file has no HeterPSJob; add a document with kind: HeterPSJob"]),
     (JOB, f"{JOB}---\n{JOB}", [
-        "job.yaml:20: HeterPSJob flights: the file has a HeterPSJob already, in line 11; "
-        "put each job into a file of its own"]),
+        "job.yaml:20: HeterPSJob flights: the file already has a HeterPSJob, on line 11; "
+        "put each job into its own file"]),
     (JOB, f"{JOB}---\n[1, 2]\n", [
-        "job.yaml:20: the document is no mapping of fields; start it with apiVersion: and kind:"]),
+        "job.yaml:20: the document is not a mapping of fields; start it with apiVersion: and kind:"]),
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
     path = spec["checkpoint"].get("path")
     if path is None:
         fix = f"set it to {_SHARED}"
-        text = "must be set on a cluster: the pods of a job have no folder in common"
+        text = "must be set on a cluster: the pods of a job share no folder"
         found.append(FieldError("spec.checkpoint.path", MISSING, text, fix, title))
     for field, value in (
         ("spec.checkpoint.path", path),

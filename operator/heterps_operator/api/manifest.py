@@ -134,7 +134,7 @@ def _read(file: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise refuse(f"is not a text in UTF-8 (byte {error.start})", "save it as UTF-8") from error
+        raise refuse(f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
     return text
 
 
@@ -149,7 +149,7 @@ def _check(document: Document, name: str) -> _Object:
     schemas = load_schemas()
     value = document.value
     if not isinstance(value, dict):
-        return refuse((), MISSING, "the document is no mapping of fields", "start it with apiVersion: and kind:")
+        return refuse((), MISSING, "the document is not a mapping of fields", "start it with apiVersion: and kind:")
     kind, version = value.get("kind", MISSING), value.get("apiVersion", MISSING)
     if not isinstance(kind, str) or kind not in schemas:
         return refuse(
@@ -160,7 +160,7 @@ def _check(document: Document, name: str) -> _Object:
         )
     if version != API_VERSION:
         known = isinstance(version, str) and version.startswith(f"{API_GROUP}/")
-        fix = "this version of HeterPS knows no other" if known else f"write apiVersion: {API_VERSION}"
+        fix = "this version of HeterPS supports no other" if known else f"write apiVersion: {API_VERSION}"
         return refuse(("apiVersion",), version, f"must be {API_VERSION}", fix)
     schema = schemas[kind]
     # An API server takes no status from a user; `kubectl get -o yaml` shows one.
@@ -182,14 +182,14 @@ def _set_problems(objects: list[_Object], name: str) -> list[FieldError]:
         message = "the file is empty" if not objects else "the file has no HeterPSJob"
         problems.append(FieldError("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
     for extra in jobs[1:]:
-        message = f"the file has a HeterPSJob already, in line {jobs[0].document.line}"
+        message = f"the file already has a HeterPSJob, on line {jobs[0].document.line}"
         source = f"{name}:{extra.document.line}"
-        problems.append(FieldError("", MISSING, message, "put each job into a file of its own", extra.title, source))
+        problems.append(FieldError("", MISSING, message, "put each job into its own file", extra.title, source))
     pools: dict[str, _Object] = {}
     for pool in (item for item in objects if item.kind == "DevicePool"):
         pool_name = _name(pool)
         if pool_name in pools:
-            message = f"there is a DevicePool of this name already, in line {pools[pool_name].document.line}"
+            message = f"a DevicePool of this name already exists, on line {pools[pool_name].document.line}"
             source = f"{name}:{pool.document.line_of(('metadata', 'name'))}"
             problems.append(FieldError("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
         elif pool_name is not None:

@@ -131,14 +131,14 @@ def _bound(error: ValidationError, schema: dict[str, Any], text: str | None) -> 
             meaning = schema.get("description", "")
             example = json.dumps(schema["example"]) if "example" in schema else f"text that matches {limit}"
             return f"must be like {example}", f"correct it ({meaning.rstrip('.')})" if meaning else "correct it"
-    raise AssertionError(f"crds/ use {error.validator}, which has no words yet")
+    raise AssertionError(f"crds/ use {error.validator}, which has no message yet")
 
 
 def _wrong_type(types: list[str], value: Any, schema: dict[str, Any], text: str | None) -> tuple[str, str]:
     message = "must be " + " or ".join(_NOUNS[name] for name in types if name != "null")
     if "string" in types and isinstance(value, bool | int | float):
         written = text if text is not None else json.dumps(value)
-        reason = f"YAML takes {written} for {json.dumps(value)}, " if isinstance(value, bool) else ""
+        reason = f"YAML reads {written} as {json.dumps(value)}, " if isinstance(value, bool) else ""
         return message, f'{reason}write it in quotes: "{written}"'
     if "integer" in types and isinstance(value, str) and value.strip().lstrip("-").isdigit():
         return message, f"write it without quotes: {value.strip()}"

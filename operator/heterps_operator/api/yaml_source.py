@@ -132,7 +132,7 @@ class _TooLargeError(Exception):
 
 
 def _endless(node: yaml.Node) -> _TooLargeError:
-    return _TooLargeError(f"the alias to line {node.start_mark.line + 1} refers to what contains it")
+    return _TooLargeError(f"the alias to line {node.start_mark.line + 1} refers to its own container")
 
 
 class _Reader:
@@ -177,7 +177,7 @@ class _Reader:
                 continue
             if key in own:
                 first = own[key][0].start_mark.line + 1
-                self._problem((*path, key), key_node, f"given twice, first in line {first}", "remove one of the two")
+                self._problem((*path, key), key_node, f"given twice, first on line {first}", "remove one of the two")
                 continue
             own[key] = (key_node, value_node)
         result = {}
@@ -189,7 +189,7 @@ class _Reader:
     def _merged_pairs(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, tuple[yaml.Node, yaml.Node]]]:
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
-                self._problem(path, source, "<< can only take in mappings", "refer to a mapping, or remove <<")
+                self._problem(path, source, "<< can only merge mappings", "refer to a mapping, or remove <<")
                 continue
             if id(source) in self._open:
                 raise _endless(source)
@@ -235,13 +235,13 @@ class _Reader:
                 number = float(text.replace("_", "")) if text[-1] not in "fFnN" else math.nan
                 if math.isfinite(number):
                     return int(number) if number.is_integer() and abs(number) < 2**63 else number
-                self._problem(path, node, f"{text} is no number that JSON knows", "give a finite number")
+                self._problem(path, node, f"{text} is not a number in JSON", "give a finite number")
                 return None
         except (KeyError, ValueError):
             self._problem(path, node, f"{text} is no {kind}", "correct the value or its tag")
             return None
         if kind not in ("str", "binary"):
-            self._problem(path, node, f"values of the kind {node.tag} cannot be used", "remove the tag")
+            self._problem(path, node, f"values with the tag {node.tag} are not supported", "remove the tag")
         return text
 
     def _problem(self, path: Path, node: yaml.Node, message: str, fix: str) -> None:

@@ -88,9 +88,9 @@ def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str
             ps_replicas=int(servers["replicas"]),
         )
     except (PlannerError, KeyError) as error:
-        return f"alternatives cannot be compared: the plan does not fit the job as it is now ({error})"
+        return f"alternatives cannot be compared: the plan does not fit the current job ({error})"
     if isinstance(found, Infeasible):
-        return f"the plan does not fit the job as it is now: {found.message}"
+        return f"the plan does not fit the current job: {found.message}"
     found = replace(
         found, method=str(plan.document.get("method") or "hand"), seconds=float(plan.document.get("seconds") or 0.0)
     )
@@ -128,7 +128,7 @@ def _cheaper(found: _Reasons) -> list[RenderableType]:
     best = found.plan.cost - found.plan.lower_bound
     if best > 1e-6 * found.plan.cost:
         sentences.append(
-            f"another plan for the same problem: down to {format_money(found.plan.lower_bound)} is not ruled out"
+            f"another plan for the same problem: a cost down to {format_money(found.plan.lower_bound)} is not ruled out"
         )
     for floor, lower in found.lower_floors:
         saving = found.plan.cost - lower.cost
@@ -142,8 +142,8 @@ def _cheaper(found: _Reasons) -> list[RenderableType]:
             saving = found.plan.cost - other.cost
             sentences.append(f"{other.name}: {format_money(other.cost)}, {format_money(saving)} less")
     if not sentences:
-        sentences = ["nothing that is known: a lower floor or cheaper pools would not change this plan"]
-    return [Text("cheaper would be", style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
+        sentences = ["nothing known: neither a lower floor nor cheaper pools would change this plan"]
+    return [Text("cheaper alternatives", style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
 
 
 def _revisions(plans: Sequence[PlanView]) -> Table:
@@ -183,7 +183,7 @@ def describe_change(before: Any, after: Any) -> str:
     old, new = before["parameterServer"], after["parameterServer"]
     if old != new:
         changes.append(f"servers: {old['units']} {old['pool']} -> {new['units']} {new['pool']}")
-    return ", ".join(changes) or "nothing but what is expected of it"
+    return ", ".join(changes) or "only the prediction"
 
 
 def _stages(plan: Any) -> str:

@@ -48,6 +48,6 @@ def logs(arguments: Namespace) -> int:
         return EXIT_INTERRUPTED
     if not found:
         what = f"pods of role {arguments.role}" if arguments.role else "pods"
-        text = f"{arguments.job} has no {what} with a log now; logs go with their pods (runPolicy.cleanPodPolicy)"
+        text = f"{arguments.job} has no {what} with a log; logs are deleted with their pods (runPolicy.cleanPodPolicy)"
         make_console(stderr=True).print(text, markup=False, highlight=False)
     return EXIT_OK

@@ -194,7 +194,7 @@ def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str
     )
     search.finish()
     if not whole.points and not whole.complete:
-        raise UsageError("--frontier: no plan was found in the time that was allowed; raise --timeout")
+        raise UsageError("--frontier: no plan was found within the time limit; raise --timeout")
     if not whole.points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
     for target in targets:
@@ -206,5 +206,5 @@ def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str
         except OSError as error:
             raise UsageError(f"--frontier {target}: cannot be written ({error.strerror})") from error
     if not whole.complete:
-        text = f"--frontier: {len(whole.points)} of its plans; steps between them are missing"
+        text = f"--frontier: {len(whole.points)} of its plans; the plans between them are missing"
         make_console(stderr=True).print(text, markup=False, highlight=False)

@@ -129,7 +129,7 @@ def drive(
         workspace.path, workspace.configuration, token, runtime_command=session.programs.runtime, port=port
     )
     if substrate.leftovers:
-        display.say(f"ended what an earlier run had left behind: {', '.join(substrate.leftovers)}")
+        display.say(f"ended processes that an earlier run left behind: {', '.join(substrate.leftovers)}")
     planner = PlannerProcess(
         workspace.path / "plan",
         session.job.method,
@@ -165,4 +165,4 @@ def _check_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             fix = "choose another, or leave the option out for any free one"
-            raise UsageError(f"--port {port}: cannot be listened on ({error.strerror}); {fix}") from error
+            raise UsageError(f"--port {port}: cannot listen on it ({error.strerror}); {fix}") from error

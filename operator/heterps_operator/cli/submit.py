@@ -23,8 +23,8 @@ __all__ = ["submit"]
 
 _LONELY_SECONDS = 20.0  # without a status; then it is worth asking whether an operator runs
 _NOTES = {
-    "kept": " as the cluster has it; you may not change DevicePools, and the file's one is not used",
-    "unseen": "; you may neither read nor change DevicePools, the job gets the cluster's one of this name",
+    "kept": " as it is in the cluster; you may not change DevicePools, so the one in the file is not used",
+    "unseen": "; you may neither read nor change DevicePools, so the job uses the cluster's pool of this name",
 }
 _PROGRESS_SECONDS = 10.0  # between two lines of progress where they stay
 
@@ -57,7 +57,7 @@ def submit(arguments: Namespace) -> int:
         name = submitted.job.name
         _say(
             console,
-            f"{name} goes on in the cluster. To watch it: heterps top {name}; to stop it: heterps cancel {name}",
+            f"{name} continues in the cluster. To watch it: heterps top {name}; to stop it: heterps cancel {name}",
         )
         return EXIT_INTERRUPTED
     console.print(describe_end(job))
@@ -110,7 +110,7 @@ def _versions(client: HeterPSClient, submitted: JobView, console: Console) -> It
                 raise
             _say(
                 console,
-                f"no operator has taken {submitted.name} up in {_LONELY_SECONDS:g} s: is one running, and does it "
+                f"no operator has picked up {submitted.name} in {_LONELY_SECONDS:g} s: is one running, and does it "
                 f"watch namespace {submitted.namespace}? (kubectl get pods --all-namespaces "
                 "--selector app.kubernetes.io/name=heterps,app.kubernetes.io/component=operator)",
             )

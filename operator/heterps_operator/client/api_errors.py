@@ -51,14 +51,12 @@ def refusal(error: ApiError, doing: str) -> ClusterError:
                 "first (helm install heterps helm/heterps), or choose another --context",
             )
         case 409:
-            return ClusterError(
-                "Conflict", f"{doing}: somebody else has changed it meanwhile ({error.message}); try again"
-            )
+            return ClusterError("Conflict", f"{doing}: it was changed in the meantime ({error.message}); try again")
         case 422:
             return ClusterError("Invalid", f"{doing}: the cluster refuses it: {error.message}")
         case _:
             return ClusterError(
-                error.reason or "ServerError", f"{doing}: the API server answers {error.code}: {error.message}"
+                error.reason or "ServerError", f"{doing}: the API server answered {error.code}: {error.message}"
             )
 
 
@@ -78,8 +76,9 @@ def _forbidden(error: ApiError, doing: str) -> ClusterError:
     scope = f" --namespace {namespace}" if namespace else ""
     return ClusterError(
         "Forbidden",
-        f"{doing}: you may not {verb} {resource}{place}; the chart's ClusterRole {role} allows it, and whoever runs "
-        f"the cluster can bind it to you: kubectl create {binding} NAME --clusterrole {role} --user YOU{scope}",
+        f"{doing}: you are not allowed to {verb} {resource}{place}; the chart's ClusterRole {role} allows it, "
+        f"and a cluster administrator can bind it to you: kubectl create {binding} NAME "
+        f"--clusterrole {role} --user YOU{scope}",
     )
 
 

@@ -37,7 +37,7 @@ def connect(
         if not _IN_CLUSTER.is_file():
             raise ClusterError("NoKubeconfig", f"there is no kubeconfig ({found} does not exist); {_FIX}")
         if context is not None:
-            raise ClusterError("NoContext", f"--context {context}: there is no kubeconfig that could have it; {_FIX}")
+            raise ClusterError("NoContext", f"--context {context}: there is no kubeconfig to find it in; {_FIX}")
         return HeterPSClient(api.connect(), namespace or _IN_CLUSTER.read_text(encoding="utf-8").strip())
     own = _namespace_of(found, context)
     return HeterPSClient(api.connect(found, context), namespace or own)

@@ -74,7 +74,7 @@ def _check(values: Sequence[Any]) -> None:
         kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
         if kind not in schemas or value.get("apiVersion") != API_VERSION:
             fix = f"give objects with apiVersion {API_VERSION} and kind {' or '.join(sorted(schemas))}"
-            problems.append(FieldError(f"objects[{i}]", MISSING, "is no object of HeterPS", fix))
+            problems.append(FieldError(f"objects[{i}]", MISSING, "is not a HeterPS object", fix))
             continue
         schema = schemas[kind]
         faults = schema.faults(schema.with_defaults({key: item for key, item in value.items() if key != "status"}))

@@ -239,7 +239,7 @@ class JobController:
         except NotOwnedError as error:
             raise NotReadyError.taken(f"ConfigMap {error}", error.found) from error
         except ValueError as error:
-            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job goes on from its last checkpoint"
+            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job resumes from its last checkpoint"
             raise NotReadyError("DamagedState", f"{error}; {fix}", _LOOK_SECONDS) from error
         self._memory = memory or StoredState(Status(incarnation=self._next_incarnation(job)), Bill())
         status = self._memory.status
@@ -386,7 +386,7 @@ class JobController:
         self._end_trial()
         if not outcome.feasible:
             found = outcome.document or {"reason": "PlannerFailed", "message": outcome.error}
-            text = f"what spec asks for now has no plan, the job goes on as it was: {found.get('message')}"
+            text = f"no plan meets the changed spec, the job keeps its current plan: {found.get('message')}"
             self._hindrance = NotReadyError(str(found.get("reason")), text)
         return outcome.feasible
 

@@ -30,7 +30,7 @@ def read_text(name: str, option: str) -> str:
     except OSError as error:
         raise UsageError(f"{option} {name}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {name}: is no text in UTF-8") from error
+        raise UsageError(f"{option} {name}: is not UTF-8 text") from error
 
 
 def read_json(name: str, option: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def read_json(name: str, option: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{option} {name}: is no JSON ({error})") from error
+        raise UsageError(f"{option} {name}: is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise UsageError(f"{option} {name}: must hold a JSON object")
     return document

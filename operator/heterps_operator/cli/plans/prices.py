@@ -56,5 +56,5 @@ def follow_prices(problem: Problem, arguments: Namespace, search: Search, consol
     if arguments.output == "table":
         console.print(render_market(followed, stayed))
         if search.should_stop():
-            console.print("stopped early: later ticks kept the plan of then", markup=False, highlight=False)
+            console.print("stopped early: later ticks kept the last plan", markup=False, highlight=False)
     return EXIT_OK if followed.seconds is not None else EXIT_INFEASIBLE
