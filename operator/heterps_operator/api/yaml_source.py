@@ -1,9 +1,9 @@
-"""YAML read as the API server's tools read it, with the line of every field.
+"""YAML parsed as kubectl parses it, with the line of every field.
 
-PyYAML follows YAML 1.1 in its own way: it lets a key appear twice, makes dates out of strings and numbers out of
-`1:30`, and leaves `1e6` and `y` strings, which kubectl takes for a number and for true. A manifest must mean the same
-on a laptop and on a cluster, so the plain scalars are resolved here as kubectl does it (sigs.k8s.io/yaml), and what
-JSON cannot hold is a problem. What the values must be is the business of `schema`.
+PyYAML has its own reading of YAML 1.1: it accepts duplicate keys, turns strings into dates and `1:30` into a number,
+and keeps `1e6` and `y` as strings, which kubectl reads as a number and as true. A manifest must mean the same on a
+laptop and on a cluster, so plain scalars are resolved here as kubectl does (sigs.k8s.io/yaml), and values that JSON
+cannot hold are problems. `schema` checks the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Document", "Path", "path_text", "read_documents"]
 
 Path = tuple[str | int, ...]  # ("spec", "pools", 1, "name")
 
-_MAX_NODES = 100_000  # aliases can make a small file expand without bounds
+_MAX_NODES = 100_000  # aliases can expand a small file without bound
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -31,19 +31,19 @@ class Document:
     """One document of a file."""
 
     value: Any  # plain JSON values
-    line: int  # where it starts, from 1
+    line: int  # first line, from 1
     lines: dict[Path, int] = field(repr=False)  # line of every field and item, from 1
-    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as they were written
+    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as written
 
     def line_of(self, path: Path) -> int:
-        """The line of a field, or of the nearest thing around it that exists."""
+        """Return the line of a field, or of its nearest existing parent."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, self.line)
 
 
 def path_text(path: Path) -> str:
-    """A path as a user writes it: `spec.pools[1].name`."""
+    """Format a path as users write it: `spec.pools[1].name`."""
     text = ""
     for step in path:
         if isinstance(step, str) and _NAME.fullmatch(step):
@@ -54,7 +54,7 @@ def path_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars as kubectl does."""
+    """Resolve plain scalars as kubectl does."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as in the base class
 
@@ -83,17 +83,17 @@ _BOOLEANS = {"y": True, "yes": True, "true": True, "on": True, "n": False, "no":
 
 
 def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldError]]:
-    """Read all documents of a file; empty ones are passed over.
+    """Read all documents of a file; empty ones are skipped.
 
     Args:
         text: the file's text.
         name: the file's name, for messages.
 
     Returns:
-        The documents, and what is wrong with them as JSON.
+        The documents, and the problems that keep them from being JSON.
 
     Raises:
-        ManifestError: the text is not YAML; nothing behind that place was read.
+        ManifestError: the text is not YAML; nothing after the error was read.
     """
     documents: list[Document] = []
     problems: list[FieldError] = []
@@ -136,7 +136,7 @@ def _endless(node: yaml.Node) -> _TooLargeError:
 
 
 class _Reader:
-    """Turns the nodes of one document into values, and remembers where they stood."""
+    """Converts the nodes of one document to values and records their lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -144,7 +144,7 @@ class _Reader:
         self.texts: dict[Path, str] = {}
         self.problems: list[FieldError] = []
         self._num_nodes = 0
-        self._open: set[int] = set()  # ids of the nodes that are being read: an alias to one of them has no end
+        self._open: set[int] = set()  # ids of the nodes being read: an alias to one of them is a cycle
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self._num_nodes += 1
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def _integer(text: str) -> int:
-    """Read an integer as Go does with base 0: 0x and 0b prefixes, a leading 0 is octal."""
+    """Parse an integer as Go does with base 0: prefixes 0x and 0b, a leading 0 for octal."""
     digits = text.replace("_", "")
     sign = -1 if digits.startswith("-") else 1
     digits = digits.lstrip("+-")

@@ -1,4 +1,4 @@
-"""`heterps cancel JOB`: stop a job in order, or remove it."""
+"""`heterps cancel JOB`: stop a job with a checkpoint, or delete it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["cancel"]
 
 
 def cancel(arguments: Namespace) -> int:
-    """Stop or remove the job of the command line; returns the exit code.
+    """Stop or delete the job of the command line; return the exit code.
 
     Raises:
-        ClusterError: there is no such job, or the cluster refuses.
+        ClusterError: there is no such job, or the cluster refused the request.
     """
     client, name = open_client(arguments), arguments.job
     if not arguments.delete:

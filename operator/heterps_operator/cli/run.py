@@ -1,4 +1,4 @@
-"""`heterps run JOB`: train on this machine, with the control loop that a cluster would have."""
+"""`heterps run JOB`: train on this machine with the control loop that clusters use."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["run"]
 
 
 def run(arguments: Namespace, programs: Programs) -> int:
-    """Run the job of the command line; returns the exit code."""
+    """Run the job of the command line; return the exit code."""
     machine = arguments.output == "json"
-    # A program reads stdout, so people get stderr.
+    # A program reads stdout, so messages go to stderr.
     console = make_console(stderr=machine)
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
     session = open_session(arguments.job, arguments.work_directory, programs)
@@ -65,10 +65,10 @@ def _run(session: Session, display: Display, arguments: Namespace) -> Json:
 
 
 def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, Bill]:
-    """Status and bill to go on from.
+    """Return the status and bill to resume from.
 
     Raises:
-        WorkspaceError: the earlier run trained something else.
+        WorkspaceError: the earlier run trained a different model.
     """
     loaded = session.workspace.load()
     if loaded is None:

@@ -1,4 +1,4 @@
-"""Refusals of an API server, in words for people: what was asked for, why it was refused, what to do."""
+"""API server errors as messages for users: what was tried, why it failed, what to do."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _READING = frozenset({"get", "list", "watch"})
 
 
 def refusal(error: ApiError, doing: str) -> ClusterError:
-    """The error for people.
+    """Return the error as a message for users.
 
     Args:
-        error: what the API server said, or that it said nothing.
-        doing: what was tried, `listing jobs in namespace team`.
+        error: error of the API server, or of the connection to it.
+        doing: the attempted action, such as `listing jobs in namespace team`.
     """
     match error.code:
         case 0:
@@ -62,7 +62,7 @@ def refusal(error: ApiError, doing: str) -> ClusterError:
 
 def _forbidden(error: ApiError, doing: str) -> ClusterError:
     match = _FORBIDDEN.search(error.message)
-    if match is None:  # not a question of roles: a quota, an admission webhook
+    if match is None:  # not an RBAC refusal: a quota, an admission webhook
         return ClusterError("Forbidden", f"{doing}: the cluster refuses it: {error.message}")
     verb, resource, namespace = match["verb"], match["resource"], match["namespace"]
     place = f" in namespace {namespace}" if namespace else ""
@@ -83,12 +83,12 @@ def _forbidden(error: ApiError, doing: str) -> ClusterError:
 
 
 def no_such_job(name: str, namespace: str, others: Sequence[str], elsewhere: Sequence[str]) -> ClusterError:
-    """The error for a job that is not there.
+    """Return the error for a missing job.
 
     Args:
-        name: that was asked for.
-        namespace: in which it was looked for.
-        others: names of the jobs that are there.
+        name: name of the missing job.
+        namespace: namespace of the request.
+        others: names of existing jobs.
         elsewhere: namespaces that have a job of this name.
     """
     text = f"there is no HeterPSJob {name} in namespace {namespace}"

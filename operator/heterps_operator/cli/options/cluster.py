@@ -1,4 +1,4 @@
-"""The options of the commands on a cluster. Imports nothing that takes time: every command builds this parser."""
+"""Options of the commands on a cluster. Imports only cheap modules, as every command builds this parser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _add_common(parser: ArgumentParser, outputs: tuple[str, ...]) -> None:
 
 
 def _name(text: str) -> str:
-    # A name becomes part of a path of the API: nothing else may get in there.
+    # A name becomes part of an API path, so no other characters may get in.
     if len(text) > 253 or not _NAME.fullmatch(text):
         raise ArgumentTypeError(f"must be a name of a-z, 0-9, '-' and '.', is {text!r}")
     return text

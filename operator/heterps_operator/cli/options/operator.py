@@ -1,4 +1,4 @@
-"""The options of `heterps operator`. Imports nothing that takes time: every command builds this parser."""
+"""Options of `heterps operator`. Imports only cheap modules, as every command builds this parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["add_operator_options"]
 
 
 def add_operator_options(parser: ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `heterps operator`."""
     parser.add_argument("--namespace", action="append", default=[], help="manage jobs of this one only (repeatable)")
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: the pod's service account, or $KUBECONFIG)")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")

@@ -1,4 +1,4 @@
-"""The options of `heterps plan`, and which of them go together."""
+"""Options of `heterps plan`, and their valid combinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterps_operator.errors import UsageError
 __all__ = ["PICTURES", "add_plan_options", "check_plan_options"]
 
 PICTURES = (".png", ".svg", ".pdf")
-# Options of which each asks for another kind of answer, and those that make no sense with it.
+# Options that each select another kind of answer, with the options that they exclude.
 _APART = {
     "compare": ("method", "stages", "what_if", "frontier", "prices", "cores"),
     "prices": ("stages", "what_if", "frontier", "robust", "method", "cores"),
@@ -19,11 +19,11 @@ _APART = {
     "robust": ("stages", "frontier"),
 }
 _WITH_PRICES = ("restart_seconds", "pod_start_seconds", "horizon_seconds", "draw")
-_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # not for several problems
+_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # for a single problem only
 
 
 def add_plan_options(parser: ArgumentParser) -> None:
-    """Add what only `heterps plan` has."""
+    """Add the options that only `heterps plan` has."""
     add = parser.add_argument
     add(
         "--problem",
@@ -52,10 +52,10 @@ def add_plan_options(parser: ArgumentParser) -> None:
 
 
 def check_plan_options(arguments: Namespace) -> None:
-    """Refuse options that do not go together, before anything is measured.
+    """Reject incompatible options before anything is measured.
 
     Raises:
-        UsageError: names the option and what to do.
+        UsageError: the message names the option and the fix.
     """
     problems = arguments.problem or []
     if (arguments.job is None) == (not problems):

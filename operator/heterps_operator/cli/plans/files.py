@@ -1,4 +1,4 @@
-"""What `heterps plan` reads and writes."""
+"""Input and output files of `heterps plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_text(name: str, option: str) -> str:
     """Read a file that an option names.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         return Path(name).read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def read_json(name: str, option: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or is not a JSON object.
     """
     try:
         document = json.loads(read_text(name, option))
@@ -51,7 +51,7 @@ def read_json(name: str, option: str) -> dict[str, Any]:
 
 
 def write_document(output: str, document: Json) -> None:
-    """Print a document for programs; nothing if a table is asked for."""
+    """Print a document in the given format; print nothing if a table was requested."""
     if output == "json":
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     elif output == "yaml":
