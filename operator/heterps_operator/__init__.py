@@ -1,1 +1,1 @@
-"""The controller: manifests in, one level-based loop, actions out through a substrate."""
+"""The operator: reads manifests, reconciles jobs in one level-triggered loop, and acts through a substrate."""

@@ -19,15 +19,16 @@ from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPT
 
 __all__ = ["main"]
 
-_PASSING = frozenset({"Unreachable", "Timeout", "Deleted", "ServerError"})  # of a cluster; not the command line's fault
+# cluster errors, not errors of the command line
+_PASSING = frozenset({"Unreachable", "Timeout", "Deleted", "ServerError"})
 
 
 def main(arguments: Sequence[str] | None = None, programs: Programs | None = None) -> int:
     """Run a command line.
 
     Args:
-        arguments: without the program's name; None: those of this process.
-        programs: what commands start; None: the runtime and the planner of this installation.
+        arguments: command-line arguments without the program name; None: `sys.argv[1:]`.
+        programs: programs that commands start; None: the runtime and the planner of this installation.
 
     Returns:
         The exit code (docs/cli.md).
@@ -40,14 +41,14 @@ def main(arguments: Sequence[str] | None = None, programs: Programs | None = Non
         return _refuse(options, error.reason, str(error), code)
     except (HeterpsError, PlannerError) as error:
         return _refuse(options, "BadInput", str(error), EXIT_BAD_INPUT)
-    except OSError as error:  # of this machine: a full disk, too many processes; it names the file, if one is at fault
+    except OSError as error:  # a full disk, too many processes; the error names the file, if one is at fault
         return _refuse(options, "SystemError", str(error), EXIT_FAILED)
-    except KeyboardInterrupt:  # outside of the control loop, where nothing runs that would have to end in order
+    except KeyboardInterrupt:  # outside the control loop no process is left to stop
         return EXIT_INTERRUPTED
 
 
 def _refuse(options: Namespace, reason: str, message: str, code: int) -> int:
-    """Say why nothing was done; a program that reads stdout gets a document in this case, too."""
+    """Report why nothing was done, as a document too if a program reads stdout."""
     sys.stderr.write(f"heterps: {message}\n")
     if options.output == "json":
         write_refusal(Failure(reason, message).to_json(), code)
@@ -55,7 +56,7 @@ def _refuse(options: Namespace, reason: str, message: str, code: int) -> int:
 
 
 def _dispatch(options: Namespace, programs: Programs) -> int:
-    # Imported when needed: a planner's child process starts faster without displays and plots.
+    # Imported lazily: a planner's child process starts faster without displays and plots.
     match options.command:
         case "run":
             from heterps_operator.cli.run import run
@@ -113,9 +114,9 @@ def _parser() -> ArgumentParser:
     )
     _add_job(run)
     run.add_argument("--output", choices=("text", "json"), default="text", help="how to report (default: text)")
-    run.add_argument("--fresh", action="store_true", help="start over, forgetting earlier progress and checkpoints")
+    run.add_argument("--fresh", action="store_true", help="start over, discarding earlier progress and checkpoints")
     run.add_argument("--port", type=_port, default=0, help="port of the coordinator (default: any free one)")
-    run.add_argument("--refresh-profile", action="store_true", help="measure the layers again, and plan anew")
+    run.add_argument("--refresh-profile", action="store_true", help="measure the layers again and replan")
 
     plan = commands.add_parser(
         "plan", help="find the cheapest plan", description="Find the cheapest plan that is fast enough, and say why."
@@ -146,7 +147,7 @@ def _parser() -> ArgumentParser:
 def _add_job(parser: ArgumentParser, optional: bool = False) -> None:
     parser.add_argument("job", metavar="JOB", nargs="?" if optional else None, help="job file (YAML)")
     parser.add_argument("--work-directory", metavar="D", help="for state, logs, checkpoints (default: .heterps/NAME)")
-    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    parser.add_argument("--quiet", action="store_true", help="show only the result")
     parser.add_argument("--verbose", action="store_true", help="show every process")
 
 

@@ -1,7 +1,7 @@
 """JSON documents and their files.
 
-A file is replaced atomically (write aside, flush to the disk, rename), so that a reader sees the old or the
-new state and never half of one, whatever is killed when.
+A file is replaced atomically (write aside, flush to the disk, rename), so that a reader sees the old or the new state
+and never a partial one, even if a process is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
     Args:
         path: the file; its folder must exist.
         document: what to write.
-        mode: permissions of the file, set before anything is written.
+        mode: permissions of the file, set before the first write.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -42,10 +42,10 @@ def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON file; None if there is none.
+    """Read a JSON file; None if it does not exist.
 
     Raises:
-        StateError: the file is there and is no JSON object.
+        StateError: the file exists and is not a JSON object.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

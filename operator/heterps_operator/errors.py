@@ -1,16 +1,15 @@
-"""The errors of the controller, all of one tree.
+"""The operator's exceptions, all in one hierarchy.
 
-    HeterpsError                 anything that a user or an operator of HeterPS can act upon
+    HeterpsError                 anything that a user or administrator can act on
     ├── ManifestError            manifests that cannot be used; holds every problem found
     ├── UsageError               an option of the command line that cannot be followed
     ├── WorkspaceError           a work directory that cannot be used as it is
     ├── StateError               a state file that cannot be read
-    ├── ApiError                 an answer of an API server that is none (kubernetes/api.py)
-    ├── ClusterError             a cluster that cannot be used, or that refuses
+    ├── ApiError                 the API server failed or refused (kubernetes/api.py)
+    ├── ClusterError             an unusable cluster, or a refused request
     └── InstallationError        a file of HeterPS itself is missing
 
-Whoever adds an error adds it here: the command line turns every `HeterpsError` into its text and an exit code, and
-nothing else into either.
+Add new exceptions here: the command line turns every `HeterpsError`, and nothing else, into its text and an exit code.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 
 class Missing:
-    """The type of `MISSING`, the value of a field that is not there (null is a value)."""
+    """The type of `MISSING`, the value of an absent field (null is a value)."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -42,11 +41,11 @@ class Missing:
 
 MISSING = Missing()
 
-_LONGEST_VALUE = 80  # characters of a value that a message shows
+_LONGEST_VALUE = 80  # characters of a value in a message
 
 
 class HeterpsError(Exception):
-    """Base of all errors with a message for people."""
+    """Base of all errors with a message for users."""
 
 
 class InstallationError(HeterpsError):
@@ -54,11 +53,11 @@ class InstallationError(HeterpsError):
 
 
 class UsageError(HeterpsError, ValueError):
-    """An option of the command line that cannot be followed."""
+    """An invalid command-line option."""
 
 
 class WorkspaceError(HeterpsError, ValueError):
-    """The work directory cannot be used as it is; the message says what to do."""
+    """The work directory is unusable; the message names the fix."""
 
 
 class StateError(HeterpsError, ValueError):
@@ -66,10 +65,10 @@ class StateError(HeterpsError, ValueError):
 
 
 class ClusterError(HeterpsError):
-    """A cluster that cannot be used, or that refuses; the message says what to do.
+    """A cluster is unusable or refused a request; the message names the fix.
 
     Attributes:
-        reason: one word for programs: NoKubeconfig, Unreachable, NotInstalled, NotFound, Forbidden, ...
+        reason: one word, for programs: NoKubeconfig, Unreachable, NotInstalled, NotFound, Forbidden, ...
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -79,10 +78,10 @@ class ClusterError(HeterpsError):
 
 @dataclass(frozen=True)
 class FieldError:
-    """One thing that is wrong with a manifest."""
+    """One problem of a manifest."""
 
-    path: str  # the field as a user writes it, spec.pools[1].name; "" for a whole document or file
-    value: object  # the value found, MISSING if there is none to show
+    path: str  # the field as users write it, spec.pools[1].name; "" for a whole document or file
+    value: object  # the value found; MISSING if there is none to show
     message: str  # what must hold
     fix: str  # what to do about it
     document: str = ""  # kind and name of the object, "HeterPSJob flights"
@@ -98,10 +97,10 @@ class FieldError:
 
 
 class ManifestError(HeterpsError, ValueError):
-    """Manifests that cannot be used.
+    """Invalid manifests.
 
     Attributes:
-        problems: everything that was found, in the order of the file.
+        problems: all problems found, in file order.
     """
 
     def __init__(self, problems: Sequence[FieldError]) -> None:
@@ -112,6 +111,6 @@ class ManifestError(HeterpsError, ValueError):
 
 
 def _show(value: object) -> str:
-    """A value as one short line of JSON (which is YAML too)."""
+    """Format a value as one short line of JSON (which is also YAML)."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -1,4 +1,4 @@
-"""Numbers for people: one way to write each quantity, everywhere."""
+"""Numbers in user-facing text: one format per quantity."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def format_rate(samples_per_second: float) -> str:
-    """A throughput: `50,210 samples/s`."""
+    """Format a throughput: `50,210 samples/s`."""
     return f"{samples_per_second:,.0f} samples/s"
 
 
 def format_money(dollars: float) -> str:
-    """An amount with as many digits as it takes to see something: `$293.20`, `$0.0034`."""
+    """Format an amount with enough digits to show it: `$293.20`, `$0.0034`."""
     if dollars == 0 or abs(dollars) >= 1:
         return f"${dollars:,.2f}"
     digits = min(9, 2 - math.floor(math.log10(abs(dollars))))
@@ -26,7 +26,7 @@ def format_money(dollars: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time span: `8.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Format a time span: `8.2 s`, `3 min 05 s`, `2 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -36,16 +36,16 @@ def format_duration(seconds: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Unix seconds as Kubernetes writes a time, in UTC: `2026-11-22T10:45:00Z`."""
+    """Format Unix seconds as Kubernetes does, in UTC: `2026-11-22T10:45:00Z`."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve in one line of text; more values than `width` are averaged in groups.
+    """Draw a curve in one line of text; more values than `width` are averaged in groups.
 
     Args:
         values: finite numbers, oldest first.
-        width: characters, >= 1.
+        width: number of characters, >= 1.
     """
     if not values:
         return ""

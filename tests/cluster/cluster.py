@@ -232,7 +232,7 @@ class Cluster:
         return set(ready) >= set(self.nodes)
 
     def _add_extended_resources(self) -> None:
-        """Tell the nodes' accelerators as a device plug-in would; kubelets keep what they do not know."""
+        """Tell the nodes' accelerators as a device plugin would; kubelets keep what they do not know."""
         for running in self.nodes.values():
             changes = [
                 {"op": "add", "path": f"/status/{part}/{resource.replace('/', '~1')}", "value": str(count)}

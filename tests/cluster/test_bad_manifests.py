@@ -244,7 +244,9 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     for number, what in enumerate(TAKEN):
         kubectl.apply(taken(f"taken-{number}", what))
         kind = ("PodsReady" if what.startswith("Pod ") else "Planned", "NameTaken")
-        wrongs[f"taken-{number}"] = Wrong({}, kind, ("is there already and not this job's", f"taken-{number}"))
+        wrongs[f"taken-{number}"] = Wrong(
+            {}, kind, ("already exists and does not belong to this job", f"taken-{number}")
+        )
     for name, wrong in wrongs.items():
         job = changed(copy.deepcopy(base.job), "metadata.name", name)
         if name not in planned:  # no profile is known, so that a pod is wanted at once

@@ -352,7 +352,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
 
     refused_first = heterps("status")
     assert refused_first.code == 2
-    assert f"you may not list heterpsjobs in namespace {kubectl.namespace}" in refused_first.errors
+    assert f"you are not allowed to list heterpsjobs in namespace {kubectl.namespace}" in refused_first.errors
     assert "--clusterrole heterps-viewer" in refused_first.errors
     kubectl("create", "rolebinding", "ann", "--clusterrole=edit", f"--serviceaccount={kubectl.namespace}:ann")
     wait_until("the binding holds", lambda: heterps("status").code == 0, 20)
@@ -399,7 +399,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
         "logs": ("coordinator | ", "worker-0-0 | ", "ps-0 | "),
-        "explain": ("PlanComputed", "alternatives cannot be compared", "you may not get devicepools"),
+        "explain": ("PlanComputed", "alternatives cannot be compared", "you are not allowed to get devicepools"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():
         shown = " ".join(seen[command].output.split())  # whatever the width of the terminal

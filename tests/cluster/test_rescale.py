@@ -79,7 +79,7 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     assert grown.items() > survivors.items()
     wait_until("the pool shows them", lambda: job.held_units() == before + len(grown) - 1, PATIENCE_SECONDS)
     assert job.status()["plan"]["reason"] == "UnitsChanged"
-    assert "samples/s are measured, the floor is 11,000: " in job.told("UnitsChanged")[0]
+    assert " samples/s, the floor is 11,000: " in job.told("UnitsChanged")[0]
 
     changes = revision(job)
     with busy_machine():

@@ -92,7 +92,7 @@ def test_wrong_input_is_named_with_its_value_and_what_to_do(
     result = runs[case].result()
     assert re.search(words, result.text), result.text
     assert result.code == code, result.text
-    assert "started again" not in result.text
+    assert "restarts in" not in result.text
 
 
 @pytest.mark.slow
@@ -187,6 +187,6 @@ def test_a_port_that_is_taken_is_said_in_a_document_too(
         port = holder.getsockname()[1]
         assert main(["run", "job.yaml", "--port", str(port), "--output", "json"]) == 2
     out, err = capsys.readouterr()
-    words = f"--port {port}: cannot be listened on (Address already in use); choose another"
+    words = f"--port {port}: cannot listen on it (Address already in use); choose another"
     assert words in err
     assert words in Result(2, out, err).report()["failure"]["message"]

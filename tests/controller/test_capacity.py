@@ -222,7 +222,7 @@ def test_a_plan_that_a_pool_has_no_room_for_any_more_is_given_up() -> None:
     assert [a for a in world.settle() if isinstance(a, RequestStop)] == [RequestStop()]
     condition = world.status.condition("Planned")
     assert (condition.status, condition.reason) == ("False", "PoolShrunk")
-    assert condition.message.startswith("pool cpu has 2 of the 3 units of plan 1, and worker-0-1 finds no room; ")
+    assert condition.message.startswith("pool cpu has 2 of the 3 units of plan 1, and worker-0-1 does not fit; ")
     assert "PoolShrunk" in [event.reason for event in world.events]
     world.room = {"cpu": 3, "gpu": 2}
     assert world.settle() == [], "what was begun is brought to its end"

@@ -94,8 +94,8 @@ def test_of_several_changes_the_strongest_effect_counts() -> None:
     assert change.effect == Effect.REPLAN
     assert change.paths(Effect.REPLAN) == ("pools[a100]", "pools[cpu]")
     assert change.describe() == (
-        "spec.mode: taken over; spec.image: taken over with a restart from a checkpoint; "
-        "spec.pools[a100], spec.pools[cpu]: taken over with a new plan"
+        "spec.mode: taken over; spec.image: applied after a restart from a checkpoint; "
+        "spec.pools[a100], spec.pools[cpu]: applied after replanning"
     )
 
 

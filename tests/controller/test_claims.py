@@ -86,7 +86,7 @@ def test_the_pool_says_what_is_missing() -> None:
     status = pool_status(make_pool(), capacity, 0, now=NOW)
     assert status["capacityUnits"] == 3
     said = condition(status, "Ready")["message"]
-    assert said == "1 node with 3 units besides the place of 1 that other pods of HeterPS take, such as coordinators"
+    assert said == "1 node with 3 units besides 1 in use by other HeterPS pods, such as coordinators"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_pods_of_a_job_that_nobody_knows_count_against_the_limit_only_as_far_as_
     autoscaled["metadata"]["annotations"] = {"heterps.io/autoscaled": "true"}
     assert pool_limit(autoscaled, capacity) == 1
     status = pool_status(make_pool(), capacity, 0, now=NOW)
-    assert "2 units are those of pods whose jobs are gone, until they end" in condition(status, "Ready")["message"]
+    assert "2 units belong to pods whose jobs are gone, until they end" in condition(status, "Ready")["message"]
     store.put(pod_on("a", "liar", "900", CPU_WORKER))  # more than its node has: no kubelet has taken it
     assert pool_capacity(make_pool(), nodes, store.claimed()).orphaned == 4
     store.know_job("ml", "a")

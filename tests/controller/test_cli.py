@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_is_said_before_anything_runs(
         holder.listen()
         port = holder.getsockname()[1]
         assert main(["run", "job.yaml", "--port", str(port)], programs) == 2
-    assert f"--port {port}: cannot be listened on" in capsys.readouterr().err
+    assert f"--port {port}: cannot listen on it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_port_that_is_taken_is_said_before_anything_runs(
         (("plan",), "name a job file or --problem FILE"),
         (("plan", "--problem", "none.json"), "--problem none.json: cannot be read"),
         (("plan", "--problem", "none.json", "--frontier", "plan.doc"), "must end in .csv, .png, .svg or .pdf"),
-        (("plan", "--problem", "a", "--profile", "b"), "--profile: a --problem has its layers' times already"),
+        (("plan", "--problem", "a", "--profile", "b"), "--profile: a --problem already has its layers' times"),
     ],
 )
 def test_options_that_do_not_fit_are_explained(arguments: tuple[str, ...], words: str, capsys: Any) -> None:

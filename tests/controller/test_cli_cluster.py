@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(server: FakeServer, job_file:
 
     stream(server, Script(take_up(server, phase="Running")), Script(interrupt))
     assert main(["submit", str(job_file), "--wait"]) == 130
-    assert "tiny goes on in the cluster" in capsys.readouterr().out
+    assert "tiny continues in the cluster" in capsys.readouterr().out
     assert JOB in server.objects
 
 
@@ -173,7 +173,7 @@ def test_a_job_that_nobody_takes_up_makes_one_ask_for_the_operator(
     monkeypatch.setattr("heterps_operator.cli.submit._LONELY_SECONDS", 0.0)
     stream(server, Script(take_up(server, **FULL)))
     out = printed(capsys, "submit", str(job_file), "--wait")
-    assert "no operator has taken tiny up in 0 s" in out
+    assert "no operator has picked up tiny in 0 s" in out
     assert "namespace team" in out
 
 
@@ -456,7 +456,7 @@ def test_explain_compares_with_alternatives_and_says_what_is_cheaper(
         "/api/v1/namespaces/team/events/a",
         involvedObject={"kind": "HeterPSJob", "name": "tiny"},
         reason="Rescaled",
-        message="9,000 samples/s are measured",
+        message="measured 9,000 samples/s",
         lastTimestamp="2026-03-01T10:00:00Z",
     )
     capsys.readouterr()
@@ -465,10 +465,10 @@ def test_explain_compares_with_alternatives_and_says_what_is_cheaper(
     for words in (
         "optimal (gap 0)",
         "the cheapest plan of each other kind",
-        "cheaper would be",
+        "cheaper alternatives",
         "a floor of 54,000 samples/s",
         f"stage-0: {units + 1} -> {units} cpu",
-        "9,000 samples/s are measured",
+        "measured 9,000 samples/s",
     ):
         assert words in out
     document = json.loads(printed(capsys, "explain", "tiny", "--output", "json"))
@@ -488,7 +488,7 @@ def test_explain_says_what_it_cannot_know(server: FakeServer, job_file: Path, ca
     plan = plan_document()
     plan["stages"][0]["units"] = 99
     put_plan(server, 2, plan)
-    assert "the plan does not fit the job as it is now" in printed(capsys, "explain", "tiny")
+    assert "the plan does not fit the current job" in printed(capsys, "explain", "tiny")
 
 
 def test_explain_says_why_there_is_no_plan(server: FakeServer, capsys: Any) -> None:
@@ -505,12 +505,12 @@ def test_cancel_suspends(server: FakeServer, capsys: Any) -> None:
     put_job(server)
     assert "it writes a checkpoint" in printed(capsys, "cancel", "tiny")
     assert server.objects[JOB]["spec"]["runPolicy"]["suspend"] is True
-    assert "told to stop already" in printed(capsys, "cancel", "tiny")
+    assert "is already stopping" in printed(capsys, "cancel", "tiny")
 
 
 def test_cancelling_what_has_ended_changes_nothing(server: FakeServer, capsys: Any) -> None:
     put_job(server, "Succeeded")
-    assert "has ended already (Succeeded)" in printed(capsys, "cancel", "tiny")
+    assert "has already ended (Succeeded)" in printed(capsys, "cancel", "tiny")
     assert server.objects[JOB]["spec"] == {}
 
 
@@ -519,10 +519,10 @@ def test_deleting_asks_and_takes_no_for_an_answer(
 ) -> None:
     put_job(server)
     assert main(["cancel", "tiny", "--delete"]) == 2
-    assert "nobody is there to be asked; add --yes" in capsys.readouterr().err
+    assert "cannot ask for confirmation without a terminal; add --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin.readline", lambda: "\n", raising=False)
-    assert "stays as it is" in printed(capsys, "cancel", "tiny", "--delete")
+    assert "tiny is unchanged" in printed(capsys, "cancel", "tiny", "--delete")
     assert JOB in server.objects
     assert json.loads(printed(capsys, "cancel", "tiny", "--delete", "--yes", "--output", "json"))["done"] == "delete"
     assert JOB not in server.objects

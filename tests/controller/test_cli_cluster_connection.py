@@ -73,7 +73,7 @@ def test_inside_a_pod_the_service_account_is_taken(tmp_path: Path, asked: list[t
     (tmp_path / "service-account" / "namespace").write_text("pods\n")
     assert connection.connect().namespace == "pods"
     assert asked == [()]
-    with pytest.raises(ClusterError, match="--context test: there is no kubeconfig that could have it"):
+    with pytest.raises(ClusterError, match="--context test: there is no kubeconfig to find it in"):
         connection.connect(context="test")
 
 

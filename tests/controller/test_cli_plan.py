@@ -142,7 +142,7 @@ def test_a_margin_says_what_it_buys_and_costs(tmp_path: Path, capsys: Any) -> No
     assert percent["robust"]["error"] == 0.1
     assert percent["robust"]["costWithoutMargin"] <= percent["cost"]
     text = " ".join(table(capsys, "--problem", name, "--robust", "10%").split())
-    assert "though each measured time be wrong by 10%, the floor is kept with a probability of more than 99%" in text
+    assert "even if each measured time is off by 10%, the floor is kept with a probability of more than 99%" in text
 
 
 def test_the_frontier_as_csv_has_every_plan(problem_file: str, tmp_path: Path, capsys: Any) -> None:
@@ -161,14 +161,14 @@ def test_the_frontier_as_csv_has_every_plan(problem_file: str, tmp_path: Path, c
     [
         (("--what-if", "gpuu.maxUnits=1"), "gpuu.maxUnits: unknown pool 'gpuu'; did you mean 'gpu'?"),
         (("--what-if", "gpu.maxUnits"), "must be NAME=VALUE"),
-        (("--what-if", "gpu.maxUnits=1", "--frontier", "a.png"), "--frontier: does not go with --what-if"),
-        (("--compare", "--method", "cpu"), "--method: does not go with --compare; leave one of them out"),
+        (("--what-if", "gpu.maxUnits=1", "--frontier", "a.png"), "--frontier: cannot be combined with --what-if"),
+        (("--compare", "--method", "cpu"), "--method: cannot be combined with --compare; leave one of them out"),
         (("--prices", "none.csv"), "--prices none.csv: cannot be read"),
-        (("--prices", "none.csv", "--robust", "5%"), "--robust: does not go with --prices"),
+        (("--prices", "none.csv", "--robust", "5%"), "--robust: cannot be combined with --prices"),
         (("--restart-seconds", "5"), "--restart-seconds: is for --prices FILE only"),
         (("--draw", "a.png"), "--draw: is for --prices FILE only"),
         (("--prices", "a.csv", "--draw", "a.doc"), "--draw a.doc: must end in .png, .svg or .pdf"),
-        (("--robust", "5%", "--stages", "s.json"), "--stages: does not go with --robust"),
+        (("--robust", "5%", "--stages", "s.json"), "--stages: cannot be combined with --robust"),
         (("--problem", "b.json", "--compare"), "--compare: is for one problem, --problem is given 2 times"),
         (("--method", "geneticc"), "unknown method 'geneticc'; did you mean 'genetic'?"),
     ],

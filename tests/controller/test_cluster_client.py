@@ -96,7 +96,7 @@ def test_objects_as_dictionaries_are_checked_like_files(client: HeterPSClient, j
         client.submit(objects)
     with pytest.raises(ManifestError, match="there are 0 HeterPSJobs"):
         client.submit(objects[:2])
-    with pytest.raises(ManifestError, match=r"objects\[0\]: is no object of HeterPS"):
+    with pytest.raises(ManifestError, match=r"objects\[0\]: is not a HeterPS object"):
         client.submit([{"kind": "Pod"}])
 
 
@@ -144,7 +144,7 @@ def test_pools_that_may_not_be_written_and_are_not_there_are_a_refusal(
     with pytest.raises(ClusterError, match="heterps-pool-editor") as caught:
         client.submit(job_file)
     assert caught.value.reason == "Forbidden"
-    assert "you may not patch devicepools" in str(caught.value)
+    assert "you are not allowed to patch devicepools" in str(caught.value)
 
 
 def test_a_namespace_in_the_file_must_be_the_one_that_is_meant(client: HeterPSClient, job_file: Path) -> None:
@@ -241,11 +241,12 @@ def test_a_name_that_is_not_there_gets_the_nearest_one(client: HeterPSClient, se
         (ApiError(0, "Unreachable", "connection refused"), "Unreachable", "does not answer (connection refused)"),
         (ApiError(401, "Unauthorized", "Unauthorized"), "Unauthorized", "log in again"),
         (ApiError(404, "NotFound", "the server could not find it"), "NotInstalled", "helm install heterps"),
-        (ApiError(500, "InternalError", "etcd is sad"), "InternalError", "answers 500: etcd is sad"),
+        (ApiError(500, "InternalError", "etcd is sad"), "InternalError", "answered 500: etcd is sad"),
         (
             forbidden("list", "heterpsjobs", "team"),
             "Forbidden",
-            "you may not list heterpsjobs in namespace team; the chart's ClusterRole heterps-viewer allows it",
+            "you are not allowed to list heterpsjobs in namespace team; "
+            "the chart's ClusterRole heterps-viewer allows it",
         ),
         (
             ApiError(403, "Forbidden", "exceeded quota: jobs"),
@@ -372,7 +373,7 @@ def test_a_cluster_that_stays_away_is_given_up(client: HeterPSClient, server: Fa
 def test_a_refusal_is_not_tried_again(client: HeterPSClient, server: FakeServer) -> None:
     put_job(server)
     stream(server, Script(forbidden("watch", "heterpsjobs", "team")))
-    with pytest.raises(ClusterError, match="you may not watch heterpsjobs"):
+    with pytest.raises(ClusterError, match="you are not allowed to watch heterpsjobs"):
         client.wait("tiny")
 
 

@@ -62,7 +62,7 @@ def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
     assert "Rescaled" in [c.type for c in world.status.conditions if c.status == "True"]
     assert world.status.gang == MEMBERS, "those that were added are none of those that started together"
     [event] = [e for e in world.events if e.reason == "UnitsChanged"]
-    assert event.message == "12,000 samples/s are measured, the floor is 20,000: stage-0 on cpu: 2 -> 4 workers"
+    assert event.message == "measured 12,000 samples/s, the floor is 20,000: stage-0 on cpu: 2 -> 4 workers"
     assert world.status.restarts == {}
 
 
@@ -235,6 +235,6 @@ def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: 
     started = [a.spec.name for a in world.settle() if isinstance(a, StartProcess)]
     assert len(started) == 2
     [event] = [e for e in world.events if e.reason == "UnitsChanged"]
-    assert event.message.startswith("5 workers are wanted (elasticity.workers), the plan has 3: stage-")
+    assert event.message.startswith("elasticity.workers asks for 5 workers, the plan has 3: stage-")
     world.join(*started)
     assert trained(world, 50_000.0).settle() == [], "that is what is wanted"

@@ -67,7 +67,7 @@ def test_a_number_that_fails_is_tried_less_and_less_often() -> None:
     assert [gap // 10 * 10 for gap in gaps] == [10, 20, 40, 80, 160], "minutes"
     [told] = {e.message for e in world.events if e.reason == "TriedBefore" and e.time - world.began < 600}
     assert told.startswith("1 workers of stage-0 on cpu gave 8,359 samples/s at 1970-01-01T")
-    assert ", the floor is 11,000; so few are tried again at 1970-01-01T" in told
+    assert ", the floor is 11,000; this is tried again at 1970-01-01T" in told
 
 
 def test_units_that_bring_nothing_are_given_back_and_not_added_again_at_once() -> None:
@@ -80,7 +80,7 @@ def test_units_that_bring_nothing_are_given_back_and_not_added_again_at_once() -
     condition = world.status.condition("Rescaled")
     assert (condition.status, condition.reason) == ("False", "AddedInVain")
     assert condition.message.startswith("stage-0 on cpu: 2 -> ")
-    assert ", the floor is 11,000; they are given back, and more are tried again at 1970-01-01T" in condition.message
+    assert ", the floor is 11,000; they are released; more are tried again at 1970-01-01T" in condition.message
 
 
 def test_a_lower_floor_makes_what_failed_worth_a_try() -> None:

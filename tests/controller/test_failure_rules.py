@@ -98,7 +98,7 @@ def test_what_a_cluster_takes_away_never_uses_the_limit_up(reason: str) -> None:
     assert world.status.restarts == {"worker-0-1": 5}
     told = [event.message for event in world.events if event.reason == "ProcessRestarts"]
     assert len(told) == 5
-    assert all("this does not count to backoffLimit" in message for message in told)
+    assert all("this does not count towards backoffLimit" in message for message in told)
 
 
 def test_pauses_double_while_a_cluster_keeps_taking_away() -> None:
@@ -156,7 +156,7 @@ def test_the_coordinator_is_told_why_a_member_is_gone() -> None:
          "out of memory; raise the memory limit of container heterps in spec.workers.templates.coordinator"),
         ("worker", "gone", 137, "OOMKilled",
          "out of memory; raise the memory limit of container heterps in spec.workers.template"),
-        ("worker", "cpu", None, "Deleted", "its pod was deleted by somebody else"),
+        ("worker", "cpu", None, "Deleted", "its pod was deleted by another client"),
         ("worker", "cpu", -15, "Preempted", "a pod of higher priority took its place, killed by SIGTERM"),
         ("worker", "cpu", 128, "StartError", "its container could not start, exit code 128"),
         ("worker", "cpu", 3, "", "exit code 3"),

@@ -46,7 +46,7 @@ def test_an_object_of_somebody_else_is_left_as_it_is(world: World, path: str, ki
     theirs = world.server.put(path, apiVersion="v1", kind=kind.split()[0], data={"mine": "bXk="})
     world.controller().turn()
     assert world.condition("Planned")["reason"] == "NameTaken"
-    assert f"{kind} is there already and not this job's" in world.status["message"]
+    assert f"{kind} already exists and does not belong to this job" in world.status["message"]
     assert world.server.objects[path] == theirs
     assert world.names(PODS) == set()
 
@@ -92,9 +92,13 @@ def test_a_damaged_state_is_told_and_a_lost_one_is_made_good(world: World, damag
         (
             ApiError(422, "Invalid", "[]: Too long: may not be more than 1048576 bytes"),
             "TooLarge",
-            "ConfigMaps of 1 MiB",
+            "ConfigMaps of at most 1 MiB",
         ),
-        (ApiError(413, "TooLarge", "Request entity too large: limit is 3145728"), "TooLarge", "ConfigMaps of 1 MiB"),
+        (
+            ApiError(413, "TooLarge", "Request entity too large: limit is 3145728"),
+            "TooLarge",
+            "ConfigMaps of at most 1 MiB",
+        ),
         (ApiError(403, "Forbidden", "exceeded quota: few"), "QuotaExceeded", "raise the ResourceQuota"),
         (ApiError(403, "Forbidden", "ns is being terminated"), "NamespaceTerminating", "another namespace"),
     ],

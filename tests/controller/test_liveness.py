@@ -36,7 +36,7 @@ def test_a_member_that_stays_away_is_ended_and_restarted_under_the_limit(name: s
     assert stopped(world.settle()) == [name]
     told = [e for e in world.events if e.reason == "Unresponsive"]
     assert [(e.type, e.message) for e in told] == [
-        ("Warning", f"{name} has not been heard from for 45 s; it is ended, to be started again")
+        ("Warning", f"{name} has not been heard from for 45 s; restarting it")
     ]
     world.time += 30
     assert world.settle() == [], "it was told to end once"

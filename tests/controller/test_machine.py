@@ -100,7 +100,7 @@ def test_a_problem_is_planned_for_a_cluster_unless_cores_are_named(problem_file:
     busy = f"{here['machine']['busyCores']:.1f}"
     assert f"this machine has 1 core; the plan keeps {busy} busy: expect about 240 samples/s here instead of" in text
     assert "limited by the cores of this machine" in text
-    assert "sharing this machine's cores makes this one dearer" in text
+    assert "sharing this machine's cores makes this one more expensive" in text
     assert f"this machine has 64 cores; the plan keeps {busy} busy" in plan(
         capsys, "--problem", problem_file, *stages, "--cores", "64", output="table"
     )
@@ -116,7 +116,7 @@ def test_cores_need_processor_times_and_one_problem(problem_file: str, tmp_path:
     by_hand.write_text(json.dumps(document()))
     for arguments, words in (
         (("--problem", str(by_hand), "--cores", "2"), "--cores: the problem does not say what its layers cost"),
-        (("--problem", problem_file, "--cores", "2", "--compare"), "--cores: does not go with --compare"),
+        (("--problem", problem_file, "--cores", "2", "--compare"), "--cores: cannot be combined with --compare"),
         (("--problem", problem_file, "--problem", str(by_hand), "--cores", "2"), "--cores: is for one problem"),
     ):
         assert main(["plan", *arguments]) == 2

@@ -158,7 +158,7 @@ def test_an_answer_without_the_series_is_an_error(answer: str) -> None:
     "line", ["heterps_training_generation{", "heterps_training_generation{a=b} 1", "heterps_training_generation x"]
 )
 def test_an_answer_that_is_no_prometheus_text_is_an_error(line: str) -> None:
-    with pytest.raises(MeasurementError, match="is no Prometheus text"):
+    with pytest.raises(MeasurementError, match="is not in the Prometheus text format"):
         read_figures(f"{line}\n{text()}")
 
 
@@ -236,7 +236,7 @@ def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> 
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        with pytest.raises(MeasurementError, match=r"no complete answer within 0\.2 s"):
+        with pytest.raises(MeasurementError, match=r"no complete response within 0\.2 s"):
             Scraping(0.2).read(f"http://127.0.0.1:{server.server_port}")
     finally:
         ended.set()
@@ -311,9 +311,9 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
         ((200, vector()), "it has no series of job ml/flights; let it scrape the coordinators' port"),
         ((200, vector((text(NOW - 600), {}))), "the series of job ml/flights are 600 s old"),
         ((200, '{"status":"error","error":"too many samples"}'), "refused the query: too many samples"),
-        ((200, "[]"), "its answer is not that of Prometheus"),
-        ((200, "<html>"), "its answer is not that of Prometheus"),
-        ((200, '{"status":"success","data":{"result":[{"metric":{},"value":[0]}]}}'), "not that of Prometheus"),
+        ((200, "[]"), "is not from a Prometheus API"),
+        ((200, "<html>"), "is not from a Prometheus API"),
+        ((200, '{"status":"success","data":{"result":[{"metric":{},"value":[0]}]}}'), "is not from a Prometheus API"),
         ((401, "who are you?"), "answers with 401 .*who are you"),
     ],
 )

@@ -227,7 +227,7 @@ def test_the_port_serves_metrics_and_says_whether_the_loops_turn() -> None:
         wrong.pop(0)
         assert get(server.port, "/healthz") == (503, "the control loops do not turn\n")
         assert get(server.port, "/secrets")[0] == 404
-        with pytest.raises(UsageError, match=f"--metrics-port {server.port}: cannot be listened on .*choose another"):
+        with pytest.raises(UsageError, match=f"--metrics-port {server.port}: cannot listen on it .*choose another"):
             MetricsServer(registry, server.port, lambda: None)
     finally:
         server.close()

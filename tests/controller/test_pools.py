@@ -108,7 +108,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]], int, tuple[str, str
         [make_node("g", labels={"card": "v100"})],
         0,
         ("False", "NoResource"),
-        "the nodes with card=v100 (g) offer no nvidia.com/gpu; install its device plug-in",
+        "the nodes with card=v100 (g) offer no nvidia.com/gpu; install its device plugin",
     ),
     ("not ready", {}, [make_node("a", ready="Unknown")], 0, ("False", "NodesNotReady"), "not ready: a"),
     ("cordoned", {}, [make_node("a", cordoned=True)], 0, ("False", "NodesNotReady"), "cordoned: a"),

@@ -173,7 +173,7 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     """Runs last: it starts over the job that the others compare with."""
     job, result = trained
     again = job.run("--output", "json")
-    assert "small is trained already; to start over: heterps run job.yaml --fresh" in again.err
+    assert "small is already trained; to start over: heterps run job.yaml --fresh" in again.err
     assert (again.code, again.report()["bill"]) == (0, result.report()["bill"])
     job.change(training__steps=20)
     refused = job.run("--quiet")

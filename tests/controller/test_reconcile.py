@@ -270,7 +270,7 @@ def test_a_request_to_stop_asks_once_for_a_checkpoint_and_waits() -> None:
     world.end("coordinator", 0)
     world.settle()
     assert world.status.phase == "Suspended"
-    assert world.status.condition("Suspended").message == "stopped in order, with a checkpoint"
+    assert world.status.condition("Suspended").message == "stopped with a checkpoint"
 
 
 def test_a_request_to_stop_before_training_ends_everything_at_once() -> None:

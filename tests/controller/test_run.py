@@ -63,7 +63,7 @@ def test_a_finished_job_shows_its_result_and_starts_over_when_asked(heterps: Run
     first = heterps.report()
     code, out, _ = heterps("run", "job.yaml")
     assert code == 0
-    assert "tiny is trained already; to start over: heterps run job.yaml --fresh" in out
+    assert "tiny is already trained; to start over: heterps run job.yaml --fresh" in out
     assert "0.7100" in out
     assert heterps.report()["bill"] == first["bill"]
     code, out, _ = heterps("run", "job.yaml", "--fresh")
@@ -102,7 +102,7 @@ def test_a_worker_that_keeps_dying_fails_the_job_with_its_last_lines(heterps: Ru
     failure = report["failure"]
     assert (report["phase"], failure["reason"]) == ("Failed", "BackoffLimitExceeded")
     assert (failure["member"], failure["exitCode"]) == ("worker-0-0", -9)
-    assert "the limit of 0 restarts (runPolicy.backoffLimit) is used up" in failure["message"]
+    assert "the limit of 0 restarts (runPolicy.backoffLimit) is exhausted" in failure["message"]
     assert failure["lastLines"]
     assert Path(failure["log"]).read_text().splitlines()[-1] == failure["lastLines"][-1]
 
@@ -215,4 +215,4 @@ def test_a_controller_that_was_killed_leaves_nothing_behind_and_can_go_on(job_fi
     again = start(job_file.parent, "run", "job.yaml", "--verbose", totalSteps=60)
     out = again.communicate()[0]
     assert again.returncode == 0, out
-    assert "going on with an earlier run" in out
+    assert "resuming an earlier run" in out

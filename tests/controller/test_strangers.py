@@ -233,7 +233,7 @@ def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Serv
         seen[kind](bad)
         event = server.wait_for("bad")
         assert (event["type"], event["reason"]) == ("Warning", "Unreadable")
-        assert event["message"].startswith("metadata.labels must be an object, is a list of 1; the operator goes on")
+        assert event["message"].startswith("metadata.labels must be an object, is a list of 1; the operator uses")
         about = {"apiVersion": "v1" if kind in (POD, NODE) else "heterps.io/v1alpha1", "kind": kind, "uid": "bad"}
         assert about.items() <= event["involvedObject"].items()
         assert event["metadata"]["namespace"] == ("default" if kind in (NODE, POOL) else "ml")
@@ -318,7 +318,7 @@ def test_a_stranger_is_told_and_takes_nothing(name: str, begins: str, server: Se
         event = server.wait_for(name)
         assert (event["type"], event["reason"]) == ("Warning", reason)
         assert words in event["message"]
-        assert "take the label" in event["message"]
+        assert "remove the label" in event["message"]
         assert event["involvedObject"]["namespace"] == event["metadata"]["namespace"] == "elsewhere"
         turns.wait_for("another")
         assert supervisor._cluster.ledger.free("cpu") == 4
@@ -340,7 +340,7 @@ def test_a_pod_of_a_job_counts_with_what_it_requests(server: Server, run: Run) -
         assert supervisor._cluster.ledger.held_by("ml/another") == {"cpu": 3}
         event = server.wait_for("liar")
         assert event["reason"] == "UnitsDiffer"
-        assert "speaks of 1000000 units of pool cpu, its containers request 3 of cpu" in event["message"]
+        assert "claims 1000000 units of pool cpu, its containers request 3 of cpu" in event["message"]
         damaged = copy.deepcopy(liar)
         damaged["metadata"]["annotations"]["heterps.io/process"] = TEXT
         supervisor.pod_seen(damaged)

@@ -98,7 +98,7 @@ def test_a_job_is_not_stopped_for_a_plan_that_there_is_not(
     job.turn_until(lambda: job.world.condition("Planned")["reason"] == reason)
     assert job.phase == "Starting"
     assert words in job.world.condition("Planned")["message"]
-    assert "the job goes on as it was" in job.world.status["message"]
+    assert "the job keeps its current plan" in job.world.status["message"]
     job.controller.turn()
     assert job.phase == "Starting"
     assert (len(job.told(reason)), job.told("SpecChanged")) == (1, [])
@@ -113,7 +113,7 @@ def test_a_job_is_not_stopped_for_a_plan_that_there_is_not(
 def test_a_job_is_stopped_for_a_plan_that_there_is(job: Running) -> None:
     job.ask_for("scheduling.stages", SPLIT)
     job.turn_until(lambda: job.phase == "Stopping")
-    assert job.told("SpecChanged") == ["spec.scheduling.stages: taken over with a new plan"]
+    assert job.told("SpecChanged") == ["spec.scheduling.stages: applied after replanning"]
 
 
 def test_a_change_that_is_taken_back_in_time_changes_nothing(job: Running) -> None:

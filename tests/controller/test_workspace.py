@@ -86,5 +86,5 @@ def test_fresh_removes_nothing_outside(tmp_path: Path, where: str) -> None:
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkspaceError, match="cannot be made"):
+    with pytest.raises(WorkspaceError, match="cannot be created"):
         Workspace(tmp_path / "file" / "w")

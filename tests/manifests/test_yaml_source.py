@@ -59,20 +59,20 @@ def test_a_path_is_written_as_users_write_it() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\na: 2\n", "f.yaml:2: a: given twice, first in line 1; remove one of the two"),
-        ("s:\n  a: 1\n  b: 1\n  a: 1\n", "f.yaml:4: s.a: given twice, first in line 2; remove one of the two"),
+        ("a: 1\na: 2\n", "f.yaml:2: a: given twice, first on line 1; remove one of the two"),
+        ("s:\n  a: 1\n  b: 1\n  a: 1\n", "f.yaml:4: s.a: given twice, first on line 2; remove one of the two"),
         ("s: {1: x}\n", 'f.yaml:1: s: names of fields must be strings, found 1; write it in quotes: "1"'),
         ("[a]: 1\n", "f.yaml:1: names of fields must be strings, found a list or mapping; "
          'write it in quotes: "a list or mapping"'),
-        ("a: .nan\n", "f.yaml:1: a: .nan is no number that JSON knows; give a finite number"),
-        ("a: -.INF\n", "f.yaml:1: a: -.INF is no number that JSON knows; give a finite number"),
-        ("a: 1e999\n", "f.yaml:1: a: 1e999 is no number that JSON knows; give a finite number"),
+        ("a: .nan\n", "f.yaml:1: a: .nan is not a number in JSON; give a finite number"),
+        ("a: -.INF\n", "f.yaml:1: a: -.INF is not a number in JSON; give a finite number"),
+        ("a: 1e999\n", "f.yaml:1: a: 1e999 is not a number in JSON; give a finite number"),
         ("a: 99999999999999999999\n", "f.yaml:1: a: 99999999999999999999 has more than 64 bits; "
          "give a smaller number, or write it in quotes"),
         ("a: !!int x\n", "f.yaml:1: a: x is no int; correct the value or its tag"),
-        ("a: !python/name:os.system x\n", "f.yaml:1: a: values of the kind !python/name:os.system cannot be used; "
+        ("a: !python/name:os.system x\n", "f.yaml:1: a: values with the tag !python/name:os.system are not supported; "
          "remove the tag"),
-        ("a: 1\n<<: 3\n", "f.yaml:2: << can only take in mappings; refer to a mapping, or remove <<"),
+        ("a: 1\n<<: 3\n", "f.yaml:2: << can only merge mappings; refer to a mapping, or remove <<"),
     ],
 )  # fmt: skip
 def test_yaml_that_json_cannot_hold_is_a_problem(text: str, expected: str) -> None:
@@ -90,9 +90,9 @@ def test_yaml_that_json_cannot_hold_is_a_problem(text: str, expected: str) -> No
         ("a: *b\n", "f.yaml:1: not valid YAML (found undefined alias 'b'); correct the YAML at column 4"),
         ("x: 1\na: \x07\n", "f.yaml:2: not valid YAML (special characters are not allowed, found number 7); "
          "remove the character"),
-        ("a: &x [*x]\n", "f.yaml: the alias to line 1 refers to what contains it; "
+        ("a: &x [*x]\n", "f.yaml: the alias to line 1 refers to its own container; "
          "write it out without aliases (&, *)"),
-        ("a: &x {<<: *x}\n", "f.yaml: the alias to line 1 refers to what contains it; "
+        ("a: &x {<<: *x}\n", "f.yaml: the alias to line 1 refers to its own container; "
          "write it out without aliases (&, *)"),
     ],
 )  # fmt: skip
@@ -138,7 +138,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert message(missing / "x") == f"{missing / 'x'}: the file does not exist; check the path"
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"a: \xff\n")
-    assert message(binary) == f"{binary}: is not a text in UTF-8 (byte 3); save it as UTF-8"
+    assert message(binary) == f"{binary}: is not UTF-8 text (byte 3); save it as UTF-8"
     binary.write_bytes(b"#" * (3 * 2**20 + 1))
     assert "is larger than 3145728 bytes" in message(binary)
     assert "cannot be read (Not a directory)" in message(binary / "x")

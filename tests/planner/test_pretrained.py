@@ -52,9 +52,9 @@ def test_a_file_that_is_cut_off_or_made_for_other_features_is_refused(tmp_path: 
     content = PATH.read_bytes()
     path = tmp_path / "policy.safetensors"
     for part, words in (
-        (content[:100], "only a part"),
+        (content[:100], "is truncated"),
         (content[:-100], "ends within"),
-        (content.replace(b"heterps-policy-1", b"heterps-policy-0"), "no policy of this version"),
+        (content.replace(b"heterps-policy-1", b"heterps-policy-0"), "not a policy of this version"),
         (content.replace(NAMES[0].encode(), NAMES[0][::-1].encode(), 1), "other features"),
     ):
         path.write_bytes(part)

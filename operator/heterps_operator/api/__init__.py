@@ -1,1 +1,1 @@
-"""The HeterPSJob and DevicePool APIs: manifests read, validated, given their defaults and typed."""
+"""The HeterPSJob and DevicePool APIs: parsing, validation, defaults and types."""

@@ -1,4 +1,4 @@
-"""What a job must fulfil on a cluster, where its pods share no folder, and what its pods are told. Pure."""
+"""Requirements on a job that runs on a cluster, where pods share no folder, and its pods' configuration. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from heterps_operator.errors import MISSING, FieldError
 
 __all__ = ["cluster_problems", "pod_configuration"]
 
-WORK_DIRECTORY = "/var/heterps"  # a pod's own, empty at its start
+WORK_DIRECTORY = "/var/heterps"  # private to a pod, empty at its start
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
 
 
 def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
-    """What keeps a valid job from running in pods, each with the field and the fix.
+    """Problems that keep a valid job from running in pods, each with the field and the fix.
 
     Args:
         job: the HeterPSJob with all defaults.
@@ -31,7 +31,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
     path = spec["checkpoint"].get("path")
     if path is None:
         fix = f"set it to {_SHARED}"
-        text = "must be set on a cluster: the pods of a job have no folder in common"
+        text = "must be set on a cluster: the pods of a job share no folder"
         found.append(FieldError("spec.checkpoint.path", MISSING, text, fix, title))
     for field, value in (
         ("spec.checkpoint.path", path),
@@ -45,7 +45,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
 
 
 def pod_configuration(manifest: Manifest) -> dict[str, Any]:
-    """The run configuration of a job's pods; the model goes where the checkpoints are, the one place they share."""
+    """Return the run configuration of a job's pods. The model goes to the checkpoints, the only shared place."""
     return {
         "version": 1,
         "job": manifest.job,

@@ -1,8 +1,8 @@
 """Rules of the CRDs (x-kubernetes-validations), evaluated without an API server.
 
-The rules are written in CEL; cel-python evaluates them. Kubernetes adds libraries to CEL of which the rules may use the
-quantities, so those are given to cel-python here, and equality as CEL defines it. Importing it takes a third of a
-second, hence only when the first rule is evaluated: `heterps --help` does not pay for it.
+The rules are written in CEL; cel-python evaluates them. This module adds the quantity library of Kubernetes, which the
+rules may use, and equality as CEL defines it. cel-python is imported with the first rule, not before: the import takes
+a third of a second, which `heterps --help` must not pay.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from heterps_operator.errors import MISSING
 __all__ = ["RuleError", "holds", "is_transition_rule"]
 
 _OLD = re.compile(r"\boldSelf\b")
-# By digest of rule and value. An operator reads the same pools for every job, and jobs that differ in a name: to
-# evaluate their rules anew takes 40 ms each.
+# By digest of rule and value. An operator reads the same pools for every job, and jobs that differ only in a name;
+# evaluating their rules again takes 40 ms each.
 _RESULTS: dict[bytes, bool] = {}
 _MOST_RESULTS = 16_384
 
 
 class RuleError(Exception):
-    """A rule cannot be evaluated on this value: its types are not those that the rule expects."""
+    """A rule cannot be evaluated because the value does not have the types that it expects."""
 
 
 def is_transition_rule(rule: str) -> bool:
-    """Whether a rule compares with the value before, and so applies to updates only."""
+    """Whether a rule compares with the previous value, and so applies to updates only."""
     return _OLD.search(rule) is not None
 
 
@@ -45,11 +45,11 @@ def holds(rule: str, value: Any, old: Any = MISSING) -> bool:
         old: `oldSelf`, for a transition rule.
 
     Raises:
-        RuleError: the value has other types than the rule expects.
+        RuleError: the value does not have the types that the rule expects.
     """
     try:
         text = json.dumps([rule, value, None if old is MISSING else [old]], sort_keys=True)
-    except (TypeError, ValueError):  # keys of several types, say: no JSON, but not for this to refuse
+    except (TypeError, ValueError):  # keys of several types, say: not JSON, but not refused here
         return _evaluate(rule, value, old)
     digest = hashlib.sha256(text.encode()).digest()
     known = _RESULTS.get(digest)
@@ -110,7 +110,7 @@ def _compared(test: Callable[[Decimal, Decimal], bool]) -> Callable[[Any, Any], 
 
 
 def _equality(expected: bool) -> Callable[[Any, Any], Any]:
-    """Equality of CEL. That of cel-python takes values of different types, at any depth, for an error."""
+    """CEL equality. cel-python raises an error for values of different types, at any depth."""
 
     def function(one: Any, other: Any) -> Any:
         from celpy.celtypes import BoolType
@@ -136,7 +136,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _plain(value: Any) -> tuple[str, Any]:
-    """A scalar as Python compares it: numbers by value, other things never equal to them."""
+    """A scalar with Python's equality: numbers compare by value, other types never equal them."""
     from celpy.celtypes import BoolType
 
     if isinstance(value, BoolType):

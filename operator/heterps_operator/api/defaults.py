@@ -1,9 +1,8 @@
 """Defaults that depend on other fields, which a schema cannot express.
 
-An API server fills in fixed defaults. What depends on another field (the options of an optimizer on its name, the
-device on the kind of pool) is filled in here, after validation and on every substrate, so that everyone who reads a
-manifest further on finds each value in it. The descriptions in `crds/` name the same values; a test holds them against
-these.
+An API server fills in fixed defaults. Defaults that depend on another field (the options of an optimizer on its name,
+the device on the kind of pool) are filled in here, after validation and on every substrate, so that later code finds
+every value in the manifest. The descriptions in `crds/` name the same values; a test compares them with these.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 __all__ = ["DENSE_OPTIONS", "SPARSE_OPTIONS", "complete_job", "complete_pool"]
 
-# Options of optimizers and their defaults. Those of sgd (but for its step), adagrad and adam are PyTorch's; ftrl has
-# the power and the start at 0 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
+# Options of optimizers and their defaults. Those of sgd (except its step size), adagrad and adam are PyTorch's; ftrl
+# has the power and the initial value 0 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
 _ADAM = {"learningRate": "0.001", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-8"}
 _ADAGRAD = {"learningRate": "0.01", "epsilon": "1e-10", "initialAccumulator": "0"}
 DENSE_OPTIONS: dict[str, dict[str, str]] = {
@@ -31,11 +30,11 @@ SPARSE_OPTIONS: dict[str, dict[str, str]] = {
 }
 _RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _DEVICES = {"CPU": "cpu", "GPU": "cuda", "XPU": "xpu"}
-_SCHEDULERS = {"Volcano": "volcano", "Coscheduling": "scheduler-plugins-scheduler"}  # names that their charts give them
+_SCHEDULERS = {"Volcano": "volcano", "Coscheduling": "scheduler-plugins-scheduler"}  # names in their charts
 
 
 def complete_job(job: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a valid HeterPSJob with every default filled in."""
+    """Return a copy of a valid HeterPSJob with every default filled in."""
     result = copy.deepcopy(job)
     spec = result["spec"]
     training = spec["training"]
@@ -55,7 +54,7 @@ def complete_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete_pool(pool: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a valid DevicePool with every default filled in."""
+    """Return a copy of a valid DevicePool with every default filled in."""
     result = copy.deepcopy(pool)
     spec = result["spec"]
     if spec["deviceType"] in _RESOURCES:

@@ -1,7 +1,7 @@
-"""The job as the control loop needs it: a typed reading of the manifests.
+"""The job as the control loop reads it: typed manifests.
 
-Manifests are validated and completed with defaults before they come here (manifest.py); the defaults below are those
-of the schema, for manifests that were built by a program.
+Manifests are validated and completed with defaults before they come here (manifest.py); the defaults below equal those
+of the schema and serve manifests built by programs.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ __all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "Run
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A device pool as this job may use it."""
+    """A device pool with this job's limits."""
 
     name: str
     device_type: str  # CPU | GPU | XPU
     price_per_unit_hour: Decimal
-    max_units: int | None  # the smaller of the pool's limit and the job's; None: no limit
+    max_units: int | None  # the smaller of the pool's and the job's limit; None: no limit
     units_per_pod: int = 1
 
     @property
     def threads(self) -> int:
-        """Computing threads of one process: a unit of a CPU pool is one thread on this machine."""
+        """Threads of one process: a unit of a CPU pool is one thread on this machine."""
         return self.units_per_pod if self.device_type == "CPU" else 1
 
 
 @dataclass(frozen=True)
 class FailureRule:
-    """What the end of some processes costs."""
+    """A rule of `runPolicy.failurePolicy`: the action for processes that end in a certain way."""
 
     action: str  # RestartPod | RestartJob | FailJob | Ignore
     role: str | None = None  # coordinator | ps | worker | profile; None: all
-    exit_codes: frozenset[int] = frozenset()  # as a shell has them: 137 for SIGKILL
-    reasons: frozenset[str] = frozenset()  # of `ProcessView.reason`
+    exit_codes: frozenset[int] = frozenset()  # as in a shell: 137 for SIGKILL
+    reasons: frozenset[str] = frozenset()  # values of `ProcessView.reason`
 
 
 @dataclass(frozen=True)
 class RunPolicy:
-    """When to wait, try again and give up."""
+    """When to wait, retry and give up."""
 
     suspend: bool = False
-    backoff_limit: int = 3  # deaths that are made good; one more fails the job
+    backoff_limit: int = 3  # restarts; one more death fails the job
     start_deadline_seconds: float | None = 900.0  # for profiling, and for all members to be ready
-    active_deadline_seconds: float | None = None  # for everything
-    hang_timeout_seconds: float = 120.0  # without an answer of the coordinator
-    ttl_seconds_after_finished: float | None = None  # then the job is deleted; None: it stays
-    clean_pod_policy: str = "Running"  # pods that are deleted when the job ends: None | Running | All
-    failure_rules: tuple[FailureRule, ...] = ()  # the first that fits decides
+    active_deadline_seconds: float | None = None  # for the whole job
+    hang_timeout_seconds: float = 120.0  # without an answer from the coordinator
+    ttl_seconds_after_finished: float | None = None  # then the job is deleted; None: never
+    clean_pod_policy: str = "Running"  # pods to delete when the job ends: None | Running | All
+    failure_rules: tuple[FailureRule, ...] = ()  # the first match applies
 
 
 @dataclass(frozen=True)
 class Balancing:
-    """How the batch is shared out between the workers of a stage."""
+    """How the batch is divided among the workers of a stage."""
 
     policy: str = "optimal"
     interval_seconds: float = 10.0
     min_gain_percent: float = 5.0
-    seed: int = 0  # of the policy `random`: the training's own
+    seed: int = 0  # of the policy `random`: the seed of training
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ class Elasticity:
     mode: str = "Auto"  # Auto | Off
     cooldown_seconds: float = 60.0  # between two changes
     max_scale_down_percent: float = 25.0  # of a stage's units, in one change
-    workers: int = 0  # wanted in all stages together, by a person or an autoscaler; 0: what the floor asks for
+    workers: int = 0  # total of all stages, set by a user or an autoscaler; 0: the floor decides
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What `reconcile` reads of a HeterPSJob and its DevicePools."""
+    """The fields of a HeterPSJob and its DevicePools that `reconcile` reads."""
 
     name: str
     pools: tuple[PoolSpec, ...]
     global_batch_size: int
     micro_batches: int
-    goal: str = "train"  # train | plan (only make a plan) | profile (only measure)
+    goal: str = "train"  # train | plan (only plan) | profile (only measure)
     paused: bool = False
     epochs: int | None = 1
     steps: int | None = None
@@ -99,11 +99,11 @@ class JobSpec:
     elasticity: Elasticity = field(default_factory=Elasticity)
 
     def pool(self, name: str) -> PoolSpec:
-        """The pool of that name; it must be one of the job's."""
+        """Return the pool of that name, which must be one of the job's."""
         return next(pool for pool in self.pools if pool.name == name)
 
     def limited(self, free_units: Mapping[str, int]) -> JobSpec:
-        """The job as others leave room for it: no pool has more than these units; absent pools are not shared."""
+        """Return the job with pools limited to the units that other jobs leave; absent pools are not shared."""
         pools = [
             replace(pool, max_units=min(free_units[pool.name], pool.max_units or free_units[pool.name]))
             if pool.name in free_units
@@ -114,7 +114,7 @@ class JobSpec:
 
     @property
     def prices(self) -> dict[str, Decimal]:
-        """Price per unit and hour, by pool."""
+        """Price per unit and hour, by pool name."""
         return {pool.name: pool.price_per_unit_hour for pool in self.pools}
 
     @classmethod
@@ -123,8 +123,8 @@ class JobSpec:
 
         Args:
             job: the HeterPSJob.
-            pools: the DevicePools; those that the job does not name are passed over.
-            goal: what to do, if not what `spec.mode` says.
+            pools: the DevicePools; those that the job does not name are ignored.
+            goal: replaces the goal that `spec.mode` sets.
         """
         spec = job["spec"]
         by_name = {pool["metadata"]["name"]: pool["spec"] for pool in pools}

@@ -1,8 +1,8 @@
-"""Manifests from files: one HeterPSJob and its DevicePools, checked as a cluster would check them.
+"""Manifests from files: one HeterPSJob and its DevicePools, validated as a cluster validates them.
 
-A job file holds several YAML documents, so that `kubectl apply -f` takes it as it is. `load_manifest` reports
-everything that is wrong with a file at once, each problem with its line. What only a cluster or the model itself can
-tell (whether an entrypoint imports, whether a plan exists) is found later.
+A job file holds several YAML documents, so that `kubectl apply -f` accepts it unchanged. `load_manifest` reports
+everything that is wrong with a file at once, each problem with its line. Problems that only a cluster or the model
+itself can reveal (an entrypoint that does not import, no feasible plan) appear later.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from heterps_runtime.contract import API_GROUP, API_VERSION
 __all__ = ["Manifest", "load_manifest", "read_objects"]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_LARGEST_FILE = 3 * 2**20  # bytes; what an API server takes in one request
+_LARGEST_FILE = 3 * 2**20  # bytes; the limit of an API server for one request
 
 
 @dataclass(frozen=True)
 class Manifest:
     """A job and its pools, valid and with all defaults."""
 
-    job: dict[str, Any]  # the HeterPSJob; paths in it are absolute
-    pools: list[dict[str, Any]]  # the DevicePools that the job names, in its order, with its own maxUnits
-    folder: Path  # folder of the file, where the user's code is looked for
+    job: dict[str, Any]  # the HeterPSJob, with absolute paths
+    pools: list[dict[str, Any]]  # the DevicePools that the job names, in its order and with its own maxUnits
+    folder: Path  # folder of the file, from which user code is imported
 
     @property
     def name(self) -> str:
@@ -41,11 +41,11 @@ class Manifest:
         return str(self.job["metadata"]["name"])
 
     def run_configuration(self, work_directory: Path | str, python_path: Sequence[Path | str] = ()) -> dict[str, Any]:
-        """The run configuration, which all processes of a job read.
+        """Return the run configuration, which all processes of a job read.
 
         Args:
-            work_directory: folder for everything that the job writes, if the manifest does not say otherwise.
-            python_path: folders for imports besides the manifest's own, which comes first.
+            work_directory: default folder for everything that the job writes.
+            python_path: import folders after the manifest's own.
         """
         paths = [str(self.folder), *(os.path.abspath(path) for path in python_path)]
         return {
@@ -58,7 +58,7 @@ class Manifest:
 
 
 def load_manifest(path: Path | str) -> Manifest:
-    """Read a job file.
+    """Read and validate a job file.
 
     Raises:
         ManifestError: the file cannot be read, or something in it is wrong.
@@ -71,7 +71,7 @@ def load_manifest(path: Path | str) -> Manifest:
 
 
 def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manifest:
-    """Check a job and its pools as they come from an API server, whose CRDs may be older than these.
+    """Validate a job and its pools from an API server, whose CRDs may be older than these.
 
     Raises:
         ManifestError: something is wrong with them, alone or together.
@@ -83,10 +83,10 @@ def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manife
 
 @dataclass(frozen=True)
 class _Object:
-    """A document that was checked."""
+    """A validated document."""
 
     document: Document
-    kind: str  # "" if it is none of ours
+    kind: str  # "" for an unknown kind
     title: str  # kind and name
     value: Any  # with the schema's defaults
     problems: list[FieldError] = field(default_factory=list)
@@ -99,7 +99,7 @@ class _Object:
 def _checked(
     documents: Sequence[Document], problems: list[FieldError], name: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The job and the pools, by name, of these documents; raises ManifestError with all that is wrong."""
+    """Return the job and the pools, by name, of these documents; raise ManifestError with every problem."""
     objects = [_check(document, name) for document in documents]
     for item in objects:
         problems += item.problems
@@ -111,7 +111,7 @@ def _checked(
 
 
 def _identity(item: dict[str, Any]) -> dict[str, Any]:
-    """The part of an object's metadata that a user writes."""
+    """The part of an object's metadata that users write."""
     return {
         key: value for key, value in item["metadata"].items() if key in ("name", "namespace", "labels", "annotations")
     }
@@ -134,12 +134,12 @@ def _read(file: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise refuse(f"is not a text in UTF-8 (byte {error.start})", "save it as UTF-8") from error
+        raise refuse(f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
     return text
 
 
 def _check(document: Document, name: str) -> _Object:
-    """Check one document by itself."""
+    """Validate one document by itself."""
 
     def refuse(path: tuple[str, ...], value: object, message: str, fix: str) -> _Object:
         fault = Fault(path, value, message, fix)
@@ -149,7 +149,7 @@ def _check(document: Document, name: str) -> _Object:
     schemas = load_schemas()
     value = document.value
     if not isinstance(value, dict):
-        return refuse((), MISSING, "the document is no mapping of fields", "start it with apiVersion: and kind:")
+        return refuse((), MISSING, "the document is not a mapping of fields", "start it with apiVersion: and kind:")
     kind, version = value.get("kind", MISSING), value.get("apiVersion", MISSING)
     if not isinstance(kind, str) or kind not in schemas:
         return refuse(
@@ -160,10 +160,10 @@ def _check(document: Document, name: str) -> _Object:
         )
     if version != API_VERSION:
         known = isinstance(version, str) and version.startswith(f"{API_GROUP}/")
-        fix = "this version of HeterPS knows no other" if known else f"write apiVersion: {API_VERSION}"
+        fix = "this version of HeterPS supports no other" if known else f"write apiVersion: {API_VERSION}"
         return refuse(("apiVersion",), version, f"must be {API_VERSION}", fix)
     schema = schemas[kind]
-    # An API server takes no status from a user; `kubectl get -o yaml` shows one.
+    # An API server accepts no status from users, but `kubectl get -o yaml` prints one.
     value = schema.with_defaults({key: item for key, item in value.items() if key != "status"})
     metadata = value.get("metadata")
     title = f"{kind} {metadata['name']}" if isinstance(metadata, dict) and "name" in metadata else kind
@@ -175,21 +175,21 @@ def _check(document: Document, name: str) -> _Object:
 
 
 def _set_problems(objects: list[_Object], name: str) -> list[FieldError]:
-    """What is wrong with the documents together."""
+    """Problems of the documents as a set."""
     problems = []
     jobs = [item for item in objects if item.kind == "HeterPSJob"]
     if not jobs and all(item.kind for item in objects):
         message = "the file is empty" if not objects else "the file has no HeterPSJob"
         problems.append(FieldError("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
     for extra in jobs[1:]:
-        message = f"the file has a HeterPSJob already, in line {jobs[0].document.line}"
+        message = f"the file already has a HeterPSJob, on line {jobs[0].document.line}"
         source = f"{name}:{extra.document.line}"
-        problems.append(FieldError("", MISSING, message, "put each job into a file of its own", extra.title, source))
+        problems.append(FieldError("", MISSING, message, "put each job into its own file", extra.title, source))
     pools: dict[str, _Object] = {}
     for pool in (item for item in objects if item.kind == "DevicePool"):
         pool_name = _name(pool)
         if pool_name in pools:
-            message = f"there is a DevicePool of this name already, in line {pools[pool_name].document.line}"
+            message = f"a DevicePool of this name already exists, on line {pools[pool_name].document.line}"
             source = f"{name}:{pool.document.line_of(('metadata', 'name'))}"
             problems.append(FieldError("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
         elif pool_name is not None:
@@ -201,7 +201,7 @@ def _set_problems(objects: list[_Object], name: str) -> list[FieldError]:
 
 
 def _pool_faults(job: _Object, pools: dict[str, _Object]) -> list[Fault]:
-    """What is wrong between a job and the pools of its file. Parts that are faulty in themselves are passed over."""
+    """Faults between a job and the pools of its file. Parts that are faulty in themselves are skipped."""
     spec = job.value.get("spec")
     entries = spec.get("pools") if isinstance(spec, dict) else None
     faults = []
@@ -253,7 +253,7 @@ def _stage_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Fault]:
 
 
 def _pools_of(job: dict[str, Any], pools: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pools that a job names, as far as it may use them."""
+    """Return the pools that a job names, with the job's limits."""
     result = []
     for entry in job["spec"]["pools"]:
         pool = complete_pool(pools[entry["name"]])
@@ -263,7 +263,7 @@ def _pools_of(job: dict[str, Any], pools: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _with_paths(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A copy of a job whose relative paths are taken from a folder."""
+    """Return a copy of a job whose relative paths start at a folder."""
     result = copy.deepcopy(job)
     spec = result["spec"]
     for fields, key in (
@@ -285,6 +285,6 @@ def _name(item: _Object) -> str | None:
 
 
 def _line(problem: FieldError) -> int:
-    """The line of a problem, to put problems into the order of the file."""
+    """Line of a problem, for sorting in file order."""
     line = problem.source.rpartition(":")[2]
     return int(line) if line.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Quantities of the manifests, such as `10Gi`: exact, as Kubernetes reads them."""
+"""Quantities in manifests, such as `10Gi`: exact, as Kubernetes parses them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FACTORS = {
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?")
 
 
-@functools.lru_cache(maxsize=4096)  # thousands of nodes and pods share a few
+@functools.lru_cache(maxsize=4096)  # thousands of nodes and pods share a few values
 def parse_quantity(value: int | str) -> Decimal:
-    """Read a Kubernetes quantity, such as `10Gi`, `500m` or 4096.
+    """Parse a Kubernetes quantity, such as `10Gi`, `500m` or 4096.
 
     Raises:
-        ValueError: the text is no quantity.
+        ValueError: the text is not a quantity.
     """
     match = _QUANTITY.fullmatch(str(value))
     if match is None:

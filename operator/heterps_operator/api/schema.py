@@ -1,8 +1,8 @@
-"""Validation of objects against the CRD files, the way an API server does it, but in words for people.
+"""Validation of objects against the CRD files, as an API server validates them, but with helpful messages.
 
-The files in `crds/` are the only description of the manifests. Here they are read, their defaults applied, their
-structural schemas checked (jsonschema knows all of it but the `x-kubernetes-*` keywords) and their rules evaluated
-(`cel`). Where an API server stops at the first group of errors, everything is reported at once.
+The files in `crds/` are the only description of the manifests. This module reads them, applies their defaults, checks
+their structural schemas (jsonschema knows all keywords except `x-kubernetes-*`) and evaluates their rules (`cel`). An
+API server stops at the first group of errors; this module reports all of them at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHAIN = re.compile(r"\bself((?:\.[A-Za-z]+\b(?!\())*)")
 
 @dataclass(frozen=True)
 class Fault:
-    """A problem whose place is still a path, so that its line can be found."""
+    """A problem located by a path, which leads to its line."""
 
     path: Path
     value: object
@@ -39,31 +39,31 @@ class Fault:
     fix: str
 
     def problem(self, document: str = "", source: str = "") -> FieldError:
-        """The fault as users see it."""
+        """Return the fault as users see it."""
         return FieldError(path_text(self.path), self.value, self.message, self.fix, document, source)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The schema of one kind of object."""
+    """The schema of one kind."""
 
     kind: str
     namespaced: bool
-    openapi: Mapping[str, Any]  # spec.versions[].schema.openAPIV3Schema, with that of metadata put in
+    openapi: Mapping[str, Any]  # spec.versions[].schema.openAPIV3Schema, with that of metadata added
 
     def with_defaults(self, value: Any) -> Any:
-        """A copy of an object as an API server stores it: defaults filled in, null taken for "not given"."""
+        """Return a copy of an object as an API server stores it: defaults filled in, null meaning "not given"."""
         result = copy.deepcopy(value)
         _apply_defaults(self.openapi, result)
         return result
 
     def faults(self, value: Any, old: Any = MISSING, texts: Mapping[Path, str] | None = None) -> list[Fault]:
-        """Find everything that is wrong with an object.
+        """Return all faults of an object.
 
         Args:
             value: the object, with defaults.
-            old: the object that it replaces, with defaults; rules about changes need it.
-            texts: scalars of the file as they were written, where that differs from their value.
+            old: the object that it replaces, with defaults; transition rules need it.
+            texts: scalars as written in the file, where that differs from their value.
         """
         structural = [Fault(*fault) for fault in structural_faults(self.openapi, value, texts or {})]
         broken = {fault.path for fault in structural}
@@ -71,10 +71,10 @@ class Schema:
 
 
 def crd_folder() -> Traversable:
-    """The folder of the CRD files: inside the installed package, or at the root of a checkout.
+    """Return the folder of the CRD files, in the installed package or at the root of a checkout.
 
     Raises:
-        InstallationError: they are in neither place.
+        InstallationError: it is in neither place.
     """
     packaged = resources.files("heterps_operator") / "crds"
     if packaged.is_dir():
@@ -87,7 +87,7 @@ def crd_folder() -> Traversable:
 
 @lru_cache(maxsize=1)
 def load_schemas() -> Mapping[str, Schema]:
-    """The schemas of all kinds, by kind.
+    """Return the schemas by kind.
 
     Raises:
         InstallationError: the CRD files are missing.
@@ -99,19 +99,19 @@ def load_schemas() -> Mapping[str, Schema]:
         spec = yaml.load(file.read_text(encoding="utf-8"), Loader=_loader())["spec"]  # noqa: S506  # a safe loader
         openapi = spec["versions"][0]["schema"]["openAPIV3Schema"]
         openapi["properties"]["metadata"] = OBJECT_META
-        openapi["required"] = [*openapi["required"], "metadata"]  # an API server demands a name of every object
+        openapi["required"] = [*openapi["required"], "metadata"]  # an API server requires every object to have a name
         kind = spec["names"]["kind"]
         schemas[kind] = Schema(kind, spec["scope"] == "Namespaced", openapi)
     return schemas
 
 
 def _loader() -> Any:
-    """PyYAML's loader on libyaml where it has that (8 times faster), its Python one otherwise."""
+    """Return PyYAML's libyaml loader (8 times faster) if available, its Python loader otherwise."""
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _apply_defaults(schema: Mapping[str, Any], value: Any) -> None:
-    """Fill in defaults as structural defaulting does, from the outside inwards."""
+    """Fill in defaults as structural defaulting does, from the outside in."""
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         additional = schema.get("additionalProperties")
@@ -138,7 +138,7 @@ def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, br
             continue
         read = _fields_read(rule["rule"], path)
         if any(place[: len(field)] == field or field[: len(place)] == place for place in broken for field in read):
-            continue  # what it reads has a fault of its own, so the rule would judge something that nobody wrote
+            continue  # a field that it reads is faulty, so the rule would judge a value that the user did not write
         target = next(iter(read)) if len(read) == 1 else path
         if "fieldPath" in rule:
             target = (*path, *rule["fieldPath"].split(".")[1:])
@@ -159,12 +159,12 @@ def _rule_faults(schema: Mapping[str, Any], value: Any, old: Any, path: Path, br
 
 @lru_cache(maxsize=256)
 def _fields_read(rule: str, path: Path) -> frozenset[Path]:
-    """The fields that a rule reads, from its text; functions called on a field are none."""
+    """Fields that a rule reads, found in its text; method calls are excluded."""
     return frozenset((*path, *chain.split(".")[1:]) for chain in _CHAIN.findall(rule))
 
 
 def _same_item(schema: Mapping[str, Any], item: Any, old: Any) -> Any:
-    """The item of the old list with the same keys; lists without keys have no such thing."""
+    """Return the item of the old list with the same keys; lists without keys have none."""
     keys = schema.get("x-kubernetes-list-map-keys", ())
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return MISSING
@@ -172,7 +172,7 @@ def _same_item(schema: Mapping[str, Any], item: Any, old: Any) -> Any:
 
 
 def _at(value: Any, path: Path) -> Any:
-    """The value at a path if it is one that a message can show."""
+    """Return the value at a path if a message can show it."""
     for step in path:
         if not isinstance(value, dict) or step not in value:
             return MISSING

@@ -1,8 +1,8 @@
-"""Structural schemas in terms of JSON Schema, and its errors in terms of what to do.
+"""Structural schemas as JSON Schema, with errors that name the fix.
 
-jsonschema checks types, bounds, lengths and enumerations. This module adapts it to what an API server does
-differently (unknown fields, int-or-string, lists that are sets or maps, Go's regular expressions) and turns each error
-into a path, a value, what must hold, and a fix.
+jsonschema checks types, bounds, lengths and enumerations. This module adds what an API server does differently (unknown
+fields, int-or-string, lists that are sets or maps, Go's regular expressions) and turns each error into a path, a value,
+what must hold, and a fix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXTS = {
     "maxProperties": 256,
     "additionalProperties": {"type": "string", "maxLength": 262144},
 }
-# The fields of metadata that a person writes, and those that `kubectl get -o yaml` adds. Names are DNS-1123 subdomains:
+# The metadata fields that users write, and those that `kubectl get -o yaml` adds. Names are DNS-1123 subdomains:
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 OBJECT_META: Mapping[str, Any] = {
     "type": "object",
@@ -70,7 +70,7 @@ _NOUNS = {
     "object": "a mapping of fields",
     "array": "a list",
 }
-_MOST_NAMES = 20  # names that a fix lists
+_MOST_NAMES = 20  # names listed in a fix
 
 
 def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Path, str]) -> Iterator[_Found]:
@@ -79,7 +79,7 @@ def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Pat
     Args:
         openapi: the schema of the whole object.
         value: the object, with defaults.
-        texts: scalars of the file as they were written, where that differs from their value.
+        texts: scalars as written in the file, where that differs from their value.
 
     Yields:
         Path, value, what must hold, and what to do.
@@ -89,7 +89,7 @@ def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Pat
     for error in errors:
         path = tuple(error.absolute_path)
         if path in mistyped and error.validator == "enum":
-            continue  # a value of another type is none of the names, which need not be said
+            continue  # the type error says enough
         schema = error.schema
         assert isinstance(schema, dict)
         if error.validator == "required":
@@ -104,7 +104,7 @@ def structural_faults(openapi: Mapping[str, Any], value: Any, texts: Mapping[Pat
 
 
 def _bound(error: ValidationError, schema: dict[str, Any], text: str | None) -> tuple[str, str]:
-    """Message and fix for a value that is there, but is not what it must be."""
+    """Message and fix for a present value that violates its schema."""
     limit: Any = error.validator_value
     match error.validator:
         case "type":
@@ -131,14 +131,14 @@ def _bound(error: ValidationError, schema: dict[str, Any], text: str | None) -> 
             meaning = schema.get("description", "")
             example = json.dumps(schema["example"]) if "example" in schema else f"text that matches {limit}"
             return f"must be like {example}", f"correct it ({meaning.rstrip('.')})" if meaning else "correct it"
-    raise AssertionError(f"crds/ use {error.validator}, which has no words yet")
+    raise AssertionError(f"crds/ use {error.validator}, which has no message yet")
 
 
 def _wrong_type(types: list[str], value: Any, schema: dict[str, Any], text: str | None) -> tuple[str, str]:
     message = "must be " + " or ".join(_NOUNS[name] for name in types if name != "null")
     if "string" in types and isinstance(value, bool | int | float):
         written = text if text is not None else json.dumps(value)
-        reason = f"YAML takes {written} for {json.dumps(value)}, " if isinstance(value, bool) else ""
+        reason = f"YAML reads {written} as {json.dumps(value)}, " if isinstance(value, bool) else ""
         return message, f'{reason}write it in quotes: "{written}"'
     if "integer" in types and isinstance(value, str) and value.strip().lstrip("-").isdigit():
         return message, f"write it without quotes: {value.strip()}"
@@ -148,7 +148,7 @@ def _wrong_type(types: list[str], value: Any, schema: dict[str, Any], text: str 
 
 
 def _suggest(openapi: Mapping[str, Any], schema: dict[str, Any], path: Path) -> str:
-    """Where a field that does not exist may have been meant to be."""
+    """Suggest the place of a misplaced field."""
     name = str(path[-1])
     names = [*schema.get("properties", {})]
     near = _nearest(name, names)
@@ -166,7 +166,7 @@ def _suggest(openapi: Mapping[str, Any], schema: dict[str, Any], path: Path) -> 
 
 
 def _places(schema: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """The paths of all fields, outer ones first."""
+    """Paths of all fields, outer ones first."""
     properties = schema.get("properties", {})
     for name in properties:
         yield (*path, name)
@@ -183,7 +183,7 @@ def _nearest(name: str, names: Sequence[str]) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """A name without what people mix up: capitals, dashes, underscores."""
+    """A name without capitals, dashes and underscores, which are easily confused."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -223,19 +223,19 @@ def _shown(value: Any) -> object:
 
 @lru_cache(maxsize=8)
 def _validator(openapi: str) -> Any:
-    """A validator for a schema, which comes as text so that it can be a key of the cache."""
+    """Return a validator for a schema, passed as text so that it can be a cache key."""
     return _Validator(_adapted(json.loads(openapi)))
 
 
 def _adapted(schema: dict[str, Any]) -> dict[str, Any]:
-    """A structural schema as JSON Schema."""
+    """Translate a structural schema to JSON Schema."""
     result = dict(schema)
     if schema.get("x-kubernetes-int-or-string"):
         result["type"] = ["integer", "string"]
     elif "type" in schema:
         result["type"] = [schema["type"], "null"] if schema.get("nullable") else [schema["type"]]
     if "pattern" in schema:
-        # In Python $ also matches before a final line feed, in Go it does not.
+        # In Python, $ also matches before a final line feed; in Go it does not.
         result["pattern"] = schema["pattern"].removesuffix("$") + r"\Z"
     if "properties" in schema:
         result["properties"] = {name: _adapted(inner) for name, inner in schema["properties"].items()}
@@ -249,7 +249,7 @@ def _adapted(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _required(validator: Any, names: list[str], instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
-    """As in JSON Schema, but each error stands at the field that is missing."""
+    """As in JSON Schema, but each error is located at the missing field."""
     if isinstance(instance, dict):
         for name in names:
             if name not in instance:
@@ -257,7 +257,7 @@ def _required(validator: Any, names: list[str], instance: Any, schema: dict[str,
 
 
 def _additional(validator: Any, inner: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
-    """As in JSON Schema, but each error stands at the field that does not exist."""
+    """As in JSON Schema, but each error is located at the unknown field."""
     if not isinstance(instance, dict):
         return
     for name in instance:
@@ -270,14 +270,14 @@ def _additional(validator: Any, inner: Any, instance: Any, schema: dict[str, Any
 
 
 def _list_type(validator: Any, kind: str, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
-    """Items of sets, and keys of the items of maps, must not come twice."""
+    """Reject duplicate items of sets and duplicate keys of maps."""
     if not isinstance(instance, list) or kind == "atomic":
         return
     keys = schema.get("x-kubernetes-list-map-keys", [])
     first: dict[str, int] = {}
     for i, item in enumerate(instance):
         if kind == "map" and not (isinstance(item, dict) and all(key in item for key in keys)):
-            continue  # which is a fault of its own
+            continue  # a separate fault
         identity = json.dumps([item[key] for key in keys] if kind == "map" else item)
         if identity in first:
             path = (i, keys[0]) if kind == "map" else (i,)

@@ -1,9 +1,9 @@
-"""YAML read as the API server's tools read it, with the line of every field.
+"""YAML parsed as kubectl parses it, with the line of every field.
 
-PyYAML follows YAML 1.1 in its own way: it lets a key appear twice, makes dates out of strings and numbers out of
-`1:30`, and leaves `1e6` and `y` strings, which kubectl takes for a number and for true. A manifest must mean the same
-on a laptop and on a cluster, so the plain scalars are resolved here as kubectl does it (sigs.k8s.io/yaml), and what
-JSON cannot hold is a problem. What the values must be is the business of `schema`.
+PyYAML has its own reading of YAML 1.1: it accepts duplicate keys, turns strings into dates and `1:30` into a number,
+and keeps `1e6` and `y` as strings, which kubectl reads as a number and as true. A manifest must mean the same on a
+laptop and on a cluster, so plain scalars are resolved here as kubectl does (sigs.k8s.io/yaml), and values that JSON
+cannot hold are problems. `schema` checks the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Document", "Path", "path_text", "read_documents"]
 
 Path = tuple[str | int, ...]  # ("spec", "pools", 1, "name")
 
-_MAX_NODES = 100_000  # aliases can make a small file expand without bounds
+_MAX_NODES = 100_000  # aliases can expand a small file without bound
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -31,19 +31,19 @@ class Document:
     """One document of a file."""
 
     value: Any  # plain JSON values
-    line: int  # where it starts, from 1
+    line: int  # first line, from 1
     lines: dict[Path, int] = field(repr=False)  # line of every field and item, from 1
-    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as they were written
+    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as written
 
     def line_of(self, path: Path) -> int:
-        """The line of a field, or of the nearest thing around it that exists."""
+        """Return the line of a field, or of its nearest existing parent."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, self.line)
 
 
 def path_text(path: Path) -> str:
-    """A path as a user writes it: `spec.pools[1].name`."""
+    """Format a path as users write it: `spec.pools[1].name`."""
     text = ""
     for step in path:
         if isinstance(step, str) and _NAME.fullmatch(step):
@@ -54,7 +54,7 @@ def path_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves plain scalars as kubectl does."""
+    """Resolve plain scalars as kubectl does."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as in the base class
 
@@ -83,17 +83,17 @@ _BOOLEANS = {"y": True, "yes": True, "true": True, "on": True, "n": False, "no":
 
 
 def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldError]]:
-    """Read all documents of a file; empty ones are passed over.
+    """Read all documents of a file; empty ones are skipped.
 
     Args:
         text: the file's text.
         name: the file's name, for messages.
 
     Returns:
-        The documents, and what is wrong with them as JSON.
+        The documents, and the problems that keep them from being JSON.
 
     Raises:
-        ManifestError: the text is not YAML; nothing behind that place was read.
+        ManifestError: the text is not YAML; nothing after the error was read.
     """
     documents: list[Document] = []
     problems: list[FieldError] = []
@@ -132,11 +132,11 @@ class _TooLargeError(Exception):
 
 
 def _endless(node: yaml.Node) -> _TooLargeError:
-    return _TooLargeError(f"the alias to line {node.start_mark.line + 1} refers to what contains it")
+    return _TooLargeError(f"the alias to line {node.start_mark.line + 1} refers to its own container")
 
 
 class _Reader:
-    """Turns the nodes of one document into values, and remembers where they stood."""
+    """Converts the nodes of one document to values and records their lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -144,7 +144,7 @@ class _Reader:
         self.texts: dict[Path, str] = {}
         self.problems: list[FieldError] = []
         self._num_nodes = 0
-        self._open: set[int] = set()  # ids of the nodes that are being read: an alias to one of them has no end
+        self._open: set[int] = set()  # ids of the nodes being read: an alias to one of them is a cycle
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self._num_nodes += 1
@@ -177,7 +177,7 @@ class _Reader:
                 continue
             if key in own:
                 first = own[key][0].start_mark.line + 1
-                self._problem((*path, key), key_node, f"given twice, first in line {first}", "remove one of the two")
+                self._problem((*path, key), key_node, f"given twice, first on line {first}", "remove one of the two")
                 continue
             own[key] = (key_node, value_node)
         result = {}
@@ -189,7 +189,7 @@ class _Reader:
     def _merged_pairs(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, tuple[yaml.Node, yaml.Node]]]:
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
-                self._problem(path, source, "<< can only take in mappings", "refer to a mapping, or remove <<")
+                self._problem(path, source, "<< can only merge mappings", "refer to a mapping, or remove <<")
                 continue
             if id(source) in self._open:
                 raise _endless(source)
@@ -235,13 +235,13 @@ class _Reader:
                 number = float(text.replace("_", "")) if text[-1] not in "fFnN" else math.nan
                 if math.isfinite(number):
                     return int(number) if number.is_integer() and abs(number) < 2**63 else number
-                self._problem(path, node, f"{text} is no number that JSON knows", "give a finite number")
+                self._problem(path, node, f"{text} is not a number in JSON", "give a finite number")
                 return None
         except (KeyError, ValueError):
             self._problem(path, node, f"{text} is no {kind}", "correct the value or its tag")
             return None
         if kind not in ("str", "binary"):
-            self._problem(path, node, f"values of the kind {node.tag} cannot be used", "remove the tag")
+            self._problem(path, node, f"values with the tag {node.tag} are not supported", "remove the tag")
         return text
 
     def _problem(self, path: Path, node: yaml.Node, message: str, fix: str) -> None:
@@ -250,7 +250,7 @@ class _Reader:
 
 
 def _integer(text: str) -> int:
-    """Read an integer as Go does with base 0: 0x and 0b prefixes, a leading 0 is octal."""
+    """Parse an integer as Go does with base 0: prefixes 0x and 0b, a leading 0 for octal."""
     digits = text.replace("_", "")
     sign = -1 if digits.startswith("-") else 1
     digits = digits.lstrip("+-")

@@ -1,1 +1,1 @@
-"""The `heterps` command: one module per subcommand; everything below it is usable without it."""
+"""The `heterps` command: one module per subcommand. Other packages do not depend on it."""

@@ -1,4 +1,4 @@
-"""`heterps cancel JOB`: stop a job in order, or remove it."""
+"""`heterps cancel JOB`: stop a job with a checkpoint, or delete it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ __all__ = ["cancel"]
 
 
 def cancel(arguments: Namespace) -> int:
-    """Stop or remove the job of the command line; returns the exit code.
+    """Stop or delete the job of the command line; return the exit code.
 
     Raises:
-        ClusterError: there is no such job, or the cluster refuses.
+        ClusterError: there is no such job, or the cluster refused the request.
     """
     client, name = open_client(arguments), arguments.job
     if not arguments.delete:
         job = client.get(name)
         if job.ended:
-            text = f"{name} has ended already ({job.status.phase}); heterps cancel {name} --delete removes it"
+            text = f"{name} has already ended ({job.status.phase}); heterps cancel {name} --delete removes it"
         elif job.suspended:
-            text = f"{name} is told to stop already"
+            text = f"{name} is already stopping"
         else:
             client.suspend(name)
             text = (
-                f"{name}: told to stop; it writes a checkpoint, then its pods end. heterps submit with its file goes on"
+                f"{name}: stopping; it writes a checkpoint, then its pods end. heterps submit with its file resumes it"
             )
         return _report(arguments, "suspend", text)
     client.get(name)
     if not arguments.yes and not _confirmed(f"Delete job {name} in namespace {client.namespace}?"):
-        return _report(arguments, "nothing", f"{name} stays as it is")
+        return _report(arguments, "nothing", f"{name} is unchanged")
     client.delete(name)
-    text = f"{name} is deleted; its pods end now. Checkpoints stay where spec.checkpoint.path put them"
+    text = f"{name} is deleted; its pods end now. Checkpoints remain in spec.checkpoint.path"
     return _report(arguments, "delete", text)
 
 
 def _confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("--delete: nobody is there to be asked; add --yes")
+        raise UsageError("--delete: cannot ask for confirmation without a terminal; add --yes")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

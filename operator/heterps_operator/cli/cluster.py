@@ -1,4 +1,4 @@
-"""What the commands on a cluster share: their client, and how they print objects."""
+"""Shared by the commands on a cluster: the client, and cleaned objects for output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["cleaned", "open_client"]
 
 
 def open_client(arguments: Namespace, namespace: str | None = None) -> HeterPSClient:
-    """A client of what the options name.
+    """Return a client for the cluster and namespace of the options.
 
     Args:
         arguments: the command line.
-        namespace: if the command line names none.
+        namespace: used if the command line names none.
 
     Raises:
         ClusterError: there is no kubeconfig, or no such context.
@@ -26,5 +26,5 @@ def open_client(arguments: Namespace, namespace: str | None = None) -> HeterPSCl
 
 
 def cleaned(item: Json) -> dict[str, Any]:
-    """An object without the book-keeping of field owners, which nobody wants to read."""
+    """Return an object without `managedFields`, which is noise to readers."""
     return {**item, "metadata": {key: value for key, value in item["metadata"].items() if key != "managedFields"}}

@@ -1,4 +1,4 @@
-"""`heterps explain JOB`: why a job on a cluster runs as it does, why that has changed, and what would be cheaper."""
+"""`heterps explain JOB`: why a job on a cluster runs as it does, why its plan changed, and what would cost less."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["describe_change", "explain"]
 
-_SECONDS = 10.0  # for all alternatives together
-_FLOORS = (0.9, 0.75)  # of the job's own, to see what it costs
+_SECONDS = 10.0  # for all alternatives
+_FLOORS = (0.9, 0.75)  # fractions of the job's floor, to see what it costs
 _EVENTS = 12
 _PADDING = (0, 2, 0, 0)
 
 
 @dataclass(frozen=True)
 class _Reasons:
-    """What can be worked out again from the problem that a plan solves."""
+    """Reasons recomputed from the planning problem."""
 
     problem: Problem
     plan: Plan
     explanation: Explanation
-    lower_floors: tuple[tuple[float, Plan], ...]  # floor in samples per second, and the cheapest plan then
+    lower_floors: tuple[tuple[float, Plan], ...]  # floor in samples per second, and its cheapest plan
 
 
 def explain(arguments: Namespace) -> int:
-    """Explain the job of the command line; returns the exit code.
+    """Explain the job of the command line; return the exit code.
 
     Raises:
-        ClusterError: there is no such job, or the cluster refuses.
+        ClusterError: there is no such job, or the cluster refused the request.
     """
     client, name = open_client(arguments), arguments.job
     job, plans, events = client.get(name), client.plans(name), client.events(name)
@@ -65,7 +65,7 @@ def explain(arguments: Namespace) -> int:
 
 
 def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str:
-    """Work out the reasons of the plan in force; or say why that cannot be done."""
+    """Compute the reasons for the current plan, or return why that is not possible."""
     try:
         document = client.problem(name)
     except (ClusterError, ManifestError, ValueError) as error:
@@ -83,14 +83,14 @@ def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str
             problem,
             [{key: stage[key] for key in keys} for stage in plan.document["stages"]],
             deadline=deadline,
-            # A problem that charges servers says where they run.
+            # A problem that charges for servers names their pool.
             ps_pool=str(servers["pool"]) if problem.parameter_server is None else None,
             ps_replicas=int(servers["replicas"]),
         )
     except (PlannerError, KeyError) as error:
-        return f"alternatives cannot be compared: the plan does not fit the job as it is now ({error})"
+        return f"alternatives cannot be compared: the plan does not fit the current job ({error})"
     if isinstance(found, Infeasible):
-        return f"the plan does not fit the job as it is now: {found.message}"
+        return f"the plan does not fit the current job: {found.message}"
     found = replace(
         found, method=str(plan.document.get("method") or "hand"), seconds=float(plan.document.get("seconds") or 0.0)
     )
@@ -123,12 +123,12 @@ def _render(
 
 
 def _cheaper(found: _Reasons) -> list[RenderableType]:
-    """What would have to change for training to cost less."""
+    """Changes that would make training cheaper."""
     sentences = []
     best = found.plan.cost - found.plan.lower_bound
     if best > 1e-6 * found.plan.cost:
         sentences.append(
-            f"another plan for the same problem: down to {format_money(found.plan.lower_bound)} is not ruled out"
+            f"another plan for the same problem: a cost down to {format_money(found.plan.lower_bound)} is not ruled out"
         )
     for floor, lower in found.lower_floors:
         saving = found.plan.cost - lower.cost
@@ -142,8 +142,8 @@ def _cheaper(found: _Reasons) -> list[RenderableType]:
             saving = found.plan.cost - other.cost
             sentences.append(f"{other.name}: {format_money(other.cost)}, {format_money(saving)} less")
     if not sentences:
-        sentences = ["nothing that is known: a lower floor or cheaper pools would not change this plan"]
-    return [Text("cheaper would be", style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
+        sentences = ["nothing known: neither a lower floor nor cheaper pools would change this plan"]
+    return [Text("cheaper alternatives", style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
 
 
 def _revisions(plans: Sequence[PlanView]) -> Table:
@@ -166,11 +166,11 @@ def _revisions(plans: Sequence[PlanView]) -> Table:
 
 
 def describe_change(before: Any, after: Any) -> str:
-    """What one plan has that another has not: `stage-0: 2 -> 4 cpu`.
+    """Describe the difference between two plans: `stage-0: 2 -> 4 cpu`.
 
     Args:
         before: a plan file.
-        after: another one, of the same model.
+        after: another plan file for the same model.
     """
     spans = [[(s["pool"], s["firstLayer"], s["lastLayer"]) for s in plan["stages"]] for plan in (before, after)]
     if spans[0] != spans[1]:
@@ -183,7 +183,7 @@ def describe_change(before: Any, after: Any) -> str:
     old, new = before["parameterServer"], after["parameterServer"]
     if old != new:
         changes.append(f"servers: {old['units']} {old['pool']} -> {new['units']} {new['pool']}")
-    return ", ".join(changes) or "nothing but what is expected of it"
+    return ", ".join(changes) or "only the prediction"
 
 
 def _stages(plan: Any) -> str:
@@ -193,7 +193,7 @@ def _stages(plan: Any) -> str:
 def _document(
     job: JobView, plans: Sequence[PlanView], events: Sequence[EventView], found: _Reasons | str
 ) -> dict[str, Any]:
-    """What programs get."""
+    """The document for `--output json` and `yaml`."""
     reasons: dict[str, Any] | None = None
     if isinstance(found, _Reasons):
         reasons = {

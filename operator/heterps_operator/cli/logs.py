@@ -1,4 +1,4 @@
-"""`heterps logs JOB`: what all pods of a job say, in one stream."""
+"""`heterps logs JOB`: the logs of all pods of a job in one stream."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 __all__ = ["logs"]
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
-_WIDTH = 12  # of the name; longer ones stand out
+_WIDTH = 12  # of the name column; longer names overflow
 
 
 def logs(arguments: Namespace) -> int:
-    """Print logs; returns the exit code.
+    """Print the logs of the command line's job; return the exit code.
 
     Raises:
-        ClusterError: there is no such job, or the cluster refuses.
+        ClusterError: there is no such job, or the cluster refused the request.
     """
     client = open_client(arguments)
     console = make_console()
@@ -36,7 +36,7 @@ def logs(arguments: Namespace) -> int:
                 document = {"process": line.process, "pod": line.pod, "time": line.time, "text": line.text}
                 sys.stdout.write(json.dumps(document) + "\n")
             elif console.is_terminal:
-                # The same process has the same colour whenever it is asked.
+                # A process keeps its colour across calls.
                 colour = _COLOURS[zlib.crc32(line.process.encode()) % len(_COLOURS)]
                 name = Text(f"{line.process:<{_WIDTH}} | ", style=colour)
                 console.print(name.append(Text.from_ansi(line.text)), soft_wrap=True, highlight=False)
@@ -48,6 +48,6 @@ def logs(arguments: Namespace) -> int:
         return EXIT_INTERRUPTED
     if not found:
         what = f"pods of role {arguments.role}" if arguments.role else "pods"
-        text = f"{arguments.job} has no {what} with a log now; logs go with their pods (runPolicy.cleanPodPolicy)"
+        text = f"{arguments.job} has no {what} with a log; logs are deleted with their pods (runPolicy.cleanPodPolicy)"
         make_console(stderr=True).print(text, markup=False, highlight=False)
     return EXIT_OK

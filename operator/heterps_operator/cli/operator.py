@@ -1,4 +1,4 @@
-"""`heterps operator`: the controller of a cluster."""
+"""`heterps operator`: run the controller of a cluster."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = ["operator"]
 _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
-_M_ARENA_MAX = -8  # of glibc's mallopt
+_M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
 
 
 def operator(options: Namespace) -> int:
-    """Manage the jobs of a cluster until SIGTERM; returns the exit code."""
+    """Manage the jobs of a cluster until SIGTERM; return the exit code."""
     _log_to_stderr(verbose=options.verbose)
     _share_arenas()
     metrics = OperatorMetrics(metadata.version("heterps"))
@@ -52,7 +52,7 @@ def operator(options: Namespace) -> int:
     active: list[Supervisor] = []
 
     def trouble() -> str | None:
-        return active[0].trouble() if active else None  # who only waits for the Lease is well
+        return active[0].trouble() if active else None  # a replica that waits for the Lease is healthy
 
     with ends_in_order(stop.set), closing(MetricsServer(metrics.registry, options.metrics_port, trouble)):
         _LOG.info("waiting for the Lease %s/%s as %s", namespace, options.lease_name, identity)
@@ -62,7 +62,7 @@ def operator(options: Namespace) -> int:
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
 
         def give_up() -> None:
-            _LOG.error("the Lease %s/%s is held by another operator now; this one ends", namespace, options.lease_name)
+            _LOG.error("the Lease %s/%s is held by another operator now; exiting", namespace, options.lease_name)
             failed.set()
             stop.set()
 
@@ -77,12 +77,12 @@ def operator(options: Namespace) -> int:
         def watching() -> None:
             try:
                 watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
-            finally:  # whatever has ended it: an operator that sees nothing is of no use
+            finally:  # whatever ended it: an operator without watches is useless
                 if not stop.is_set():
                     failed.set()
                 stop.set()
 
-        # Not in the main thread, where kopf would take the signals for itself.
+        # Not in the main thread, where kopf would install its own signal handlers.
         watcher = threading.Thread(target=watching, name="watch", daemon=True)
         try:
             supervisor.start()
@@ -93,26 +93,26 @@ def operator(options: Namespace) -> int:
             stop.set()
             supervisor.stop()
             for thread in (watcher, keeper):
-                if thread.is_alive():  # not where the start has failed before it
+                if thread.is_alive():  # not if startup failed before it
                     thread.join(timeout=10)
-            lease.release()  # not before the last turn has ended
+            lease.release()  # after the last turn has ended
             shutil.rmtree(folder, ignore_errors=True)
     return EXIT_FAILED if failed.is_set() else EXIT_OK
 
 
 def _share_arenas() -> None:
-    """Let all threads allocate from a few arenas.
+    """Limit the number of malloc arenas of all threads.
 
-    glibc gives each thread its own, and answers and documents of each thread's turns leave holes in them: 84 MB with
-    five hundred jobs (docs/operator.md).
+    glibc gives each thread its own arena, and the responses and documents of each turn fragment it: 84 MB with five
+    hundred jobs (docs/operator.md).
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and need none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries do not have and do not need it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]:
-    """Where jobs are measured: by a Prometheus server, or by scraping their coordinators."""
+    """Return the source of measurements: a Prometheus server, or the coordinators' own metrics."""
     if options.prometheus_url is None:
         return lambda namespace, name: None
     token_file, ca_file = options.prometheus_token_file, options.prometheus_ca_file
@@ -120,9 +120,9 @@ def _measurement(options: Namespace) -> Callable[[str, str], Measurement | None]
 
 
 def _connection(api: KubernetesApi) -> kopf.ConnectionInfo:
-    """The API server for kopf, as the client knows it; asked again when a token has expired."""
+    """Return the connection for kopf with the client's credentials; called again when a token has expired."""
     configuration = api.configuration
-    # A kubeconfig's token is written "Bearer ...", that of a service account "bearer ...".
+    # A kubeconfig's token starts with "Bearer ", a service account's with "bearer ".
     header = configuration.get_api_key_with_prefix("BearerToken") or ""
     scheme, _, token = header.partition(" ")
     return kopf.ConnectionInfo(

@@ -31,7 +31,7 @@ __all__ = ["plan"]
 
 
 def plan(arguments: Namespace, programs: Programs) -> int:
-    """Plan what the command line names; returns the exit code.
+    """Plan the job or problem of the command line; return the exit code.
 
     Raises:
         HeterpsError: the job, a file or an option cannot be used.
@@ -63,7 +63,7 @@ def plan(arguments: Namespace, programs: Programs) -> int:
 def _answer(
     problem: Problem | None, arguments: Namespace, job: JobSpec | None, search: Search, console: Console
 ) -> int:
-    """Do what the options ask for. The modules of rarer answers are imported when they are asked for."""
+    """Give the answer that the options select. Modules of rare answers are imported on demand."""
     if problem is None:
         from heterps_operator.cli.plans.jobs import plan_jobs
 
@@ -117,7 +117,7 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
 
 
 def _shared_cores(problem: Problem, arguments: Namespace, job: JobSpec | None, programs: Programs) -> float:
-    """Cores that all processes of the plan share; 0: each unit has a core of its own."""
+    """Cores shared by all processes of the plan; 0: each unit has its own core."""
     if arguments.cores and not is_measured(problem):
         raise UsageError(
             "--cores: the problem does not say what its layers cost in processor time (processorSeconds of each layer "
@@ -138,7 +138,7 @@ def _say_if_interrupted(search: Search) -> None:
 def _document(
     arguments: Namespace, programs: Programs, console: Console
 ) -> tuple[dict[str, Any] | None, JobSpec | None, int]:
-    """Return the problem file's content and the job; without a content, the exit code says why."""
+    """Return the problem file's content and the job; without content, the exit code gives the reason."""
     if arguments.problem:
         return read_json(arguments.problem[0], "--problem"), None, EXIT_OK
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
@@ -179,7 +179,7 @@ def _solve(problem: Problem, arguments: Namespace, job: JobSpec | None, search: 
 
 
 def _shared(problem: Problem, found: Plan | Infeasible, arguments: Namespace) -> Plan | Infeasible:
-    """The plan as the machine's cores allow, if it is for one machine."""
+    """The plan limited by the machine's cores, if the plan is for one machine."""
     return share_cores(problem, found, arguments.cores) if arguments.cores and isinstance(found, Plan) else found
 
 
@@ -187,14 +187,14 @@ def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str
     from heterps_operator.terminal.plots import plot_frontier
     from heterps_planner.plans.frontier import frontier
 
-    # What less than the floor would cost is shown, too.
+    # The frontier also shows plans below the floor.
     search.restart(None if search.deadline == float("inf") else search.deadline - search.clock(), "frontier")
     whole = frontier(
         replace(problem, min_samples_per_second=0.0), should_stop=search.should_stop, progress=search.progress
     )
     search.finish()
     if not whole.points and not whole.complete:
-        raise UsageError("--frontier: no plan was found in the time that was allowed; raise --timeout")
+        raise UsageError("--frontier: no plan was found within the time limit; raise --timeout")
     if not whole.points:
         raise UsageError("--frontier: there is nothing to draw, the pools' limits allow no plan at all")
     for target in targets:
@@ -206,5 +206,5 @@ def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str
         except OSError as error:
             raise UsageError(f"--frontier {target}: cannot be written ({error.strerror})") from error
     if not whole.complete:
-        text = f"--frontier: {len(whole.points)} of its plans; steps between them are missing"
+        text = f"--frontier: {len(whole.points)} of its plans; the plans between them are missing"
         make_console(stderr=True).print(text, markup=False, highlight=False)

@@ -24,7 +24,7 @@ __all__ = ["measure", "profile"]
 
 
 def profile(arguments: Namespace, programs: Programs) -> int:
-    """Measure the pools of the job of the command line; returns the exit code."""
+    """Measure the pools of the command line's job; return the exit code."""
     machine = arguments.output == "json"
     console = make_console(stderr=machine)
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
@@ -46,13 +46,13 @@ def profile(arguments: Namespace, programs: Programs) -> int:
 
 
 def measure(session: Session, display: Display, *, refresh: bool, machine: bool) -> tuple[dict[str, Any] | None, int]:
-    """Measure what no earlier run has measured, and merge the profiles.
+    """Measure pools that have no profile from an earlier run, and merge the profiles.
 
     Args:
         session: opened with the goal "profile"; its lock must be held.
-        display: is shown the measuring.
+        display: shows progress.
         refresh: measure every pool again.
-        machine: whether a program reads stdout and wants to know of a failure there.
+        machine: whether a program reads stdout, so that failures are reported there.
 
     Returns:
         The planning problem, or None; and the exit code.
@@ -79,7 +79,7 @@ def measure(session: Session, display: Display, *, refresh: bool, machine: bool)
 
 
 def render_profile(problem: Json) -> Table:
-    """A problem's layers as a table: time per batch on one unit, and how much of it more units share."""
+    """Render a problem's layers as a table: time per batch on one unit, and the share that more units reduce."""
     pools = [pool["name"] for pool in problem["pools"]]
     batch = problem["batchSize"]
     table = Table(
@@ -112,7 +112,7 @@ def _cells(times: Json) -> list[str]:
 
 
 def _writable(name: str) -> Path:
-    """The file to write; found out before minutes of measuring."""
+    """Return the output file; checked before minutes of measuring."""
     path = Path(name)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"--to {name}: must be a file in a folder that exists")

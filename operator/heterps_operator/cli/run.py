@@ -1,4 +1,4 @@
-"""`heterps run JOB`: train on this machine, with the control loop that a cluster would have."""
+"""`heterps run JOB`: train on this machine with the control loop that clusters use."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["run"]
 
 
 def run(arguments: Namespace, programs: Programs) -> int:
-    """Run the job of the command line; returns the exit code."""
+    """Run the job of the command line; return the exit code."""
     machine = arguments.output == "json"
-    # A program reads stdout, so people get stderr.
+    # A program reads stdout, so messages go to stderr.
     console = make_console(stderr=machine)
     display = make_display(console, quiet=arguments.quiet, verbose=arguments.verbose)
     session = open_session(arguments.job, arguments.work_directory, programs)
@@ -44,7 +44,7 @@ def _run(session: Session, display: Display, arguments: Namespace) -> Json:
         workspace.clear(session.checkpoints)
     status, bill = _earlier(session, display, prints)
     if status.phase == "Succeeded":
-        display.say(f"{session.job.name} is trained already; to start over: heterps run {session.path} --fresh")
+        display.say(f"{session.job.name} is already trained; to start over: heterps run {session.path} --fresh")
         return build_report(session.job, status, bill, interrupted=False, logs=logs)
     profiles = {} if arguments.refresh_profile else session.cached_profiles()
     if arguments.refresh_profile:
@@ -65,10 +65,10 @@ def _run(session: Session, display: Display, arguments: Namespace) -> Json:
 
 
 def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, Bill]:
-    """Status and bill to go on from.
+    """Return the status and bill to resume from.
 
     Raises:
-        WorkspaceError: the earlier run trained something else.
+        WorkspaceError: the earlier run trained a different model.
     """
     loaded = session.workspace.load()
     if loaded is None:
@@ -78,8 +78,8 @@ def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, 
     if old.get("training") != prints["training"]:
         if step:
             raise WorkspaceError(
-                f"{session.workspace.path}: an earlier run trained with another model, data or training section up to "
-                f"step {step}; start over with --fresh, restore the manifest, or choose another --work-directory"
+                f"{session.workspace.path}: an earlier run trained with a different model, data or training section "
+                f"up to step {step}; start over with --fresh, restore the manifest, or choose another --work-directory"
             )
         return Status(), bill
     if status.phase == "Succeeded":
@@ -88,7 +88,7 @@ def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, 
     again = replace(status.begin_again(now), started=None)
     if old.get("planning") != prints["planning"]:
         if status.plan is not None:
-            display.say("pools, objective or scheduling have changed: a new plan is made")
+            display.say("pools, objective or scheduling have changed: replanning")
         again = replace(again, plan=None)
-    display.say(f"going on with an earlier run ({status.phase}, step {step})")
+    display.say(f"resuming an earlier run ({status.phase}, step {step})")
     return again, bill

@@ -1,4 +1,4 @@
-"""What every command on a job shares: the manifest, its work directory, and one run of the control loop."""
+"""Shared by every command on a job: the manifest, its work directory, and one run of the control loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Programs", "Session", "drive", "open_session"]
 
 @dataclass(frozen=True)
 class Programs:
-    """What a session finds on this machine: the programs that it starts, and the cores; tests give others."""
+    """Programs that a session starts, and the cores of this machine; tests replace them."""
 
     runtime: Sequence[str] = RUNTIME_COMMAND
     planner: Sequence[str] = PLANNER_COMMAND
@@ -38,10 +38,10 @@ class Programs:
 
 @dataclass(frozen=True)
 class Session:
-    """A job, ready to be run."""
+    """A job that is ready to run."""
 
     job: JobSpec
-    path: str  # of the manifest, as the user wrote it
+    path: str  # of the manifest, as given by the user
     workspace: Workspace
     configuration: dict[str, Any]
     cache: ProfileCache
@@ -49,18 +49,18 @@ class Session:
 
     @property
     def checkpoints(self) -> str:
-        """Where the job's checkpoints lie."""
+        """Path of the job's checkpoints."""
         path = (self.configuration["job"]["spec"].get("checkpoint") or {}).get("path")
         return str(path or self.workspace.path / "checkpoints")
 
     def cached_profiles(self) -> dict[str, Any]:
-        """Profiles of earlier runs that are still true."""
+        """Profiles of earlier runs that are still valid."""
         return self.cache.load([pool.name for pool in self.job.pools])
 
 
 @dataclass(frozen=True)
 class Driven:
-    """How a run of the loop has ended."""
+    """Result of a run of the loop."""
 
     status: Status
     bill: Bill
@@ -72,9 +72,9 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
     """Read a job file and open its work directory.
 
     Args:
-        path: of the manifest.
-        work_directory: None: `.heterps/JOB` beside where the user stands.
-        programs: what to start.
+        path: path of the manifest.
+        work_directory: folder of the job; None: `.heterps/JOB` in the current directory.
+        programs: programs to start.
         goal: see `JobSpec.goal`.
 
     Raises:
@@ -90,7 +90,7 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
 
 
 def _check_method(spec: Json, path: str) -> None:
-    """Refuse what the API allows and this version cannot do, before anything is measured."""
+    """Reject a method that the API allows but this version lacks, before anything is measured."""
     method = (spec.get("scheduling") or {}).get("method")
     if method is not None and method not in METHODS:
         choices = ", ".join(METHODS)
@@ -107,16 +107,16 @@ def drive(
     save: Callable[[Status, Bill], None] = lambda status, bill: None,
     port: int = 0,
 ) -> Driven:
-    """Run the control loop until the job is in a final phase; Ctrl-C stops it in order.
+    """Run the control loop until the job is in a final phase; Ctrl-C stops it with a checkpoint.
 
     Args:
         session: the job; its lock must be held.
-        display: is shown every turn.
-        profiles: those that need no measuring.
-        status: to go on from.
-        bill: charged so far.
-        save: keeps status and bill.
-        port: of the coordinator; 0: any free one.
+        display: shows every turn.
+        profiles: profiles of pools that need no measurement.
+        status: status to resume from.
+        bill: costs so far.
+        save: stores status and bill.
+        port: port of the coordinator; 0: any free port.
 
     Raises:
         UsageError: the port is taken.
@@ -129,7 +129,7 @@ def drive(
         workspace.path, workspace.configuration, token, runtime_command=session.programs.runtime, port=port
     )
     if substrate.leftovers:
-        display.say(f"ended what an earlier run had left behind: {', '.join(substrate.leftovers)}")
+        display.say(f"ended processes that an earlier run left behind: {', '.join(substrate.leftovers)}")
     planner = PlannerProcess(
         workspace.path / "plan",
         session.job.method,
@@ -149,13 +149,13 @@ def drive(
         status=status,
         bill=bill,
     )
-    with ends_in_order(loop.request_stop), display:  # a second signal ends the processes at once
+    with ends_in_order(loop.request_stop), display:  # a second signal kills the processes
         loop.run(display)
     return Driven(loop.status, loop.bill, loop.stop_requested, loop.profiles)
 
 
 def _check_port(port: int) -> None:
-    """Find out before anything is started; the coordinator would find out too, seconds later."""
+    """Check the port before anything starts; the coordinator would fail only seconds later."""
     if port == 0:
         return
     with socket.socket() as probe:
@@ -164,4 +164,4 @@ def _check_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             fix = "choose another, or leave the option out for any free one"
-            raise UsageError(f"--port {port}: cannot be listened on ({error.strerror}); {fix}") from error
+            raise UsageError(f"--port {port}: cannot listen on it ({error.strerror}); {fix}") from error

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to end in order."""
+"""Ctrl-C and SIGTERM as a request to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ends_in_order"]
 
 @contextmanager
 def ends_in_order(on_signal: Callable[[], None]) -> Iterator[None]:
-    """Call this at every Ctrl-C and SIGTERM inside the block, in place of what they did before.
+    """Call `on_signal` at every Ctrl-C and SIGTERM inside the block, in place of the previous handlers.
 
     Args:
         on_signal: runs in a signal handler, in the main thread.

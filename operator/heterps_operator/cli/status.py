@@ -15,10 +15,10 @@ __all__ = ["status"]
 
 
 def status(arguments: Namespace) -> int:
-    """Show what the command line names; returns the exit code.
+    """Show the job or jobs of the command line; return the exit code.
 
     Raises:
-        ClusterError: the cluster cannot be reached, or refuses.
+        ClusterError: the cluster is unreachable or refused the request.
     """
     if arguments.job is not None and arguments.all_namespaces:
         raise UsageError("--all-namespaces: lists jobs; leave it out, or the job's name")

@@ -1,4 +1,4 @@
-"""`heterps submit FILE`: hand a job to a cluster, and watch it if wanted."""
+"""`heterps submit FILE`: submit a job to a cluster, and optionally follow it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["submit"]
 
-_LONELY_SECONDS = 20.0  # without a status; then it is worth asking whether an operator runs
+_LONELY_SECONDS = 20.0  # without a status, before asking whether an operator runs
 _NOTES = {
-    "kept": " as the cluster has it; you may not change DevicePools, and the file's one is not used",
-    "unseen": "; you may neither read nor change DevicePools, the job gets the cluster's one of this name",
+    "kept": " as it is in the cluster; you may not change DevicePools, so the one in the file is not used",
+    "unseen": "; you may neither read nor change DevicePools, so the job uses the cluster's pool of this name",
 }
-_PROGRESS_SECONDS = 10.0  # between two lines of progress where they stay
+_PROGRESS_SECONDS = 10.0  # between two lines of progress in a log
 
 
 def submit(arguments: Namespace) -> int:
-    """Submit the job of the command line; returns the exit code.
+    """Submit the job of the command line; return the exit code.
 
     Raises:
-        ManifestError: something in the file is wrong.
-        ClusterError: the cluster cannot be reached, or refuses.
+        ManifestError: the file is invalid.
+        ClusterError: the cluster is unreachable or refused the request.
     """
     if arguments.wait and arguments.dry_run:
         raise UsageError("--dry-run: changes nothing, so there is nothing to wait for; leave --wait out")
     submission = read_submission(arguments.file)
     client = open_client(arguments, submission.namespace)
     submitted = client.submit(submission, dry_run=arguments.dry_run)
-    # A program reads stdout, so people get stderr.
+    # A program reads stdout, so messages go to stderr.
     console = make_console(stderr=arguments.output != "text")
     _say_changes(console, submitted, arguments.dry_run)
     if not arguments.wait:
@@ -57,7 +57,7 @@ def submit(arguments: Namespace) -> int:
         name = submitted.job.name
         _say(
             console,
-            f"{name} goes on in the cluster. To watch it: heterps top {name}; to stop it: heterps cancel {name}",
+            f"{name} continues in the cluster. To watch it: heterps top {name}; to stop it: heterps cancel {name}",
         )
         return EXIT_INTERRUPTED
     console.print(describe_end(job))
@@ -101,7 +101,7 @@ def _wait(client: HeterPSClient, submitted: JobView, console: Console) -> JobVie
 
 
 def _versions(client: HeterPSClient, submitted: JobView, console: Console) -> Iterator[JobView]:
-    """Versions of the job as they come; says once that nobody takes it up, if nobody does."""
+    """Yield versions of the job as they arrive; report once if no operator picks it up."""
     if not submitted.current:
         try:
             first = client.wait(submitted.name, _LONELY_SECONDS, lambda job: job.current)
@@ -110,7 +110,7 @@ def _versions(client: HeterPSClient, submitted: JobView, console: Console) -> It
                 raise
             _say(
                 console,
-                f"no operator has taken {submitted.name} up in {_LONELY_SECONDS:g} s: is one running, and does it "
+                f"no operator has picked up {submitted.name} in {_LONELY_SECONDS:g} s: is one running, and does it "
                 f"watch namespace {submitted.namespace}? (kubectl get pods --all-namespaces "
                 "--selector app.kubernetes.io/name=heterps,app.kubernetes.io/component=operator)",
             )

@@ -29,15 +29,15 @@ from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 __all__ = ["render_top", "top"]
 
 _LOOK_SECONDS = 2.0
-_PATIENCE_SECONDS = 60.0  # with a cluster that does not answer
-_ROWS = 40  # workers that are shown
+_PATIENCE_SECONDS = 60.0  # with an unresponsive cluster
+_ROWS = 40  # workers shown
 
 
 def top(arguments: Namespace) -> int:
-    """Show the job of the command line; returns the exit code.
+    """Show the job of the command line; return the exit code.
 
     Raises:
-        ClusterError: there is no such job, or the cluster refuses.
+        ClusterError: there is no such job, or the cluster refused the request.
     """
     client, name = open_client(arguments), arguments.job
     console = make_console()
@@ -61,13 +61,13 @@ def top(arguments: Namespace) -> int:
 
 
 def _look(client: HeterPSClient, name: str, patience: float) -> tuple[JobView, StoredState | None]:
-    """The present; a cluster that is away for a moment is asked again."""
+    """Return the current state; retry while a cluster is briefly unreachable."""
     since = time.monotonic()
     while True:
         try:
             job, memory = client.get(name), client.state(name)
             if memory is not None:
-                # The operator's memory has those that are gone, the pods why one does not start.
+                # The operator's state lists ended processes, the pods say why one does not start.
                 seen = {process.name: process for process in (*memory.processes, *client.processes(name))}
                 memory = replace(memory, processes=tuple(seen.values()))
             return job, memory
@@ -83,11 +83,11 @@ def _panel(job: JobView, memory: StoredState | None) -> RenderableType:
 
 
 def render_top(job: JobView, memory: StoredState | None) -> RenderableType:
-    """Everything about a job on one screen.
+    """Render a job on one screen.
 
     Args:
-        job: with its status.
-        memory: what the operator keeps of it; None: nothing yet.
+        job: the job with its status.
+        memory: the operator's state of the job; None: none yet.
     """
     parts: list[RenderableType] = [render_facts(job)]
     if job.status.message:
@@ -127,7 +127,7 @@ def _processes(memory: StoredState) -> Table:
 
 
 def _rows(memory: StoredState) -> list[dict[str, Any]]:
-    """Running processes and those that ended badly, each with what the coordinator knows of it."""
+    """Running and failed processes, each with the coordinator's view of it."""
     view = _coordinator(memory)
     members: dict[str, MemberView] = {} if view is None else {member.name: member for member in view.members}
     rows = []
@@ -151,7 +151,7 @@ def _rows(memory: StoredState) -> list[dict[str, Any]]:
 
 
 def _order(process: ProcessView) -> tuple[int, Sequence[object]]:
-    """The coordinator, servers, workers by stage and index, then others."""
+    """Sort key: the coordinator, servers, workers by stage and index, then others."""
     head, *numbers = process.name.split("-")
     place = {"coordinator": 0, "ps": 1, "worker": 2}.get(head, 3)
     return place, [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in numbers]
@@ -163,7 +163,7 @@ def _coordinator(memory: StoredState) -> CoordinatorView | None:
 
 
 def _document(job: JobView, memory: StoredState | None) -> dict[str, Any]:
-    """What programs get."""
+    """The document for `--output json` and `yaml`."""
     status = job.status
     processes = [] if memory is None else _rows(memory)
     view = None if memory is None else _coordinator(memory)

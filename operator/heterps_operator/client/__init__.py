@@ -1,1 +1,1 @@
-"""HeterPSJobs on a cluster, for programs: `connect(...)` gives a `HeterPSClient`; the commands are built on it."""
+"""Python client for HeterPSJobs on a cluster: `connect(...)` returns a `HeterPSClient`, which the commands use too."""

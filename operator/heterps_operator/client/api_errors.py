@@ -1,4 +1,4 @@
-"""Refusals of an API server, in words for people: what was asked for, why it was refused, what to do."""
+"""API server errors as messages for users: what was tried, why it failed, what to do."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _READING = frozenset({"get", "list", "watch"})
 
 
 def refusal(error: ApiError, doing: str) -> ClusterError:
-    """The error for people.
+    """Return the error as a message for users.
 
     Args:
-        error: what the API server said, or that it said nothing.
-        doing: what was tried, `listing jobs in namespace team`.
+        error: error of the API server, or of the connection to it.
+        doing: the attempted action, such as `listing jobs in namespace team`.
     """
     match error.code:
         case 0:
@@ -51,20 +51,18 @@ def refusal(error: ApiError, doing: str) -> ClusterError:
                 "first (helm install heterps helm/heterps), or choose another --context",
             )
         case 409:
-            return ClusterError(
-                "Conflict", f"{doing}: somebody else has changed it meanwhile ({error.message}); try again"
-            )
+            return ClusterError("Conflict", f"{doing}: it was changed in the meantime ({error.message}); try again")
         case 422:
             return ClusterError("Invalid", f"{doing}: the cluster refuses it: {error.message}")
         case _:
             return ClusterError(
-                error.reason or "ServerError", f"{doing}: the API server answers {error.code}: {error.message}"
+                error.reason or "ServerError", f"{doing}: the API server answered {error.code}: {error.message}"
             )
 
 
 def _forbidden(error: ApiError, doing: str) -> ClusterError:
     match = _FORBIDDEN.search(error.message)
-    if match is None:  # not a question of roles: a quota, an admission webhook
+    if match is None:  # not an RBAC refusal: a quota, an admission webhook
         return ClusterError("Forbidden", f"{doing}: the cluster refuses it: {error.message}")
     verb, resource, namespace = match["verb"], match["resource"], match["namespace"]
     place = f" in namespace {namespace}" if namespace else ""
@@ -78,18 +76,19 @@ def _forbidden(error: ApiError, doing: str) -> ClusterError:
     scope = f" --namespace {namespace}" if namespace else ""
     return ClusterError(
         "Forbidden",
-        f"{doing}: you may not {verb} {resource}{place}; the chart's ClusterRole {role} allows it, and whoever runs "
-        f"the cluster can bind it to you: kubectl create {binding} NAME --clusterrole {role} --user YOU{scope}",
+        f"{doing}: you are not allowed to {verb} {resource}{place}; the chart's ClusterRole {role} allows it, "
+        f"and a cluster administrator can bind it to you: kubectl create {binding} NAME "
+        f"--clusterrole {role} --user YOU{scope}",
     )
 
 
 def no_such_job(name: str, namespace: str, others: Sequence[str], elsewhere: Sequence[str]) -> ClusterError:
-    """The error for a job that is not there.
+    """Return the error for a missing job.
 
     Args:
-        name: that was asked for.
-        namespace: in which it was looked for.
-        others: names of the jobs that are there.
+        name: name of the missing job.
+        namespace: namespace of the request.
+        others: names of existing jobs.
         elsewhere: namespaces that have a job of this name.
     """
     text = f"there is no HeterPSJob {name} in namespace {namespace}"

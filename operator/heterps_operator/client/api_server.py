@@ -1,4 +1,4 @@
-"""What the client needs of an API server. `heterps_operator.kubernetes.api` has it; tests have one in memory."""
+"""API server methods that the client needs. `heterps_operator.kubernetes.api` implements them; tests use a fake."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from heterps_operator.documents import Json
 
 __all__ = ["FIELD_MANAGER", "ApiServer"]
 
-FIELD_MANAGER = "heterps-client"  # owner of the fields that users write with the command line
+FIELD_MANAGER = "heterps-client"  # owner of the fields that users set with the command line
 
 
 class ApiServer(Protocol):
-    """Objects by path, as plain JSON. Every method raises `ApiError` where the server refuses or does not answer."""
+    """Objects by path, as plain JSON. Every method raises `ApiError` if the server refuses or does not answer."""
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """The object, or None if there is none."""
+        """Return the object, or None if it does not exist."""
         ...
 
     def list(
         self, path: str, *, label_selector: str = "", field_selector: str = ""
     ) -> tuple[Sequence[dict[str, Any]], str]:
-        """The objects of a collection, and the resourceVersion of the list."""
+        """Return the objects of a collection, and the resourceVersion of the list."""
         ...
 
     def apply(
@@ -36,18 +36,18 @@ class ApiServer(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Delete the object; one that is not there is fine."""
+        """Delete the object; a missing one is not an error."""
         ...
 
     def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
-        """The lines of an answer that goes on: a watch, or the log of a pod.
+        """Yield the lines of a streaming response: a watch, or the log of a pod.
 
         Args:
-            path: of the collection or the log.
-            query: its parameters.
-            read_seconds: without a line after which the connection counts as lost.
+            path: path of the collection or the log.
+            query: query parameters.
+            read_seconds: seconds without a line after which the connection counts as lost.
 
         Raises:
-            ApiError: with code 0 if the connection is lost.
+            ApiError: code 0: the connection was lost.
         """
         ...

@@ -57,20 +57,20 @@ _FORBIDDEN = 403
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What a submission did to one object."""
+    """The effect of a submission on one object."""
 
     kind: str
     name: str
-    verb: str  # created | changed | unchanged | kept (may not be written, is there) | unseen (nor may it be read)
+    verb: str  # created | changed | unchanged | kept (not writable, exists) | unseen (not readable either)
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A submission."""
+    """Result of a submission."""
 
     job: JobView
     changes: tuple[JobUpdate, ...]
-    objects: tuple[Json, ...]  # as the cluster has them now, or would have them
+    objects: tuple[Json, ...]  # as stored by the cluster, or as it would store them
 
 
 class HeterPSClient:
@@ -78,8 +78,8 @@ class HeterPSClient:
 
     Args:
         server: the API server.
-        namespace: of the jobs.
-        pause: waits between attempts; tests give another.
+        namespace: namespace of the jobs.
+        pause: waits between attempts; tests replace it.
     """
 
     def __init__(self, server: ApiServer, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
@@ -88,17 +88,17 @@ class HeterPSClient:
         self._pause = pause
 
     def submit(self, source: str | Path | Json | Sequence[Json] | Submission, *, dry_run: bool = False) -> Submitted:
-        """Create or change a job and the pools that its file brings along, by server-side apply.
+        """Create or change a job and the pools of its file by server-side apply.
 
-        A job that was cancelled goes on, unless the file itself suspends it.
+        A cancelled job resumes, unless the file itself suspends it.
 
         Args:
-            source: a job file, objects as dictionaries, or either of them read already.
-            dry_run: let the cluster check it all and keep nothing.
+            source: a job file, objects as dictionaries, or a submission that was already read.
+            dry_run: validate on the cluster and store nothing.
 
         Raises:
-            ManifestError: something in it is wrong.
-            ClusterError: the cluster refuses it.
+            ManifestError: the source is invalid.
+            ClusterError: the cluster refused it.
         """
         objects = source if isinstance(source, Submission) else read_submission(source)
         namespace = objects.namespace or self.namespace
@@ -112,10 +112,10 @@ class HeterPSClient:
         return Submitted(JobView.from_json(values[-1]), changes, values)
 
     def get(self, name: str) -> JobView:
-        """The job of that name.
+        """Return the job of that name.
 
         Raises:
-            ClusterError: there is none, or the cluster refuses.
+            ClusterError: the job does not exist, or the cluster refused the request.
         """
         with self._doing(f"reading job {name} in namespace {self.namespace}"):
             found = self._server.get(job_path(self.namespace, name))
@@ -124,17 +124,17 @@ class HeterPSClient:
         return JobView.from_json(found)
 
     def jobs(self, *, all_namespaces: bool = False) -> tuple[JobView, ...]:
-        """The jobs of the namespace, or of all, in the order of their names."""
+        """Return the jobs of the namespace, or of all namespaces, sorted by name."""
         where = "all namespaces" if all_namespaces else f"namespace {self.namespace}"
         with self._doing(f"listing jobs in {where}"):
             found, _ = self._server.list(jobs_path(None if all_namespaces else self.namespace))
         return tuple(sorted((JobView.from_json(item) for item in found), key=lambda job: (job.namespace, job.name)))
 
     def watch(self, name: str) -> Iterator[JobView]:
-        """The job now, and again whenever it changes; ends when it is deleted. Goes on after lost connections.
+        """Yield the job now and after every change, until it is deleted. Reconnects after lost connections.
 
         Raises:
-            ClusterError: there is no such job, or the cluster refuses.
+            ClusterError: there is no such job, or the cluster refused the request.
         """
         with self._doing(f"watching job {name} in namespace {self.namespace}"):
             there = False
@@ -145,15 +145,15 @@ class HeterPSClient:
             raise self._missing(name)
 
     def wait(self, name: str, timeout: float | None = None, until: Until | None = None) -> JobView:
-        """Wait until the job has ended, or until something else.
+        """Wait until the job has ended, or until a condition holds.
 
         Args:
-            name: of the job.
+            name: name of the job.
             timeout: seconds; None: no limit.
-            until: what to wait for instead.
+            until: condition to wait for instead.
 
         Raises:
-            ClusterError: the time is up (reason Timeout), or the job was deleted meanwhile (Deleted).
+            ClusterError: the time is up (reason Timeout), or the job was deleted (Deleted).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         reached = until or (lambda job: job.ended)
@@ -173,18 +173,18 @@ class HeterPSClient:
     def logs(
         self, name: str, *, role: str | None = None, follow: bool = False, tail: int | None = None
     ) -> Iterator[LogLine]:
-        """Lines of the logs of a job's pods, in the order of their times.
+        """Yield the log lines of a job's pods, sorted by time.
 
         Args:
-            name: of the job.
+            name: name of the job.
             role: coordinator, ps, worker or profile; None: all.
-            follow: go on with what is written from now on, pods to come included, until the job has ended.
-            tail: only so many of the last lines of each pod.
+            follow: continue with new lines, including those of new pods, until the job has ended.
+            tail: number of last lines of each pod; None: all.
 
         Raises:
-            ClusterError: there is no such job, or the cluster refuses.
+            ClusterError: there is no such job, or the cluster refused the request.
         """
-        self.get(name)  # a name that is wrong is no empty log
+        self.get(name)  # a wrong name must not look like an empty log
         with self._doing(f"reading the logs of job {name} in namespace {self.namespace}"):
             yield from read_logs(
                 self._server,
@@ -198,10 +198,10 @@ class HeterPSClient:
             )
 
     def state(self, name: str) -> StoredState | None:
-        """What the operator remembers of a job: its whole status, bill and processes. None: nothing (yet).
+        """Return the operator's state of a job: its full status, bill and processes. None: no state yet.
 
         Raises:
-            ClusterError: the cluster refuses, or the state cannot be read by this version.
+            ClusterError: the cluster refused, or this version cannot read the state.
         """
         found = self._config_map(state_name(name))
         if found is None:
@@ -213,28 +213,28 @@ class HeterPSClient:
             raise ClusterError("Unreadable", text) from error
 
     def plan(self, name: str) -> PlanView | None:
-        """The plan in force; None if there is none yet."""
+        """Return the current plan, or None."""
         known = self.plans(name)
         return known[-1] if known else None
 
     def plans(self, name: str) -> tuple[PlanView, ...]:
-        """The plans that a job has had, as far as they are kept, the oldest first."""
+        """Return the plans of a job that are still stored, the oldest first."""
         with self._doing(f"reading the plans of job {name} in namespace {self.namespace}"):
             found, _ = self._server.list(config_maps_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
         plans = [plan for item in found if is_of_name(item, name) and (plan := _plan(item)) is not None]
         return tuple(sorted(plans, key=lambda plan: plan.revision))
 
     def problem(self, name: str) -> dict[str, Any]:
-        """The planning problem of a job as it is now: its spec, its pools, and the profiles that were measured.
+        """Return the current planning problem of a job, from its spec, its pools and its measured profiles.
 
         Raises:
-            ClusterError: there is no such job, the cluster refuses, or (reason NotProfiled) a profile is not kept.
+            ClusterError: there is no such job, the cluster refused, or (reason NotProfiled) a profile is missing.
         """
         job = dict(self.get(name).document)
         with self._doing(f"reading the pools of job {name}"):
             found = [self._server.get(_pool_path(str(pool["name"]))) for pool in job["spec"]["pools"]]
         manifest = read_objects(job, [pool for pool in found if pool is not None])
-        # Of the API only `get` is used here, which both have.
+        # Only `get` is used here, which both API types have.
         server = cast(KubernetesApi, self._server)
         cache = ConfigMapProfileCache(server, self.namespace, pod_configuration(manifest))
         pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
@@ -245,7 +245,7 @@ class HeterPSClient:
         return build_problem(JobSpec.from_manifests(manifest.job, manifest.pools), profiles)
 
     def events(self, name: str) -> tuple[EventView, ...]:
-        """Events about a job and its pods, the oldest first; a cluster keeps them for an hour or so."""
+        """Return the events of a job and its pods, the oldest first; clusters keep events for about an hour."""
         with self._doing(f"reading events in namespace {self.namespace}"):
             path = events_path(self.namespace)
             found, _ = self._server.list(
@@ -259,20 +259,20 @@ class HeterPSClient:
         return tuple(sorted(events, key=lambda event: 0.0 if event.time is None else event.time.timestamp()))
 
     def processes(self, name: str) -> tuple[ProcessView, ...]:
-        """The latest pod of each process of a job, as the operator reads pods."""
+        """Return the latest pod of each process of a job, as the operator reads pods."""
         latest: dict[str, ProcessView] = {}
         for pod in self.pods(name):
             try:
                 view = observe.view(pod, time.time())
             except ValueError:
-                continue  # somebody has changed what it says of itself
+                continue  # another client has changed its annotation
             other = latest.get(view.name)
             if other is None or _age(view) > _age(other):
                 latest[view.name] = view
         return tuple(latest.values())
 
     def pods(self, name: str) -> Sequence[Json]:
-        """The pods of a job as they are."""
+        """Return the pods of a job."""
         with self._doing(f"listing pods in namespace {self.namespace}"):
             found, _ = self._server.list(pods_path(self.namespace), label_selector=f"{LABEL_JOB}={name}")
         return [pod for pod in found if is_of_name(pod, name)]
@@ -281,7 +281,7 @@ class HeterPSClient:
         """Change a job by a merge patch.
 
         Raises:
-            ClusterError: there is no such job, or the cluster refuses.
+            ClusterError: there is no such job, or the cluster refused the request.
         """
         try:
             with self._doing(f"changing job {name} in namespace {self.namespace}"):
@@ -290,18 +290,18 @@ class HeterPSClient:
             raise self._missing(name) if error.reason == "NotInstalled" else error from error
 
     def suspend(self, name: str) -> JobView:
-        """Stop a job in order: checkpoint, then its pods end. It can go on later."""
+        """Stop a job: it writes a checkpoint, then its pods end. `resume` continues it."""
         return self.patch(name, {"spec": {"runPolicy": {"suspend": True}}})
 
     def resume(self, name: str) -> JobView:
-        """Let a suspended job go on from its last checkpoint."""
+        """Resume a suspended job from its last checkpoint."""
         return self.patch(name, {"spec": {"runPolicy": {"suspend": False}}})
 
     def delete(self, name: str) -> None:
-        """Delete a job with all that belongs to it but its checkpoints.
+        """Delete a job with all its objects; its checkpoints remain.
 
         Raises:
-            ClusterError: there is no such job, or the cluster refuses.
+            ClusterError: there is no such job, or the cluster refused the request.
         """
         self.get(name)
         with self._doing(f"deleting job {name} in namespace {self.namespace}"):
@@ -309,7 +309,7 @@ class HeterPSClient:
 
     def _apply(self, body: Json, dry_run: bool) -> tuple[JobUpdate, Json]:
         kind, name, path = body["kind"], body["metadata"]["name"], object_path(body)
-        # Pools belong to whoever runs the cluster, and to no namespace: a user's file only repeats them.
+        # Pools are cluster-scoped and belong to cluster administrators: a user's file only repeats them.
         spared = kind == "DevicePool"
         hidden, before = False, None
         with self._doing(f"submitting {kind} {name}"):
@@ -358,7 +358,7 @@ def _age(view: ProcessView) -> tuple[int, int]:
 
 
 def _plan(config_map: Json) -> PlanView | None:
-    """The plan that a ConfigMap holds, or None if it holds something else."""
+    """Return the plan in a ConfigMap, or None if it holds something else."""
     metadata, data = config_map["metadata"], config_map.get("data") or {}
     name, _, revision = str(metadata["name"]).rpartition("-plan-")
     if not name or not revision.isdecimal() or PLAN_FILE not in data:

@@ -1,4 +1,4 @@
-"""From a kubeconfig, or from inside a pod, to a client."""
+"""Connect a client, from a kubeconfig or from inside a pod."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _FIX = "set KUBECONFIG, give --kubeconfig FILE, or train on this machine with he
 def connect(
     namespace: str | None = None, *, kubeconfig: str | None = None, context: str | None = None
 ) -> HeterPSClient:
-    """A client of the jobs of one namespace. Connects with the first request.
+    """Return a client for the jobs of one namespace. Connects with the first request.
 
     Args:
-        namespace: of the jobs; None: that of the context, as kubectl takes it.
-        kubeconfig: path; None: $KUBECONFIG, then ~/.kube/config, then the service account of the pod this runs in.
-        context: of the kubeconfig; None: its current one.
+        namespace: namespace of the jobs; None: that of the context, as in kubectl.
+        kubeconfig: path; None: $KUBECONFIG, then ~/.kube/config, then the pod's service account.
+        context: context of the kubeconfig; None: the current one.
 
     Raises:
-        ClusterError: there is no such file or context, or it cannot be used.
+        ClusterError: the file or context does not exist or is unusable.
     """
     if kubeconfig is not None and not Path(kubeconfig).exists():
         raise ClusterError("NoKubeconfig", f"--kubeconfig {kubeconfig}: the file does not exist; check the path")
@@ -37,21 +37,21 @@ def connect(
         if not _IN_CLUSTER.is_file():
             raise ClusterError("NoKubeconfig", f"there is no kubeconfig ({found} does not exist); {_FIX}")
         if context is not None:
-            raise ClusterError("NoContext", f"--context {context}: there is no kubeconfig that could have it; {_FIX}")
+            raise ClusterError("NoContext", f"--context {context}: there is no kubeconfig to find it in; {_FIX}")
         return HeterPSClient(api.connect(), namespace or _IN_CLUSTER.read_text(encoding="utf-8").strip())
     own = _namespace_of(found, context)
     return HeterPSClient(api.connect(found, context), namespace or own)
 
 
 def _namespace_of(kubeconfig: str, context: str | None) -> str:
-    """Namespace of a context; makes sure that there is such a context."""
-    # Here, because it takes a second to import: a command line that is wrong must not wait for it.
+    """Return the namespace of a context, and check that the context exists."""
+    # Imported here because it takes a second, and a wrong command line must fail at once.
     from kubernetes.config import list_kube_config_contexts
 
     try:
         contexts, current = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
     except Exception as error:
-        # The library raises what its YAML parser and its own look-ups happen to raise.
+        # The library raises whatever its YAML parser and its look-ups raise.
         raise ClusterError("BadKubeconfig", f"{kubeconfig}: cannot be read ({error}); {_FIX}") from error
     names = [str(item["name"]) for item in contexts]
     if context is not None and context not in names:

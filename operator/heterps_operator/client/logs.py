@@ -23,8 +23,8 @@ from heterps_operator.kubernetes.names import (
 
 __all__ = ["LogLine", "read_logs"]
 
-_LOOK_SECONDS = 2.0  # between two looks for new pods, and at whether the job has ended
-_READ_SECONDS = 300.0  # a quiet pod's log is asked for again after this
+_LOOK_SECONDS = 2.0  # between two checks for new pods and for the end of the job
+_READ_SECONDS = 300.0  # a silent pod's log is requested again after this
 _NOT_YET = frozenset({400, 404})  # the container has not started, the pod is gone
 
 
@@ -32,9 +32,9 @@ _NOT_YET = frozenset({400, 404})  # the container has not started, the pod is go
 class LogLine:
     """One line of a pod's log."""
 
-    process: str  # worker-0-1
+    process: str  # such as worker-0-1
     text: str
-    time: str = ""  # as the kubelet noted it, RFC 3339 in UTC
+    time: str = ""  # from the kubelet, RFC 3339 in UTC
     pod: str = ""
 
 
@@ -49,10 +49,10 @@ def read_logs(
     ended: Callable[[], bool],
     pause: Callable[[float], None],
 ) -> Iterator[LogLine]:
-    """The logs of a job (`HeterPSClient.logs`).
+    """Yield the logs of a job (`HeterPSClient.logs`).
 
     Raises:
-        ApiError: the server refuses.
+        ApiError: the server refused.
     """
     selector = f"{LABEL_JOB}={job}" + (f",{LABEL_ROLE}={role}" if role else "")
 
@@ -68,7 +68,7 @@ def read_logs(
 
 
 def _read(server: ApiServer, pod: dict[str, Any], tail: int | None, follow: bool = False) -> Iterator[LogLine]:
-    """The log of one pod so far, or on and on."""
+    """Yield the log of one pod, once or continuously."""
     metadata = pod["metadata"]
     name = str(metadata["name"])
     process = str((metadata.get("labels") or {}).get(LABEL_PROCESS) or name)
@@ -93,7 +93,7 @@ def _follow(
     ended: Callable[[], bool],
     pause: Callable[[float], None],
 ) -> Iterator[LogLine]:
-    """One thread per pod that has started; threads end with their pod's log, or with this process."""
+    """Read one thread per started pod; a thread ends with its pod's log, or with this process."""
     lines: queue.Queue[LogLine | ApiError] = queue.Queue(maxsize=10_000)
     threads: dict[str, threading.Thread] = {}
     last: dict[str, str] = {}  # time of the last line, by pod
@@ -103,11 +103,11 @@ def _follow(
         before = last.get(name, "")
         try:
             for line in _read(server, pod, tail, follow=True):
-                if line.time > before:  # what a reading before this one had is left out
+                if line.time > before:  # skip lines of an earlier request
                     last[name] = line.time
                     lines.put(line)
         except ApiError as error:
-            if error.code != 0:  # a connection that was lost: the next look goes on where it was
+            if error.code != 0:  # lost connection: the next attempt continues from the same line
                 lines.put(error)
 
     while True:
@@ -128,7 +128,7 @@ def _follow(
 
 
 def _drain(lines: queue.Queue[LogLine | ApiError]) -> Iterator[LogLine]:
-    """What has come since, in the order of its times."""
+    """Yield the lines received so far, sorted by time."""
     fresh: list[LogLine] = []
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Job files and dictionaries as objects for an API server: checked like `heterps run` checks them, sent as written.
+"""Job files and dictionaries as objects for an API server: validated as by `heterps run`, sent as written.
 
-Defaults are left to the API server, so that the fields a user did not write stay nobody's.
+Defaults are left to the API server, so that fields that a user did not write have no owner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Submission", "read_submission"]
 
 @dataclass(frozen=True)
 class Submission:
-    """What a submission consists of."""
+    """The objects of a submission."""
 
     job: dict[str, Any]
     pools: tuple[dict[str, Any], ...]
@@ -36,19 +36,19 @@ class Submission:
 
     @property
     def namespace(self) -> str | None:
-        """Namespace that the job's own metadata names."""
+        """Namespace in the job's own metadata."""
         found = self.job["metadata"].get("namespace")
         return None if found is None else str(found)
 
 
 def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
-    """Read a job and its pools.
+    """Read and validate a job and its pools.
 
     Args:
-        source: a job file; or a HeterPSJob as a dictionary, alone or among the DevicePools that it brings along.
+        source: a job file; or a HeterPSJob as a dictionary, alone or with its DevicePools.
 
     Raises:
-        ManifestError: something is wrong; holds every problem found.
+        ManifestError: the source is invalid; the error holds every problem.
     """
     if isinstance(source, str | Path):
         load_manifest(source)
@@ -61,20 +61,20 @@ def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
     values = [{key: copy.deepcopy(item) for key, item in value.items() if key != "status"} for value in values]
     [job] = [value for value in values if value["kind"] == "HeterPSJob"]
     _check_for_cluster(job)
-    # Submitting means running: without this, a job that was cancelled would stay suspended by whoever set the field.
+    # Submitting means running: without this, a cancelled job would stay suspended by the manager that set the field.
     job["spec"]["runPolicy"] = {"suspend": False} | (job["spec"].get("runPolicy") or {})
     return Submission(job, tuple(value for value in values if value["kind"] == "DevicePool"))
 
 
 def _check(values: Sequence[Any]) -> None:
-    """Check dictionaries as the files of a command line are checked."""
+    """Validate dictionaries like the documents of a file."""
     schemas = load_schemas()
     problems: list[FieldError] = []
     for i, value in enumerate(values):
         kind = str(value.get("kind")) if isinstance(value, Mapping) else ""
         if kind not in schemas or value.get("apiVersion") != API_VERSION:
             fix = f"give objects with apiVersion {API_VERSION} and kind {' or '.join(sorted(schemas))}"
-            problems.append(FieldError(f"objects[{i}]", MISSING, "is no object of HeterPS", fix))
+            problems.append(FieldError(f"objects[{i}]", MISSING, "is not a HeterPS object", fix))
             continue
         schema = schemas[kind]
         faults = schema.faults(schema.with_defaults({key: item for key, item in value.items() if key != "status"}))
@@ -89,6 +89,6 @@ def _check(values: Sequence[Any]) -> None:
 
 
 def _check_for_cluster(job: Json) -> None:
-    """What a job needs in pods only, found out before anything is sent."""
+    """Check requirements of pods before anything is sent."""
     if problems := cluster_problems(load_schemas()["HeterPSJob"].with_defaults(job)):
         raise ManifestError(problems)

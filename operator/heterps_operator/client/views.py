@@ -1,6 +1,6 @@
-"""A HeterPSJob, its plans and its events as values: what `crds/` say the status holds, typed.
+"""Typed views of a HeterPSJob, its plans and its events, as `crds/` define them.
 
-Everything may be absent, as the status is filled bit by bit; keys of a later version are passed over.
+Every field may be absent, as the status fills up gradually; keys of later versions are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConditionView:
 
 @dataclass(frozen=True)
 class StageView:
-    """One stage of the plan in force."""
+    """One stage of the current plan."""
 
     name: str
     pool: str
@@ -43,7 +43,7 @@ class StageView:
 
 @dataclass(frozen=True)
 class PoolCost:
-    """What the units of one pool have cost."""
+    """Cost of the units of one pool."""
 
     name: str
     unit_hours: Decimal
@@ -52,15 +52,15 @@ class PoolCost:
 
 @dataclass(frozen=True)
 class StatusView:
-    """The status of a job; None where there is no figure (yet)."""
+    """The status of a job; None where there is no value (yet)."""
 
     observed_generation: int = 0
-    phase: str = ""  # "": nobody has taken the job up
+    phase: str = ""  # "": no operator has picked up the job
     message: str = ""
     started: datetime | None = None
     completed: datetime | None = None
     restarts: int = 0
-    plan_revision: int = 0  # 0: there is no plan
+    plan_revision: int = 0  # 0: no plan
     plan_method: str = ""
     plan_reason: str = ""
     plan_summary: str = ""
@@ -88,13 +88,13 @@ class StatusView:
     conditions: tuple[ConditionView, ...] = ()
 
     def condition(self, kind: str) -> ConditionView:
-        """The condition of that type; Unknown if there is none."""
+        """Return the condition of that type; Unknown if there is none."""
         unknown = ConditionView(kind, "Unknown", "NotYetKnown", "", None)
         return next((condition for condition in self.conditions if condition.type == kind), unknown)
 
     @classmethod
     def from_json(cls, value: Json) -> StatusView:
-        """Read the `status` of a HeterPSJob."""
+        """Parse the `status` of a HeterPSJob."""
 
         def part(name: str) -> Mapping[str, Any]:
             found = value.get(name)
@@ -171,7 +171,7 @@ class JobView:
 
     @classmethod
     def from_json(cls, value: Json) -> JobView:
-        """Read a HeterPSJob as an API server gives it."""
+        """Parse a HeterPSJob from an API server."""
         metadata, spec = value["metadata"], value.get("spec") or {}
         return cls(
             name=str(metadata["name"]),
@@ -188,17 +188,17 @@ class JobView:
 
     @property
     def current(self) -> bool:
-        """Whether the status is about the spec as it is now."""
+        """Whether the status describes the current spec."""
         return self.status.observed_generation >= self.generation
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to this spec."""
+        """Whether the job has ended for the current spec."""
         return self.current and self.status.phase in FINAL_PHASES
 
     @property
     def exit_code(self) -> int:
-        """What `heterps run` would have ended with."""
+        """The exit code that `heterps run` would return."""
         if self.status.phase != "Failed":
             return EXIT_OK
         if self.status.condition("Planned").status == "False":
@@ -208,7 +208,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan that a job had or has."""
+    """A current or former plan of a job."""
 
     revision: int
     created: datetime | None
@@ -228,7 +228,7 @@ class EventView:
 
     @classmethod
     def from_json(cls, value: Json) -> EventView:
-        """Read an Event, of the old API or the new one."""
+        """Parse an Event of the old or the new API."""
         about = value.get("involvedObject") or value.get("regarding") or {}
         series = value.get("series") or {}
         times = (
@@ -249,7 +249,7 @@ class EventView:
 
 
 def read_time(value: Any) -> datetime | None:
-    """A time as Kubernetes writes it; None for what is none."""
+    """Parse a Kubernetes timestamp; None if it is not one."""
     if not isinstance(value, str):
         return None
     try:

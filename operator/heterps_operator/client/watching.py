@@ -1,7 +1,7 @@
-"""Watching one object: every version of it that can be had, over lost connections and histories that are too old.
+"""Watch one object across lost connections and expired histories.
 
-The rules are those of the API: a list gives a resourceVersion, a watch goes on from it, bookmarks move it, and an
-answer 410 (Gone) means that the history is no longer kept, so that a new list is needed.
+As the API defines: a list returns a resourceVersion, a watch starts from it, bookmarks advance it, and 410 (Gone) means
+that the history has expired, so that a new list is needed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from heterps_operator.kubernetes.api import ApiError
 __all__ = ["watch_object"]
 
 _GONE = 410
-_WATCH_SECONDS = 60  # then the server ends the watch, and a new one is asked for
-_SLACK_SECONDS = 15.0  # for the end to arrive; without it the connection is dead
+_WATCH_SECONDS = 60  # then the server ends the watch, and a new one starts
+_SLACK_SECONDS = 15.0  # for the end to arrive; after that the connection is dead
 _LONGEST_PAUSE = 10.0
-_ATTEMPTS = 8  # in a row without an answer, before the cluster counts as gone
+_ATTEMPTS = 8  # consecutive failures before the cluster counts as unreachable
 
 
 def watch_object(
     server: ApiServer, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every version of an object; ends when it is deleted, is not there, or at the deadline.
+    """Yield every version of an object; end when it is deleted, does not exist, or at the deadline.
 
     Args:
         server: the API server.
-        collection: path.
-        name: of the object.
-        pause: waits so many seconds.
-        deadline: on `time.monotonic()`.
+        collection: path of the collection.
+        name: name of the object.
+        pause: waits for the given seconds.
+        deadline: time on `time.monotonic()`.
 
     Raises:
-        ApiError: the server refuses, or has not answered in about a minute.
+        ApiError: the server refused, or has not answered for about a minute.
     """
     selector = f"metadata.name={name}"
     version, seen, failures = "", "", 0

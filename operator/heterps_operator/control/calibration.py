@@ -37,7 +37,7 @@ def calibrate(
     parsed = Problem.from_json(problem)
     segments = build_segments(parsed)
     if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or len(stages) != len(plan.stages):
-        raise ValueError("the plan that runs is of another model")
+        raise ValueError("the running plan belongs to another model")
     loss = max(1.0, min(stages) / throughput)
     factors: dict[tuple[str, int], float] = {}  # (pool, layer)
     of_pool: dict[str, list[float]] = {}

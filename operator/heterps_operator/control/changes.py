@@ -51,8 +51,8 @@ EFFECTS: Mapping[str, Effect] = {
 }
 _WORDS = {
     Effect.LIVE: "taken over",
-    Effect.RESTART: "taken over with a restart from a checkpoint",
-    Effect.REPLAN: "taken over with a new plan",
+    Effect.RESTART: "applied after a restart from a checkpoint",
+    Effect.REPLAN: "applied after replanning",
     Effect.REFUSED: "cannot be changed",
 }
 
@@ -81,7 +81,7 @@ class SpecChange:
         return tuple(field.path for field in self.fields if field.effect == effect)
 
     def describe(self) -> str:
-        """The change in one line, for an event: `objective.maxCostPerHour: taken over with a new plan`."""
+        """The change in one line, for an event: `objective.maxCostPerHour: applied after replanning`."""
         parts = [
             f"{', '.join(f'spec.{path}' for path in self.paths(effect))}: {words}"
             for effect, words in _WORDS.items()

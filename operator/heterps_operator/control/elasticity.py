@@ -109,7 +109,7 @@ def _follow_wish(
     pods = divide_workers(problem, plan, wanted)
     if tuple(pods) == present:
         return replace(status, reviewed=observed.time), ()
-    text = f"{wanted} workers are wanted (elasticity.workers), the plan has {sum(present)}"
+    text = f"elasticity.workers asks for {wanted} workers, the plan has {sum(present)}"
     units = [number * job.pool(stage.pool).units_per_pod for number, stage in zip(pods, plan.stages, strict=True)]
     problem = {**problem, "minSamplesPerSecond": 0.0}
     return _ask(observed, status, plan, problem, {"cause": "workers", "message": text}, units)
@@ -139,7 +139,7 @@ def _follow_floor(
     status = replace(status, trials=tuple(trial for trial in status.trials if trial.basis == basis))
     asked: dict[str, Any] = {
         "cause": "missed" if missed else "excess",
-        "message": f"{seen:,.0f} samples/s are measured, the floor is {floor:,.0f}",
+        "message": f"measured {seen:,.0f} samples/s, the floor is {floor:,.0f}",
         "rate": least,
         "basis": basis,
     }
@@ -213,7 +213,7 @@ def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
         )  # fmt: skip
         if room < units and waiting:
             found = f"pool {pool} has {room} of the {units} units of plan {status.plan_revision}"
-            return f"{found}, and {waiting[0]} finds no room; the job stops in order and goes on with another plan"
+            return f"{found}, and {waiting[0]} does not fit; the job stops and resumes with another plan"
     return ""
 
 
@@ -293,7 +293,7 @@ def _give_back(job: JobSpec, observed: Observed, status: Status, plan: PlanDocum
     moves, until = _moves(plan, grown.fewer, grown.more), format_time(failed.until)
     text = (
         f"{moves} gave {grown.more_rate:,.0f} samples/s after {grown.fewer_rate:,.0f}, the floor is "
-        f"{job.min_samples_per_second:,.0f}; they are given back, and more are tried again at {until}, or halfway to "
+        f"{job.min_samples_per_second:,.0f}; they are released; more are tried again at {until}, or halfway to "
         "it if the throughput falls"
     )
     return status.with_condition("Rescaled", False, "AddedInVain", text, now)
@@ -360,7 +360,7 @@ def _tried(plan: PlanDocument, trial: Trial, job: JobSpec) -> str:
     which = ", ".join(f"{n} workers of {stage.name} on {stage.pool}" for stage, n, more in pairs if n != more)
     return (
         f"{which} gave {trial.fewer_rate:,.0f} samples/s at {format_time(trial.time)}, the floor is "
-        f"{job.min_samples_per_second:,.0f}; so few are tried again at {format_time(trial.until)}, or halfway to it if "
+        f"{job.min_samples_per_second:,.0f}; this is tried again at {format_time(trial.until)}, or halfway to it if "
         "the throughput rises"
     )
 

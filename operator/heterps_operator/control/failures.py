@@ -31,7 +31,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 _QUIET_SECONDS = 600.0  # without a death that does not count: then the next pause is the first again
 _TAKEN_AWAY = frozenset({"Deleted", "Evicted", "NodeLost", "Preempted"})  # not the job's fault
 _REASONS = {
-    "Deleted": "its pod was deleted by somebody else",
+    "Deleted": "its pod was deleted by another client",
     "Evicted": "its node evicted it",
     "NodeLost": "its node was lost",
     "Preempted": "a pod of higher priority took its place",
@@ -108,17 +108,17 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
             status, pause = _excuse(status, observed.time)
         elif status.failures >= job.run_policy.backoff_limit:
             limit = job.run_policy.backoff_limit
-            message = f"{name} ended ({end}); the limit of {limit} restarts (runPolicy.backoffLimit) is used up"
+            message = f"{name} ended ({end}); the limit of {limit} restarts (runPolicy.backoffLimit) is exhausted"
             failed = replace(status, failures=status.failures + 1)
             return _fail(failed, "BackoffLimitExceeded", message, process, observed.time), tuple(events)
         else:
             status = replace(status, failures=status.failures + 1)
             pause = backoff_seconds(status.failures)
         status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
-        uncounted = "; this does not count to backoffLimit" if actions[name] == "Ignore" else ""
+        uncounted = "; this does not count towards backoffLimit" if actions[name] == "Ignore" else ""
         if fatal:
             status = _start_over(status, observed.time, pause)
-            text = f"{name} ended ({end}): everything starts again from the last checkpoint in {pause:g} s{uncounted}"
+            text = f"{name} ended ({end}): everything restarts from the last checkpoint in {pause:g} s{uncounted}"
             events.append(Event("Warning", "JobRestarts", text, observed.time))
         else:
             status = replace(
@@ -126,7 +126,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
                 attempts={**status.attempts, name: process.spec.attempt + 1},
                 not_before={**status.not_before, name: observed.time + pause},
             )
-            text = f"{name} ended ({end}): it is started again in {pause:g} s{uncounted}"
+            text = f"{name} ended ({end}): it restarts in {pause:g} s{uncounted}"
             events.append(Event("Warning", "ProcessRestarts", text, observed.time))
     return status, tuple(events)
 

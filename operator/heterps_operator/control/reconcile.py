@@ -87,8 +87,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     if status.outcome is None and status.stopping_since is None:
         hung = liveness.unresponsive(job, observed, status)
         events += tuple(
-            Event("Warning", "Unresponsive", f"{name} {why}; it is ended, to be started again", now)
-            for name, why in hung.items()
+            Event("Warning", "Unresponsive", f"{name} {why}; restarting it", now) for name, why in hung.items()
         )
 
     # 2. Carry the end out, or go on.
@@ -227,7 +226,7 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
     occupied = any(process.running and process.spec.units for process in observed.processes)
     if status.plan is None or occupied or not _short(status.plan, observed):
         return status
-    text = f"plan {status.plan_revision} needs units that are not free any more"
+    text = f"plan {status.plan_revision} needs units that are no longer free"
     status = replace(status, plan=None, planned_with={}, possible=False, gang=())
     return status.with_condition("Planned", None, "Replanning", text, observed.time)
 
@@ -249,9 +248,7 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
     names = [f"{holder} has {' and '.join(held)}" for holder, held in others.items()]
     more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
     if not names:
-        return (
-            f"{free} are free, though no job holds any; kubectl describe devicepool {pools[0]} says what its nodes have"
-        )
+        return f"{free} are free, though no job holds any; kubectl describe devicepool {pools[0]} shows its nodes"
     held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})"
     return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
 
@@ -380,9 +377,9 @@ def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status
 
 def _unreachable(silence: str) -> PodProblem:
     text = (
-        f"the coordinator answers its node, but not the operator ({silence}): let the operator reach the port http of "
-        "the job's pods (is there a NetworkPolicy, a proxy or a mesh between them?); training goes on meanwhile, but "
-        "units, batch sizes and what is shown of it stay as they are"
+        f"the kubelet reaches the coordinator, the operator does not ({silence}): let the operator reach port http "
+        "of the job's pods (is there a NetworkPolicy, a proxy or a service mesh between them?); training continues, "
+        "but units, batch sizes and the reported progress stay as they are"
     )
     return PodProblem("CoordinatorUnreachable", text)
 
@@ -393,7 +390,7 @@ def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) 
     problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
     if not problems:
         solved = before.status == "False" and before.reason != _WAITING
-        return status.with_condition("PodsReady", None, "Starting", "the pods start", now) if solved else status
+        return status.with_condition("PodsReady", None, "Starting", "pods are starting", now) if solved else status
     # What was told stays told as long as it holds: problems that take turns would be news each time.
     problem = next((p for p in problems if p.reason == before.reason), problems[0])
     others = f" (and {len(problems) - 1} more pods do not start)" if len(problems) > 1 else ""

@@ -133,7 +133,7 @@ def _conclude(status: Status, now: float) -> Status:
             status = status.with_condition("Failed", True, reason, message, now)
             return status.with_condition("Succeeded", False, reason, message, now)
         case "Suspended":
-            text = "stopped in order, with a checkpoint" if status.orderly else "stopped; nothing new was checkpointed"
+            text = "stopped with a checkpoint" if status.orderly else "stopped; nothing new was checkpointed"
             return status.with_condition("Suspended", True, "StopRequested", text, now)
     return status
 

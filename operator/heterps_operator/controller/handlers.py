@@ -90,7 +90,7 @@ def watch(
         if failures > _MOST_FAILURES:
             raise failure
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
-        _LOG.warning("the watches have failed (%s), and begin anew in %.0f s", failure, pause)
+        _LOG.warning("the watches failed (%s) and restart in %.0f s", failure, pause)
         stop.wait(pause)
 
 
@@ -104,7 +104,7 @@ class _NoDifferences(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        raise AssertionError("nothing is to be written on objects")
+        raise AssertionError("kopf must not write to objects")
 
 
 async def _watch_once(

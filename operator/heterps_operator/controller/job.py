@@ -178,7 +178,7 @@ class JobController:
         except NotOwnedError as error:
             raise NotReadyError.taken(f"ConfigMap {error}", error.found) from error
         except ValueError as error:
-            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job goes on from its last checkpoint"
+            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job resumes from its last checkpoint"
             raise NotReadyError("DamagedState", f"{error}; {fix}", _RETRY_SECONDS) from error
         self._known = stored
         plan, holder = stored.status.plan, self._holder
@@ -215,7 +215,7 @@ class JobController:
             trial, outcome = session.try_plan(manifest, spec)
             if trial == Trial.INFEASIBLE and outcome is not None:
                 found = outcome.document or {"reason": "PlannerFailed", "message": outcome.error}
-                text = f"what spec asks for now has no plan, the job goes on as it was: {found.get('message')}"
+                text = f"no plan meets the changed spec, the job keeps its current plan: {found.get('message')}"
                 self._hindrance = NotReadyError(str(found.get("reason")), text)
         else:
             session.end_trial()

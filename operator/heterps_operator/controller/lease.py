@@ -68,7 +68,7 @@ class Lease:
             held = self._attempt()
         except (ApiError, AttributeError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, ApiError):
-                text = "the Lease %s cannot be read (%r); delete it, and an operator makes another one"
+                text = "the Lease %s cannot be read (%r); delete it, and an operator creates a new one"
                 _LOG.warning(text, self._path, error)
             held = self._clock() - self._renewed < self._seconds * 2 / 3 and self.holder == self._identity
         return held

@@ -116,7 +116,7 @@ class OwnedObjects:
         except ApiError as error:
             raise NotReadyError.of(f"Secret {name}", error) from error
         except (KeyError, TypeError, ValueError) as error:
-            text = f"Secret {name} holds no token of this job; delete it, and the job draws another one"
+            text = f"Secret {name} holds no token of this job; delete it, and the job generates a new one"
             raise NotReadyError("DamagedState", text, _LOOK_SECONDS) from error
 
     def keep_plan(

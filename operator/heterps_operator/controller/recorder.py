@@ -83,7 +83,7 @@ class ProblemRecorder:
             try:
                 self._write(waiting)
             except Exception:  # one complaint must not hold up the others
-                _LOG.exception("%s: it cannot be told", waiting.about["kind"])
+                _LOG.exception("%s: the event cannot be recorded", waiting.about["kind"])
             stop.wait(self._pause)
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ class Supervisor:
             return f"threads have ended: {', '.join(dead)}"
         idle = self._cluster.clock() - self.last_turn
         if self.schedule.depth() and idle > _STUCK_SECONDS:
-            return f"{self.schedule.depth()} jobs are due, and none had a turn for {idle:.0f} s"
+            return f"{self.schedule.depth()} jobs are due, and none was reconciled for {idle:.0f} s"
         return None
 
     # --- what the watches report --------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Supervisor:
             try:
                 pause = self._turn(key)
             except Exception:  # one job must not end the operator
-                _LOG.exception("%s: it cannot be looked at; tried again in %.0f s", job_key(*key), pause)
+                _LOG.exception("%s: cannot be reconciled; retrying in %.0f s", job_key(*key), pause)
             self.schedule.done(key, pause)
 
     def _turn(self, key: Key) -> float | None:
@@ -184,16 +184,16 @@ class Supervisor:
             pause = self._controller(key).turn()
             self._failures.pop(key, None)
         except StateTaken as taken:
-            _LOG.warning("%s: %s; another operator is at work on it", job_key(*key), taken)
+            _LOG.warning("%s: %s; another operator is working on it", job_key(*key), taken)
             self._drop(key)
             pause = _TAKEN_SECONDS
         except Exception as failure:  # one job must not hold up the others
             error = failure
             pause = self._retry_seconds(key)
             if isinstance(failure, ApiError):
-                _LOG.warning("%s: %s; tried again in %.0f s", job_key(*key), failure, pause)
+                _LOG.warning("%s: %s; retrying in %.0f s", job_key(*key), failure, pause)
             else:
-                _LOG.exception("%s: the turn failed; tried again in %.0f s", job_key(*key), pause)
+                _LOG.exception("%s: the turn failed; retrying in %.0f s", job_key(*key), pause)
                 if (job := self._cluster.jobs.get(*key)) is not None:
                     self._problems.tell(JOB, job, failed_turn(failure))
         self.last_turn = self._cluster.clock()
@@ -246,7 +246,7 @@ class Supervisor:
             try:
                 self.synchronize()
             except ApiError as error:
-                _LOG.warning("resync: %s; tried again in %.0f s", error, _RESYNC_RETRY_SECONDS)
+                _LOG.warning("resync: %s; retrying in %.0f s", error, _RESYNC_RETRY_SECONDS)
                 self._stop.wait(_RESYNC_RETRY_SECONDS)
                 self._relisted.set()
 
@@ -342,7 +342,7 @@ class Supervisor:
             try:
                 controller.abandon()
             except Exception:
-                _LOG.exception("%s: what was made for it is not cleared away", job_key(*key))
+                _LOG.exception("%s: its objects were not deleted", job_key(*key))
 
     def _retry_seconds(self, key: Key) -> float:
         failures = self._failures.get(key, 0) + 1

@@ -212,7 +212,7 @@ class KubernetesApi:
                 for line in whole:
                     yield line.decode("utf-8", "replace")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ApiError(0, "ConnectionLost", f"{path}: the connection is lost: {error}") from error
+            raise ApiError(0, "ConnectionLost", f"{path}: connection lost: {error}") from error
         finally:
             response.close()
         if rest:
@@ -328,7 +328,7 @@ class KubernetesApi:
         try:
             document: dict[str, Any] = json.loads(data)
         except ValueError as error:
-            raise ApiError(0, "MalformedAnswer", f"{method} {path}: the answer is no JSON: {error}") from error
+            raise ApiError(0, "MalformedAnswer", f"{method} {path}: the response is not JSON: {error}") from error
         return document
 
     def _request(
@@ -375,7 +375,7 @@ class KubernetesApi:
         try:
             data: bytes = response.data
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ApiError(0, "ConnectionLost", f"{method} {target}: the connection is lost: {error}") from error
+            raise ApiError(0, "ConnectionLost", f"{method} {target}: connection lost: {error}") from error
         return data
 
     def _send(

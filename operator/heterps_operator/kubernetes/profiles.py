@@ -77,7 +77,7 @@ class ConfigMapProfileCache:
         except ApiError as error:
             if error.temporary:
                 raise
-            _LOG.warning("the profile of pool %s is not kept: %s", pool, error)
+            _LOG.warning("cannot store the profile of pool %s: %s", pool, error)
 
     def _name(self, pool: str) -> str:
         manifest = next(p for p in self._configuration["pools"] if p["metadata"]["name"] == pool)

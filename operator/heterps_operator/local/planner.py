@@ -111,9 +111,7 @@ class PlannerProcess:
             if self._clock() - self._started <= self._timeout + _MARGIN_SECONDS:
                 return None
             self.close()
-            text = (
-                f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); give it more, or use method optimal"
-            )
+            text = f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); raise it, or use method optimal"
             return PlanOutcome(error=text, revision=self._revision)
         self._popen = None
         if code in (EXIT_OK, EXIT_INFEASIBLE):

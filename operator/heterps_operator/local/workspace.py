@@ -45,7 +45,7 @@ class Workspace:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise WorkspaceError(f"work directory {path}: cannot be made ({error.strerror})") from error
+            raise WorkspaceError(f"work directory {path}: cannot be created ({error.strerror})") from error
         if not os.access(self.path, os.W_OK):
             raise WorkspaceError(f"work directory {path}: cannot be written; choose another with --work-directory")
         self.configuration = self.path / "run.json"
@@ -84,7 +84,7 @@ class Workspace:
         inside = "://" not in checkpoints and folder.absolute().is_relative_to(self.path)
         if not inside and ("://" in checkpoints or (folder.is_dir() and any(folder.iterdir()))):
             raise WorkspaceError(
-                f"--fresh: the checkpoints lie outside of {self.path}, in {checkpoints}: remove them yourself, "
+                f"--fresh: the checkpoints are outside {self.path}, in {checkpoints}: remove them yourself, "
                 "or name another checkpoint.path"
             )
         for entry in self.path.iterdir():

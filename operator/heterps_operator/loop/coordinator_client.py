@@ -103,7 +103,7 @@ class CoordinatorClient:
         try:
             document = json.loads(text) if text.strip() else {}
         except ValueError as error:
-            raise CoordinatorError(f"{method} {path}: the answer is no JSON") from error
+            raise CoordinatorError(f"{method} {path}: the response is not JSON") from error
         if not isinstance(document, dict):
-            raise CoordinatorError(f"{method} {path}: the answer is no JSON object")
+            raise CoordinatorError(f"{method} {path}: the response is not a JSON object")
         return document

@@ -171,7 +171,7 @@ def _read_sample(line: str) -> _Sample:
                 return _Sample(name, labels, float(value))
             except ValueError:
                 pass
-    raise MeasurementError(f"its answer is no Prometheus text: {line[:200]!r}")
+    raise MeasurementError(f"the response is not in the Prometheus text format: {line[:200]!r}")
 
 
 @functools.lru_cache(maxsize=4096)  # they are the same in each answer, and alike in those of most jobs
@@ -314,7 +314,7 @@ class PrometheusServer:
                 sample = _Sample(labels["__name__"], labels, float(entry["value"][1]))
                 targets.setdefault((labels.get("instance", ""), labels.get("pod", "")), []).append(sample)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise MeasurementError(f"{self._url}: its answer is not that of Prometheus ({error!r})") from error
+            raise MeasurementError(f"{self._url}: the response is not from a Prometheus API ({error!r})") from error
         found = [_gather(samples) for samples in targets.values() if _complete(samples)]
         if not found:
             fix = "let it scrape the coordinators' port http (a PodMonitor), or leave --prometheus-url out"
@@ -366,7 +366,7 @@ def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLC
         while piece := response.read1(65536):
             body += piece
             if time.monotonic() > deadline or len(body) > _LARGEST_ANSWER:
-                raise MeasurementError(f"{place}: no complete answer within {timeout:g} s")
+                raise MeasurementError(f"{place}: no complete response within {timeout:g} s")
     except (OSError, http.client.HTTPException) as error:
         raise MeasurementError(f"{place}: does not answer ({error or type(error).__name__})") from error
     finally:

@@ -62,28 +62,28 @@ def _operator(name: str, meaning: str, *labels: str) -> MetricSeries:
     return MetricSeries(f"heterps_operator_{name}", labels, meaning)
 
 
-_RECONCILE = _operator("reconcile_total", "Looks at a job")
-_ERRORS = _operator("reconcile_errors_total", "Looks that failed, by class of the error", "error")
-_DURATION = _operator("reconcile_duration_seconds", "Time of a look (histogram)")
-_SUCCESS = _operator("last_success_timestamp_seconds", "Unix time of the last look that did not fail")
-_QUEUE = _operator("queue_depth", "Jobs that are due and wait for a look")
-_QUEUE_SECONDS = _operator("queue_seconds", "Time that a job that was due waited for its look (histogram)")
+_RECONCILE = _operator("reconcile_total", "Turns of jobs")
+_ERRORS = _operator("reconcile_errors_total", "Turns that failed, by class of the error", "error")
+_DURATION = _operator("reconcile_duration_seconds", "Duration of a turn (histogram)")
+_SUCCESS = _operator("last_success_timestamp_seconds", "Unix time of the last turn that did not fail")
+_QUEUE = _operator("queue_depth", "Jobs that are due and wait for a turn")
+_QUEUE_SECONDS = _operator("queue_seconds", "Time that a due job waited for its turn (histogram)")
 _PODS = _operator("pods_total", "Pods created and deleted", "action", "role", "pool")
-_REPLANS = _operator("plans_total", "Plans that were taken on, by reason", "reason")
-_PLANNER = _operator("planner_seconds", "Time that planning took (histogram)", "method")
-_REBALANCES = _operator("rebalances_total", "New divisions of a batch")
+_REPLANS = _operator("plans_total", "Plans adopted, by reason", "reason")
+_PLANNER = _operator("planner_seconds", "Duration of planning (histogram)", "method")
+_REBALANCES = _operator("rebalances_total", "Batch divisions changed")
 _REQUESTS = _operator("api_requests_total", "Requests to the API server; code 0: no answer", "verb", "resource", "code")
-_REQUEST_SECONDS = _operator("api_request_seconds", "Time of such a request (histogram)", "verb")
+_REQUEST_SECONDS = _operator("api_request_seconds", "Duration of such a request (histogram)", "verb")
 _LEADER = _operator("leader", "1 if this replica is the active one")
-_BUILD = MetricSeries("heterps_build_info", ("version", "python"), "1; which version runs")
+_BUILD = MetricSeries("heterps_build_info", ("version", "python"), "Always 1; labels name the running version")
 OPERATOR_SERIES = (
     _RECONCILE, _ERRORS, _DURATION, _SUCCESS, _QUEUE, _QUEUE_SECONDS, _PODS, _REPLANS, _PLANNER, _REBALANCES,
     _REQUESTS, _REQUEST_SECONDS, _LEADER, _BUILD,
 )  # fmt: skip
 
-_INFO = _job("info", "1; what is wanted", "goal", "method")
+_INFO = _job("info", "Always 1; labels name the goal and the method", "goal", "method")
 _PHASE = _job("phase", "1 for the phase that the job is in", "phase")
-_CONDITION = _job("condition", "1 for the present status of each condition", "type", "status")
+_CONDITION = _job("condition", "1 for the current status of each condition", "type", "status")
 _OBSERVED = _job("samples_per_second", "Measured throughput, while the job trains and is measured")
 _FLOOR = _job("min_samples_per_second", "Throughput that the job must have, if it has a floor")
 _PREDICTED = _job("predicted_samples_per_second", "Throughput that the plan promises")
@@ -95,15 +95,15 @@ _STAGE_UNITS = _job("stage_units", "Units of a stage of the plan", "stage", "poo
 _JOB_PODS = _job("pods", "Pods that exist and have not ended", "role")
 _STEPS = _job("committed_steps", "Steps that are part of the model")
 _TOTAL_STEPS = _job("total_steps", "Steps of the whole job, once known")
-_RESTARTS = _job("restarts", "Deaths that count to backoffLimit")
-_REVISION = _job("plan_revision", "Number of the plan that is carried out")
+_RESTARTS = _job("restarts", "Restarts that count towards backoffLimit")
+_REVISION = _job("plan_revision", "Revision of the current plan")
 JOB_SERIES = (
     _INFO, _PHASE, _CONDITION, _OBSERVED, _FLOOR, _PREDICTED, _COST_PER_HOUR, _PLANNED_COST, _COST, _POOL_UNITS,
     _STAGE_UNITS, _JOB_PODS, _STEPS, _TOTAL_STEPS, _RESTARTS, _REVISION,
 )  # fmt: skip
 
 _MAX_UNITS = _pool("max_units", "Units that all jobs together may use")
-_CAPACITY = _pool("capacity_units", "Units that its nodes have to give")
+_CAPACITY = _pool("capacity_units", "Units that its nodes offer")
 _ALLOCATED = _pool("allocated_units", "Units that jobs hold")
 _NODES = _pool("nodes", "Ready nodes")
 _READY = _pool("ready", "1 if jobs can use the pool, 0 if not, with the reason of its condition", "reason")
@@ -340,7 +340,7 @@ class MetricsServer:
         try:
             self._server = listener((host, port), _handler(registry, alive))
         except OSError as error:
-            text = f"cannot be listened on ({error.strerror}); choose another port"
+            text = f"cannot listen on it ({error.strerror}); choose another port"
             raise UsageError(f"--metrics-port {port}: {text}") from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="metrics", daemon=True

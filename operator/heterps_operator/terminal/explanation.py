@@ -69,7 +69,7 @@ def describe_proof(plan: Plan) -> str:
     if plan.machine is not None and plan.throughput < plan.machine.throughput_on_pools:
         return (
             f"no plan that is fast enough with a core for each unit costs less than {format_money(plan.lower_bound)}; "
-            f"sharing this machine's cores makes this one dearer (found in {plan.seconds:.3f} s)"
+            f"sharing this machine's cores makes this one more expensive (found in {plan.seconds:.3f} s)"
         )
     if plan.optimal:
         return f"optimal (gap 0): no plan that is fast enough costs less; found in {plan.seconds:.3f} s"
@@ -99,7 +99,7 @@ def describe_margin(plan: Plan, without_margin: float | None) -> str:
     robust = plan.robust
     chance = "more than 99%" if robust.confidence > 0.99 else f"{robust.confidence:.0%}"  # never certain
     text = (
-        f"though each measured time be wrong by {robust.error:.0%}, the floor is kept with a probability of "
+        f"even if each measured time is off by {robust.error:.0%}, the floor is kept with a probability of "
         f"{chance}; {format_rate(robust.expected_throughput)} if the profile is right"
     )
     if without_margin is None or without_margin <= 0:

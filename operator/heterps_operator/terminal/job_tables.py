@@ -43,7 +43,7 @@ def describe_end(job: JobView) -> RenderableType:
     headline = {
         "Succeeded": f"{name}: trained",
         "Failed": f"{name}: failed",
-        "Suspended": f"{name}: suspended at step {status.checkpoint_step or 0}; heterps submit with its file goes on",
+        "Suspended": f"{name}: suspended at step {status.checkpoint_step or 0}; submit its file again to resume it",
         "Planned": f"{name}: planned (spec.mode is Plan); heterps explain {name} shows the plan",
     }.get(status.phase, f"{name}: {status.phase}")
     parts: list[RenderableType] = [Text(headline, style=f"bold {_COLOURS.get(status.phase, 'default')}")]
@@ -154,7 +154,7 @@ def render_facts(job: JobView) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     if not status.phase:
-        table.add_row("state", "no operator has taken the job up yet")
+        table.add_row("state", "no operator has picked up the job yet")
     if status.total_steps and status.step is not None:
         loss = f", loss {status.loss:.4f}" if status.loss is not None else ""
         table.add_row("progress", f"step {status.step} of {status.total_steps}{loss}")

@@ -196,7 +196,7 @@ def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: Joint
     summary = Table.grid(padding=_PADDING)
     summary.add_column(style="bold", no_wrap=True)
     summary.add_column(overflow="fold")
-    summary.add_row("cost", f"{format_money(joint.cost)} for all jobs; with all pools to itself each: "
+    summary.add_row("cost", f"{format_money(joint.cost)} for all jobs; if each had all pools to itself: "
                     f"{format_money(joint.alone_cost)}")  # fmt: skip
     summary.add_row("one by one", _one_by_one(joint, names))
     proof = "optimal (gap 0): no plans that run at the same time cost less together"
@@ -211,7 +211,7 @@ def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: Joint
 
 def _one_by_one(joint: JointPlan, names: Sequence[str]) -> str:
     if joint.sequential_cost is None:
-        return "planned one after the other they do not fit, in no order that was tried"
+        return "planned one after the other, they fit in none of the orders tried"
     order = ", ".join(names[i] for i in joint.sequential_order)
     saving = joint.sequential_cost - joint.cost
     if saving <= 1e-8 * joint.cost:
@@ -243,7 +243,7 @@ def render_market(followed: Followed, stayed: Followed) -> RenderableType:
         parts.append(Text(f"... and {len(steps) - _ROWS} more (--output json has all)", style="dim"))
     quiet = len(followed.steps) - len(steps)
     if quiet > 0:
-        parts.append(Text(f"{quiet} ticks at which both stayed are left out (--output json has all)", style="dim"))
+        parts.append(Text(f"{quiet} ticks without a change are left out (--output json has all)", style="dim"))
     summary = Table.grid(padding=_PADDING)
     summary.add_column(style="bold", no_wrap=True)
     summary.add_column(overflow="fold")
@@ -284,4 +284,4 @@ def _worth(followed: Followed, stayed: Followed) -> str:
     text = f"{format_money(abs(saving))} ({abs(saving) / stayed.cost:.1%})"
     if saving > 0:
         return f"following saves {text}"
-    return f"following costs {text} more: prices came back before the changes paid; try --horizon-seconds"
+    return f"following costs {text} more: prices recovered before the changes paid off; try --horizon-seconds"

@@ -77,21 +77,21 @@ def load(path: Path) -> Policy:
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     if begin > len(content):
-        raise ValueError(f"{path.name} is no safetensors file, or only a part of one")
+        raise ValueError(f"{path.name} is not a safetensors file, or is truncated")
     header = json.loads(content[8:begin])
     metadata = dict(header.pop("__metadata__", {}))
     if metadata.pop("format", "") != _FORMAT:
-        raise ValueError(f"{path.name} is no policy of this version; make it again with experiments.train_policy")
+        raise ValueError(f"{path.name} is not a policy of this version; recreate it with experiments.train_policy")
     domain = json.loads(metadata.pop("domain"))
     if tuple(domain["features"]) != NAMES:
-        raise ValueError(f"{path.name} was trained on other features; make it again with experiments.train_policy")
+        raise ValueError(f"{path.name} was trained on other features; recreate it with experiments.train_policy")
     parameters: Parameters = {}
     for name, entry in header.items():
         if entry["dtype"] != "F32":
             raise ValueError(f"{path.name}: {name} is of type {entry['dtype']}, must be F32")
         count, offset = math.prod(entry["shape"]), begin + entry["data_offsets"][0]
         if offset + 4 * count > len(content):
-            raise ValueError(f"{path.name} ends within {name}; make it again with experiments.train_policy")
+            raise ValueError(f"{path.name} ends within {name}; recreate it with experiments.train_policy")
         parameters[name] = np.frombuffer(content, _DTYPE, count, offset).astype(np.float32).reshape(entry["shape"])
     return Policy(
         parameters=parameters,

@@ -134,7 +134,7 @@ def _json_rows(text: str) -> list[dict[str, Any]]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProblemError("prices", f"is no JSON ({error})") from error
+        raise ProblemError("prices", f"is not JSON ({error})") from error
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ProblemError(f"prices[{i}]", f"must be an object, is {row!r}")
@@ -146,7 +146,7 @@ def _csv_rows(text: str) -> list[dict[str, Any]]:
     try:
         return _table_rows(reader)
     except csv.Error as error:
-        raise ProblemError("prices", f"line {reader.line_num} is no CSV ({error})") from error
+        raise ProblemError("prices", f"line {reader.line_num} is not CSV ({error})") from error
 
 
 def _table_rows(reader: Any) -> list[dict[str, Any]]:

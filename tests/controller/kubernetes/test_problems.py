@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
         observed(phase="Pending", conditions=[SCHEDULED], containerStatuses=waiting("PodInitializing"),
                  initContainerStatuses=[{"name": "proxy", "restartCount": 2, "state": {
                      "terminated": {"exitCode": 128, "reason": "StartError", "message": "exec: not found"}}}]),
-        0, "CrashLoopBackOff", ("container proxy ends again and again (exec: not found)", "--previous"),
+        0, "CrashLoopBackOff", ("container proxy ends repeatedly (exec: not found)", "--previous"),
     ),
     "preparing takes too long": (
         stuck("ContainerCreating"), 95, "ContainerCreating", ("kubectl describe pod flights-worker-0-1-1-1",),
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "not ready": (
         observed(COORDINATOR, phase="Running", conditions=[SCHEDULED, condition("Ready", "False")],
                  containerStatuses=[{**running()[0], "ready": False}]), 70,
-        "ContainersNotReady", ("has run for 70 s without getting ready", "kubectl logs flights-coordinator-1-1"),
+        "ContainersNotReady", ("has run for 70 s without becoming ready", "kubectl logs flights-coordinator-1-1"),
     ),
     "node does not answer": (
         observed(phase="Running", conditions=[SCHEDULED, condition("Ready", "False")], containerStatuses=running()), 20,

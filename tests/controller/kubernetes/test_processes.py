@@ -66,7 +66,7 @@ PATH = "metadata.annotations[heterps.io/process]"
 MALFORMED: list[tuple[str, Any, str]] = [
     ("units", "1", 'units must be a whole number from 0 to 1000000, is "1"'),
     ("units", 1_000_000_000, "units must be a whole number from 0 to 1000000, is 1000000000"),
-    ("units", HUGE, "units must be a whole number from 0 to 1000000, is a number beyond all bounds"),
+    ("units", HUGE, "units must be a whole number from 0 to 1000000, is a number out of range"),
     ("units", -1, "units must be a whole number from 0 to 1000000, is -1"),
     ("units", True, "units must be a whole number from 0 to 1000000, is true"),
     ("units", 1.5, "units must be a whole number from 0 to 1000000, is 1.5"),

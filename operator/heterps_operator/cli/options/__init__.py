@@ -1,1 +1,1 @@
-"""Options of the commands. Imports nothing that takes time: every command builds these parsers."""
+"""Command-line options. Imports only cheap modules, as every command builds these parsers."""

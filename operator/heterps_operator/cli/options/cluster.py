@@ -1,4 +1,4 @@
-"""The options of the commands on a cluster. Imports nothing that takes time: every command builds this parser."""
+"""Options of the commands on a cluster. Imports only cheap modules, as every command builds this parser."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
     """Add submit, status, top, logs, explain and cancel to the commands of `heterps`."""
     submit = add("submit", help="train a job on a cluster", description="Check a job file and submit it to a cluster.")
     submit.add_argument("file", metavar="FILE", help="job file (YAML)")
-    submit.add_argument("--wait", action="store_true", help="show the job until it ends, and exit as it does")
-    submit.add_argument("--dry-run", action="store_true", help="let the cluster check everything, change nothing")
+    submit.add_argument("--wait", action="store_true", help="show the job until it ends and exit with its result")
+    submit.add_argument("--dry-run", action="store_true", help="validate on the cluster, change nothing")
     _add_common(submit, ("text", "json", "yaml"))
 
     status = add("status", help="list jobs of a cluster, or show one", description="List the jobs, or show one.")
@@ -27,13 +27,13 @@ def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
 
     top = add("top", help="watch a job of a cluster", description="Show stages, workers, throughput and cost, live.")
     top.add_argument("job", metavar="JOB", type=_name, help="name of the job")
-    top.add_argument("--once", action="store_true", help="show the present and end (as if piped)")
+    top.add_argument("--once", action="store_true", help="print the current state once and exit (as if piped)")
     _add_common(top, ("table", "json", "yaml"))
 
     logs = add("logs", help="logs of a job's pods", description="Print the logs of all pods of a job, merged by time.")
     logs.add_argument("job", metavar="JOB", type=_name, help="name of the job")
     logs.add_argument("--role", choices=_ROLES, help="only pods of this role")
-    logs.add_argument("--follow", "-f", action="store_true", help="go on until the job ends")
+    logs.add_argument("--follow", "-f", action="store_true", help="follow the logs until the job ends")
     logs.add_argument("--tail", metavar="N", type=_count, help="only the last N lines of each pod")
     _add_common(logs, ("text", "json"))
 
@@ -44,7 +44,7 @@ def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
     _add_common(explain, ("table", "json", "yaml"))
 
     cancel = add(
-        "cancel", help="stop a job on a cluster", description="Stop a job in order: checkpoint, then its pods end."
+        "cancel", help="stop a job on a cluster", description="Stop a job: it writes a checkpoint, then its pods end."
     )
     cancel.add_argument("job", metavar="JOB", type=_name, help="name of the job")
     cancel.add_argument("--delete", action="store_true", help="remove the job and all its objects; checkpoints stay")
@@ -60,7 +60,7 @@ def _add_common(parser: ArgumentParser, outputs: tuple[str, ...]) -> None:
 
 
 def _name(text: str) -> str:
-    # A name becomes part of a path of the API: nothing else may get in there.
+    # A name becomes part of an API path, so no other characters may get in.
     if len(text) > 253 or not _NAME.fullmatch(text):
         raise ArgumentTypeError(f"must be a name of a-z, 0-9, '-' and '.', is {text!r}")
     return text

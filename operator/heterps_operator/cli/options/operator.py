@@ -1,4 +1,4 @@
-"""The options of `heterps operator`. Imports nothing that takes time: every command builds this parser."""
+"""Options of `heterps operator`. Imports only cheap modules, as every command builds this parser."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["add_operator_options"]
 
 
 def add_operator_options(parser: ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `heterps operator`."""
     parser.add_argument("--namespace", action="append", default=[], help="manage jobs of this one only (repeatable)")
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: the pod's service account, or $KUBECONFIG)")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--lease-name", default="heterps-operator", help="of the Lease that one replica holds")
-    parser.add_argument("--lease-namespace", help="where it lies (default: the operator's own)")
+    parser.add_argument("--lease-namespace", help="its namespace (default: the operator's own)")
     parser.add_argument(
         "--lease-seconds", type=_positive, default=15, help="after which another replica takes over (default: 15)"
     )
@@ -25,7 +25,7 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")
     parser.add_argument("--max-planners", type=_positive, default=2, help="planner processes at a time (default: 2)")
     parser.set_defaults(output="text")
-    parser.add_argument("--verbose", action="store_true", help="log every request's trouble and kopf's own messages")
+    parser.add_argument("--verbose", action="store_true", help="log failed requests in detail and kopf's own messages")
 
 
 def _positive(text: str) -> int:

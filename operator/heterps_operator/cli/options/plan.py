@@ -1,4 +1,4 @@
-"""The options of `heterps plan`, and which of them go together."""
+"""Options of `heterps plan`, and their valid combinations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterps_operator.errors import UsageError
 __all__ = ["PICTURES", "add_plan_options", "check_plan_options"]
 
 PICTURES = (".png", ".svg", ".pdf")
-# Options of which each asks for another kind of answer, and those that make no sense with it.
+# Options that each select another kind of answer, with the options that they exclude.
 _APART = {
     "compare": ("method", "stages", "what_if", "frontier", "prices", "cores"),
     "prices": ("stages", "what_if", "frontier", "robust", "method", "cores"),
@@ -19,11 +19,11 @@ _APART = {
     "robust": ("stages", "frontier"),
 }
 _WITH_PRICES = ("restart_seconds", "pod_start_seconds", "horizon_seconds", "draw")
-_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # not for several problems
+_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # for a single problem only
 
 
 def add_plan_options(parser: ArgumentParser) -> None:
-    """Add what only `heterps plan` has."""
+    """Add the options that only `heterps plan` has."""
     add = parser.add_argument
     add(
         "--problem",
@@ -33,16 +33,16 @@ def add_plan_options(parser: ArgumentParser) -> None:
     )
     add("--method", metavar="M", help="planning method (default: the job's, or optimal)")
     add("--seed", type=_seed, metavar="N", help="of methods that draw random numbers (default: 0)")
-    add("--robust", type=_fraction, metavar="10%", help="keep the floor although measured times are wrong by this much")
+    add("--robust", type=_fraction, metavar="10%", help="keep the floor even if measured times are off by this much")
     add("--compare", action="store_true", help="a table of all methods on this problem")
-    add("--what-if", metavar="NAME=VALUE", action="append", help="v100.maxUnits=16: plan this too, side by side")
+    add("--what-if", metavar="NAME=VALUE", action="append", help="v100.maxUnits=16: plan with this change too")
     add("--prices", metavar="FILE", help="plan again at each tick of a price series (CSV or JSON)")
     add("--restart-seconds", type=_span, metavar="S", help="with --prices: a change stops training (default: 30)")
     add("--pod-start-seconds", type=_span, metavar="S", help="with --prices: a new pod starts (default: 60)")
     add("--horizon-seconds", type=_seconds, metavar="S", help="with --prices: a change must pay within this time")
     add("--draw", metavar="FILE", help="with --prices: draw what following them costs")
     add("--profile", metavar="FILE", help="take the layers' times from this problem file")
-    add("--stages", metavar="FILE", help='take the stages by hand from this file: {"stages": [...]}')
+    add("--stages", metavar="FILE", help='take hand-written stages from this file: {"stages": [...]}')
     add("--cores", type=_cores, metavar="N", help="of the machine that all stages share; 0: a core for each unit, "
         "as on a cluster (default: this machine's for a job, 0 for a --problem)")  # fmt: skip
     add("--timeout", type=_seconds, metavar="SECONDS", help="time limit of the search (--compare: of each method)")
@@ -52,23 +52,23 @@ def add_plan_options(parser: ArgumentParser) -> None:
 
 
 def check_plan_options(arguments: Namespace) -> None:
-    """Refuse options that do not go together, before anything is measured.
+    """Reject incompatible options before anything is measured.
 
     Raises:
-        UsageError: names the option and what to do.
+        UsageError: the message names the option and the fix.
     """
     problems = arguments.problem or []
     if (arguments.job is None) == (not problems):
         raise UsageError("plan: name a job file or --problem FILE, one of the two")
     if problems and arguments.profile is not None:
-        raise UsageError("--profile: a --problem has its layers' times already; name a job file, or leave it out")
+        raise UsageError("--profile: a --problem already has its layers' times; name a job file, or leave it out")
     if len(problems) > 1 and (others := _given(arguments, _ALONE)):
         raise UsageError(f"{others[0]}: is for one problem, --problem is given {len(problems)} times; leave one out")
     if arguments.method is not None and arguments.stages is not None:
-        raise UsageError("--stages: are a plan by hand, no method is needed; leave --method out")
+        raise UsageError("--stages: give a plan by hand and need no method; leave --method out")
     for option, excluded in _APART.items():
         if _given(arguments, (option,)) and (others := _given(arguments, excluded)):
-            raise UsageError(f"{others[0]}: does not go with {_spell(option)}; leave one of them out")
+            raise UsageError(f"{others[0]}: cannot be combined with {_spell(option)}; leave one of them out")
     if arguments.prices is None and (others := _given(arguments, _WITH_PRICES)):
         raise UsageError(f"{others[0]}: is for --prices FILE only; add it, or leave the option out")
     for target in arguments.frontier or []:

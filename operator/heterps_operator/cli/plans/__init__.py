@@ -1,1 +1,1 @@
-"""`heterps plan`, beyond the plan of one job."""
+"""Modes of `heterps plan` besides the plan of one job."""

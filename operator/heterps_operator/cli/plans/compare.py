@@ -22,7 +22,7 @@ _SECONDS_PER_METHOD = 10.0
 
 
 def compare_methods(problem: Problem, arguments: Namespace, search: Search, console: Console) -> int:
-    """Plan with every method, each within the time limit; returns the exit code."""
+    """Plan with every method, each within the time limit; return the exit code."""
     results: list[MethodResult] = []
     for i, method in enumerate(METHODS):
         if search.interrupted:
@@ -73,7 +73,7 @@ def show_what_if(
     arguments: Namespace,
     console: Console,
 ) -> int:
-    """Show the plan of the problem as it is beside that of the changed one; returns the exit code."""
+    """Show the current plan beside the plan of the changed problem; return the exit code."""
     settings = list(arguments.what_if)
     document = {"asIs": found.to_json(), "whatIf": {"settings": settings, **other.to_json()}}
     if isinstance(found, Plan) and isinstance(other, Plan):

@@ -1,4 +1,4 @@
-"""What `heterps plan` reads and writes."""
+"""Input and output files of `heterps plan`."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ def read_text(name: str, option: str) -> str:
     """Read a file that an option names.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{option} {name}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {name}: is no text in UTF-8") from error
+        raise UsageError(f"{option} {name}: is not UTF-8 text") from error
 
 
 def read_json(name: str, option: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or is not a JSON object.
     """
     try:
         document = json.loads(read_text(name, option))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{option} {name}: is no JSON ({error})") from error
+        raise UsageError(f"{option} {name}: is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise UsageError(f"{option} {name}: must hold a JSON object")
     return document
 
 
 def write_document(output: str, document: Json) -> None:
-    """Print a document for programs; nothing if a table is asked for."""
+    """Print a document in the given format; print nothing if a table was requested."""
     if output == "json":
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     elif output == "yaml":

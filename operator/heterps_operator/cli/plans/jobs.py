@@ -18,11 +18,11 @@ __all__ = ["plan_jobs"]
 
 
 def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
-    """Plan the jobs together; returns the exit code.
+    """Plan the jobs together; return the exit code.
 
     Raises:
         UsageError: a file cannot be read.
-        ProblemError: a problem is wrong, or pools of one name differ; the message names the file.
+        ProblemError: a problem is invalid, or pools of the same name differ; the message names the file.
     """
     files: list[str] = arguments.problem
     problems = []

@@ -1,4 +1,4 @@
-"""`heterps plan --prices FILE`: what following a price series is worth."""
+"""`heterps plan --prices FILE`: the benefit of following a price series."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _POD_START_SECONDS = 60.0
 
 
 def follow_prices(problem: Problem, arguments: Namespace, search: Search, console: Console) -> int:
-    """Train through the series twice, following it and staying; returns the exit code.
+    """Simulate training over the series, following prices and keeping the plan; return the exit code.
 
     Raises:
         UsageError: a file cannot be read or written.
-        ProblemError: the series is wrong; the message names the tick.
+        ProblemError: the series is invalid; the message names the tick.
     """
     ticks = read_ticks(read_text(arguments.prices, "--prices"))
 
@@ -56,5 +56,5 @@ def follow_prices(problem: Problem, arguments: Namespace, search: Search, consol
     if arguments.output == "table":
         console.print(render_market(followed, stayed))
         if search.should_stop():
-            console.print("stopped early: later ticks kept the plan of then", markup=False, highlight=False)
+            console.print("stopped early: later ticks kept the last plan", markup=False, highlight=False)
     return EXIT_OK if followed.seconds is not None else EXIT_INFEASIBLE

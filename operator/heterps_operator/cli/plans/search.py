@@ -1,4 +1,4 @@
-"""A search that people may watch and end: a progress bar at a terminal, and Ctrl-C for the best answer so far."""
+"""A search that users can watch and stop: a progress bar on terminals, and Ctrl-C for the best answer so far."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _QUIET_SECONDS = 1.0  # searches shorter than this show no bar
 
 
 class Search:
-    """What planning asks while it works.
+    """Progress and deadline of a search.
 
     Args:
-        console: for the bar; None: no bar.
-        limit: seconds; None: none.
+        console: console of the progress bar; None: no bar.
+        limit: time limit in seconds; None: no limit.
 
     Attributes:
         deadline: time on `clock` at which to stop.
-        interrupted: whether somebody has pressed Ctrl-C.
+        interrupted: whether Ctrl-C was pressed.
     """
 
     def __init__(self, console: Console | None, limit: float | None) -> None:
@@ -42,26 +42,26 @@ class Search:
         self.restart(limit)
 
     def restart(self, limit: float | None, label: str = "planning") -> None:
-        """Begin another search, with a time limit of its own."""
+        """Start another search with its own time limit."""
         self.finish()
         self._label, self._began = label, time.monotonic()
         self.deadline = math.inf if limit is None else self._began + limit
 
     def clock(self) -> float:
-        """Seconds; after Ctrl-C every deadline has passed."""
+        """Return the time in seconds; after Ctrl-C every deadline has passed."""
         return math.inf if self.interrupted else time.monotonic()
 
     def should_stop(self) -> bool:
-        """Whether time is up or somebody wants to end the search."""
+        """Whether time is up or the user has pressed Ctrl-C."""
         return self.clock() >= self.deadline
 
     @property
     def seconds(self) -> float:
-        """Since the search began."""
+        """Seconds since the search began."""
         return time.monotonic() - self._began
 
     def progress(self, fraction: float) -> None:
-        """Show how much is done."""
+        """Show progress."""
         if self._console is None or time.monotonic() - self._began < _QUIET_SECONDS:
             return
         if self._bar is None:
@@ -78,7 +78,7 @@ class Search:
         self._bar.update(self._task, completed=fraction)
 
     def finish(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = None

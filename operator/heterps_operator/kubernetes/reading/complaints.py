@@ -33,16 +33,14 @@ def unreadable(kind: str, error: Exception) -> Complaint:
         error: `UnreadableError`, or what went wrong with it.
     """
     what = str(error) if isinstance(error, UnreadableError) else f"the operator fails at it ({_described(error)})"
-    follows = f"the operator goes on with the {kind} as it could read it last, or without it; correct the object"
+    follows = f"the operator uses the last readable version of the {kind}, if any; correct the object"
     return Complaint(_UNREADABLE, f"{what}; {follows}")
 
 
 def failed_turn(error: Exception) -> Complaint:
     """A job that the operator fails to look at for no reason that it knows of."""
-    text = f"the operator fails at this job ({_described(error)}) and tries again; what runs goes on"
-    return Complaint(
-        _FAILED, f"{text}; look for damage in the job's ConfigMaps, or report what the operator's log says"
-    )
+    text = f"the operator fails to reconcile this job ({_described(error)}) and retries; running pods continue"
+    return Complaint(_FAILED, f"{text}; check the job's ConfigMaps for damage, or report the operator's log")
 
 
 def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | None:
@@ -59,15 +57,15 @@ def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | 
         process_of(pod)
     except ValueError as error:
         if owned:
-            fix = "HeterPS wrote it otherwise; delete the pod, and its job makes another one"
+            fix = "HeterPS wrote another value; delete the pod, and its job creates a new one"
         else:
-            fix = f"the pod is ignored, as no HeterPSJob owns it; take the label {LABEL_JOB} off it"
+            fix = f"the pod is ignored because no HeterPSJob owns it; remove the label {LABEL_JOB}"
         return Complaint(_UNREADABLE, f"{error}; {fix}")
     if not owned:
-        text = f"the label {LABEL_JOB} says that the pod is a job's, but metadata.ownerReferences names no HeterPSJob"
-        return Complaint(_IGNORED, f"{text}: it occupies no units of a pool; take the label off it")
+        text = f"the label {LABEL_JOB} assigns the pod to a job, but metadata.ownerReferences names no HeterPSJob"
+        return Complaint(_IGNORED, f"{text}: it occupies no units of a pool; remove the label")
     if charge is not None and charge.units != charge.claimed:
-        says = f"the annotation {ANNOTATION_PROCESS} speaks of {charge.claimed} units of pool {charge.pool}"
+        says = f"the annotation {ANNOTATION_PROCESS} claims {charge.claimed} units of pool {charge.pool}"
         text = f"{says}, its containers request {charge.units} of {charge.resource}, which is what counts"
         return Complaint(_UNITS_DIFFER, f"{text}; correct the resources in spec.workers of its job, or delete the pod")
     return None

@@ -154,7 +154,7 @@ def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
     resource = unit_resource(spec)
     if capacity.without_resource:
         names = _names(capacity.without_resource)
-        text = f"the nodes with {selector} ({names}) offer no {resource}; install its device plug-in, or correct "
+        text = f"the nodes with {selector} ({names}) offer no {resource}; install its device plugin, or correct "
         return _condition("NodesFound", False, "NoResource", text + "spec.resourceName or spec.nodeSelector")
     which = f"with the labels {selector}" if selector else f"that offers {resource}"
     text = f"no node {which}; label nodes, add some, or correct spec.nodeSelector"
@@ -179,14 +179,14 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
         return _condition("Ready", False, reason, f"no node of the pool takes pods; {away}")
     text = f"{_count(len(capacity.ready), 'node')} with {_count(capacity.units, 'unit')}"
     if capacity.taken:
-        text += f" besides the place of {capacity.taken} that other pods of HeterPS take, such as coordinators"
+        text += f" besides {capacity.taken} in use by other HeterPS pods, such as coordinators"
     if away:
         text += f"; {away}"
     if capacity.orphaned:
-        text += f"; {_count(capacity.orphaned, 'unit')} are those of pods whose jobs are gone, until they end"
+        text += f"; {_count(capacity.orphaned, 'unit')} belong to pods whose jobs are gone, until they end"
     if allocated > min(limit, capacity.units):
         have = f"jobs hold {allocated} units, the limit is {limit} and the nodes have {capacity.units}"
-        return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs give units back; {text}")
+        return _condition("Ready", False, "Shrunk", f"{have}; nothing new starts until jobs release units; {text}")
     if not capacity.units:
         per_pod = int(spec.get("unitsPerPod") or 1)
         text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"

@@ -122,7 +122,8 @@ def object_refused(what: str, error: ApiError) -> PodProblem:
     """
     if _TOO_LARGE.search(error.message) and error.code != _FORBIDDEN:
         fix = (
-            "shorten what the job's spec has most of (templates, arguments, stages): it is kept in ConfigMaps of 1 MiB"
+            "shorten the longest parts of the job's spec (templates, arguments, stages): "
+            "it is stored in ConfigMaps of at most 1 MiB"
         )
         return _refusal(what, error, ("TooLarge", fix))
     return _refusal(what, error, ("ObjectRefused", "correct the job, or ask who set the cluster's policy"))
@@ -136,9 +137,9 @@ def name_taken(what: str, found: Json) -> PodProblem:
         found: what is there.
     """
     if any(owner.get("kind") == "HeterPSJob" for owner in found["metadata"].get("ownerReferences") or ()):
-        return PodProblem("NameNotFree", f"{what} is of an earlier job of this name, which is being cleared away")
+        return PodProblem("NameNotFree", f"{what} belongs to an earlier job of this name, which is being deleted")
     return PodProblem(
-        "NameTaken", f"{what} is there already and not this job's; delete it, or give the job another name"
+        "NameTaken", f"{what} already exists and does not belong to this job; delete it, or give the job another name"
     )
 
 
@@ -248,7 +249,7 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
 def _crashes(pod: Json, where: str, name: str, words: str) -> PodProblem:
     said = f" ({_quote(words)})" if words else ""
     fix = f"see kubectl logs {pod['metadata'].get('name')} --container {name} --previous"
-    return PodProblem("CrashLoopBackOff", f"{where}: container {name} ends again and again{said}; {fix}")
+    return PodProblem("CrashLoopBackOff", f"{where}: container {name} ends repeatedly{said}; {fix}")
 
 
 def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> PodProblem | None:
@@ -265,7 +266,7 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
     if "Pulling" in said and "Pulled" not in said:
         if since < _PULLING_SECONDS:
             return None
-        fix = "wait, or make the image smaller or nearer"
+        fix = "wait, use a smaller image, or a registry closer to the node"
         return PodProblem("ContainerCreating", f"{where} has been pulling its image for {since:.0f} s; {fix}")
     if since >= _CREATING_SECONDS:
         text = f"{where} has been prepared for {since:.0f} s"
@@ -290,7 +291,7 @@ def _not_ready(pod: Json, now: float) -> PodProblem | None:
         text = f"node {node}, where {_process(pod)} runs, has not answered for {since:.0f} s"
         return PodProblem("NodeNotReady", f"{text}; if it stays away, its pods are started elsewhere")
     if not runtime.get("ready") and since >= _UNREADY_SECONDS:
-        text = f"{_process(pod)} on node {node} has run for {since:.0f} s without getting ready"
+        text = f"{_process(pod)} on node {node} has run for {since:.0f} s without becoming ready"
         fix = f"see kubectl logs {pod['metadata'].get('name')}"
         return PodProblem("ContainersNotReady", f"{text}; {fix}")
     return None
@@ -311,7 +312,7 @@ def _image_message(where: str, name: str, container: Json, reason: str, words: s
     elif any(word in low for word in ("not found", "manifest unknown", "404")):
         fix = f"push the image, or correct {field}"
     elif any(word in low for word in ("toomanyrequests", "429")):
-        fix = "the registry limits how often it is asked: sign in with imagePullSecrets, or mirror the image"
+        fix = "the registry limits the request rate: sign in with imagePullSecrets, or mirror the image"
     elif any(word in low for word in ("no such host", "i/o timeout", "connection refused", "x509")):
         fix = "the node does not reach the registry: check its name, the network and certificates"
     else:

@@ -125,4 +125,4 @@ def check(kind: str, item: Any) -> None:
     """
     _SHAPES[kind](item, "")
     if kind == POOL and item["spec"]["deviceType"] == "XPU" and not item["spec"].get("resourceName"):
-        raise UnreadableError("spec.resourceName", None, "there, as nothing stands in for it where deviceType is XPU")
+        raise UnreadableError("spec.resourceName", None, "set, as deviceType XPU has no default")

@@ -207,5 +207,5 @@ def _shown(value: object) -> str:
     if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
         return f"is a text of {len(value)} characters"
     if isinstance(value, int) and not -_MOST <= value <= _MOST:  # too long a one cannot even be written out
-        return "is a number beyond all bounds"
+        return "is a number out of range"
     return f"is {json.dumps(value, ensure_ascii=False, default=str)}"
