@@ -49,7 +49,7 @@ def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
             continue
         document["metadata"]["name"] = name
         spec["image"] = container.pop("image")
-        spec["workers"] = {"template": template}
+        spec["podTemplates"] = {"all": template}
         spec["data"] |= {"train": str(FLIGHTS / "data" / "train"), "evaluation": str(FLIGHTS / "data" / "test")}
         spec["checkpoint"]["path"] = f"/shared/{name}"
         # Pods share this machine's two cores with a whole Kubernetes.

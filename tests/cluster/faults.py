@@ -70,9 +70,10 @@ def small_job(
             "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": prefers}},
             "tolerations": [{**lost, "tolerationSeconds": tolerated_seconds}],
         }
-        job.job["spec"]["workers"]["templates"] = {
-            "cpu": {"spec": worker},
-            "ps": {"spec": _only_on(elsewhere)},
+        job.job["spec"]["podTemplates"] |= {
+            "worker": {"spec": worker},
+            "profiler": {"spec": worker},
+            "parameterServer": {"spec": _only_on(elsewhere)},
             "coordinator": {"spec": _only_on(together)},
         }
     return job

@@ -86,8 +86,8 @@ class ClusterJob:
         self.pool["metadata"]["name"] = self.pool_name
         self.pool["spec"] |= {"nodeSelector": {POOL_LABEL: "cpu"}, **(pool or {})}
         self.job["metadata"] |= {"name": name, "namespace": kubectl.namespace}
-        self.job["spec"] |= {"pools": [{"name": self.pool_name}], "workers": {"template": self._template()}}
-        self.job["spec"]["image"] = self.job["spec"]["workers"]["template"]["spec"]["containers"][0].pop("image")
+        self.job["spec"] |= {"pools": [{"name": self.pool_name}], "podTemplates": {"all": self._template()}}
+        self.job["spec"]["image"] = self.job["spec"]["podTemplates"]["all"]["spec"]["containers"][0].pop("image")
         self.job["spec"]["data"]["train"] = f"{SHARED}/data"
         self.job["spec"]["checkpoint"] |= {"path": f"{SHARED}/{name}"}
         for stage in self.job["spec"]["scheduling"]["stages"]:

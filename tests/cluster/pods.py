@@ -26,7 +26,7 @@ def python_folders() -> list[Path]:
 
 
 def project_template(container: str = "heterps") -> Json:
-    """The pod template that lets an ordinary job run in the test cluster (`spec.workers.template`).
+    """The pod template that lets an ordinary job run in the test cluster (`spec.podTemplates.all`).
 
     The image holds a shell only. The machine's programs, the interpreter, the virtual environment and the checkout are
     mounted at their own paths, read-only, so that a changed line needs no new image.

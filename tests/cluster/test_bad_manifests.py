@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.reading.pools import AUTOSCALED_ANNOTATION
 from tests.cluster.api_server import ApiServer, collection
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -31,7 +30,7 @@ PATIENCE_SECONDS = 400
 STRICT = "fieldValidation=Strict"
 CONTAINER = "workers.template.spec.containers.0"
 STAGE = {"pool": "POOL", "lastLayer": "output", "units": 1}
-TEMPLATE = "spec.workers.template"
+TEMPLATE = "spec.podTemplates.all"
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     # Wrong jobs do not compete with the good one: they have a pool that any number of them fits into.
     base = make("base")
     base.pool = changed(base.pool, "metadata.name", names["POOL"])
-    base.pool["metadata"]["annotations"] = {AUTOSCALED_ANNOTATION: "true"}
+    base.pool["spec"]["autoscaled"] = True
     base.pool["spec"]["maxUnits"] = 100_000
     base.pool_name = names["POOL"]
     base.job["spec"] |= {

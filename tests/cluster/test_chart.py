@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from heterps_operator.api.admission import cluster_problems
+from heterps_operator.api.schema import load_schemas
 from heterps_operator.kubernetes.api import connect
 from tests.cluster.building import ROOT
 from tests.cluster.faults import MODEL, held
@@ -21,6 +23,7 @@ from tests.cluster.helm import CHART, Helm, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.cluster.pods import project_template
+from tests.manifests.samples import JOB, changed, parsed
 
 NAMESPACE = "heterps-chart"  # of the release; other files' operators live beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
@@ -205,6 +208,27 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "devicepools.heterps.io")
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+
+
+def test_a_job_that_cannot_run_in_pods_is_refused_at_apply(installed: Installed, admin: Kubectl) -> None:
+    job = changed(changed(parsed(JOB), "spec.image", "example.com/flights:1"), "spec.checkpoint", {"path": "/shared/x"})
+    job = changed(job, "spec.data.train", "s3://bucket/train/")
+    wrong = {
+        "spec.image": changed(job, "spec.image", ...),
+        "spec.checkpoint.path": changed(job, "spec.checkpoint", {}),
+        "spec.data.train": changed(job, "spec.data.train", "data/train"),
+        "spec.data.evaluation": changed(job, "spec.data.evaluation", "data/test"),
+    }
+
+    def answer_to(document: Object) -> Answer:
+        return admin.try_to("apply", "--dry-run=server", "--filename=-", text=json.dumps(document))
+
+    # The API server needs a moment for a new policy.
+    wait_until("the policy is in force", lambda: answer_to(wrong["spec.image"]).code, 30)
+    for field, document in wrong.items():
+        [problem] = cluster_problems(load_schemas()["HeterPSJob"].with_defaults(document))
+        assert f"{field}: {problem.message}" in answer_to(document).errors, "the words of heterps submit"
+    assert answer_to(job).code == 0
 
 
 def refused(admin: Kubectl, asked: list[tuple[str, str]], namespace: str = "default", user: str = USER) -> set[str]:

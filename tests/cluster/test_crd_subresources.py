@@ -46,14 +46,14 @@ def test_spec_and_status_are_written_apart(resources: Kubectl, server: ApiServer
     job = resources.get("heterpsjob", "flights")
     assert "status" not in job
     assert job["metadata"]["generation"] == 1
-    patch = {"spec": {"mode": "Paused"}, "status": {"phase": "Running"}}
+    patch = {"spec": {"paused": True}, "status": {"phase": "Running"}}
     merge = "application/merge-patch+json"
     server.ask("PATCH", f"{path(resources)}/flights/status", patch, merge)
     job = resources.get("heterpsjob", "flights")
     assert (job["status"]["phase"], job["spec"]["mode"], job["metadata"]["generation"]) == ("Running", "Auto", 1)
-    server.ask("PATCH", f"{path(resources)}/flights", {"spec": {"mode": "Paused"}, "status": {"phase": "No"}}, merge)
+    server.ask("PATCH", f"{path(resources)}/flights", {"spec": {"paused": True}, "status": {"phase": "No"}}, merge)
     job = resources.get("heterpsjob", "flights")
-    assert (job["status"]["phase"], job["spec"]["mode"], job["metadata"]["generation"]) == ("Running", "Paused", 2)
+    assert (job["status"]["phase"], job["spec"]["paused"], job["metadata"]["generation"]) == ("Running", True, 2)
 
 
 def test_every_status_that_the_controller_makes_is_taken_as_it_is(resources: Kubectl, server: ApiServer) -> None:
@@ -81,11 +81,12 @@ def test_columns_are_filled_from_spec_and_status(resources: Kubectl, server: Api
     world = World().training()
     reported(server, resources, world.status)
     head, row = (line.split() for line in resources("get", "hpsj", "flights").splitlines())
-    assert head == ["NAME", "STATE", "STAGES", "PS", "THROUGHPUT", "COST/H", "PLAN", "AGE"]
+    assert head == ["NAME", "STATE", "WORKERS", "PS", "THROUGHPUT", "COST/H", "PLAN", "AGE"]
     assert row[:2] == ["flights", "Running"]
-    assert {"0/1", "2.5400", "1"} <= set(row)
+    assert {"0/3", "0/1", "2.5400", "1"} <= set(row)
     wide = resources("get", "hpsj", "flights", "--output=wide").splitlines()[0].split()
-    assert {"STEP", "MESSAGE"} <= set(wide)
+    assert {"STAGES", "STEP", "MESSAGE"} <= set(wide)
+    assert max(map(len, resources("get", "hpsj", "flights").splitlines())) <= 120
     head, row, _ = (line.split() for line in resources("get", "dpool").splitlines())
     assert head == ["NAME", "DEVICE", "PRICE/H", "MAX", "NODES", "CAPACITY", "USED", "AGE"]
     assert row[:4] == ["cpu", "CPU", "0.04", "8"]
@@ -99,7 +100,7 @@ def test_names_and_explanations(resources: Kubectl) -> None:
         assert resources("get", name, "--output=name").strip() == "devicepool.heterps.io/cpu"
     assert "heterpsjob.heterps.io/flights" in resources("get", "all", "--output=name")
     text = resources("explain", "hpsj.spec.elasticity.workers")
-    assert "Worker pods of all stages together" in " ".join(text.split())
+    assert "Total worker pods of all stages" in " ".join(text.split())
     assert "FailJob" in resources("explain", "hpsj.spec.runPolicy.failurePolicy.rules.action")
 
 
@@ -109,7 +110,9 @@ def test_scaling_asks_for_a_number_of_workers(resources: Kubectl, server: ApiSer
     assert (scale["spec"], scale["status"]) == ({}, {"replicas": 0}), "0: the planner decides"
     resources("scale", "hpsj/flights", "--replicas=12")
     assert resources.get("heterpsjob", "flights")["spec"]["elasticity"]["workers"] == 12
-    status = {"status": {"workers": {"desired": 3, "ready": 2, "selector": "heterps.io/job=flights"}}}
+    answer = resources.try_to("scale", "hpsj/flights", "--replicas=0")
+    assert "should be greater than or equal to 1" in answer.errors, "0 is no way to stop a job"
+    status = {"status": {"workers": {"desired": 12, "current": 3, "ready": 2, "selector": "heterps.io/job=flights"}}}
     server.ask("PATCH", f"{path(resources)}/flights/status", status, "application/merge-patch+json")
     scale = server.ask("GET", f"{path(resources)}/flights/scale").body
     assert scale["spec"] == {"replicas": 12}
@@ -117,10 +120,10 @@ def test_scaling_asks_for_a_number_of_workers(resources: Kubectl, server: ApiSer
 
 
 def test_scaling_is_refused_where_it_has_no_effect(resources: Kubectl) -> None:
-    resources.apply(changed(parsed(JOB), "spec.elasticity.mode", "Off"))
+    resources.apply(changed(parsed(JOB), "spec.elasticity.mode", "Disabled"))
     answer = resources.try_to("scale", "hpsj/flights", "--replicas=12")
     assert answer.code
-    assert 'workers has no effect with mode "Off"; set mode to Auto, or workers to 0' in answer.errors
+    assert "workers has no effect with mode Disabled; set mode to Auto, or remove workers" in answer.errors
 
 
 def test_an_autoscaler_leaves_a_job_alone_until_it_has_a_number(resources: Kubectl) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.reading.pools import AUTOSCALED_ANNOTATION
 from tests.cluster.images import IMAGE
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -49,7 +48,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     """In each phase: while profiles are taken, plans made, pods started, training, and stopping."""
     roomy = {"maxUnits": 64}
     profiling = make("profiling", spec=NO_IMAGE, pool=roomy)
-    profiling.pool["metadata"]["annotations"] = {AUTOSCALED_ANNOTATION: "true"}
+    profiling.pool["spec"]["autoscaled"] = True
     stages = [{"pool": profiling.pool_name, "lastLayer": "output", "units": 63}]
     planning = make("planning", spec={"scheduling.stages": stages}, pool=roomy)
     starting = make("starting", spec=NO_IMAGE, pool=roomy)
@@ -117,7 +116,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
         "crashing": ({"workers.template.spec.initContainers": [crashing]}, "CrashLoopBackOff", "kubectl logs"),
     }  # fmt: skip
     jobs = {name: make(name, spec=spec, pool={"maxUnits": 64}) for name, (spec, _, _) in wrong.items()}
-    jobs["no-image"].pool["metadata"]["annotations"] = {AUTOSCALED_ANNOTATION: "true"}
+    jobs["no-image"].pool["spec"]["autoscaled"] = True
     jobs["no-image"].submit()
     for job in jobs.values():
         job.keep_profile()

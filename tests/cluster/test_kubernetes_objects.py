@@ -94,13 +94,13 @@ def test_pods_are_kept_as_they_are_under_the_pod_security_standards(
 ) -> None:
     admin("label", "namespace", str(kubectl.namespace), f"pod-security.kubernetes.io/enforce={level}")
     # The image decides who it runs as, so a restricted namespace needs a word from the job.
-    job = make_job(workers={"template": NOT_ROOT}) if level == "restricted" else make_job()
+    job = make_job(podTemplates={"all": NOT_ROOT}) if level == "restricted" else make_job()
     for spec in SPECS:
         check(server, at(pod_of(spec, job, plan_revision=3), kubectl))
 
 
 def test_pods_with_a_template_are_kept_as_they_are(server: ApiServer, kubectl: Kubectl) -> None:
-    job = make_job(workers={"template": TEMPLATE})
+    job = make_job(podTemplates={"all": TEMPLATE})
     for spec in SPECS:
         check(server, at(pod_of(spec, job), kubectl))
 

@@ -19,7 +19,6 @@ import pytest
 from heterps_operator.controller import session as session_module
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
-from heterps_operator.controller.wanted import PAUSED_ANNOTATION
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop import control_loop as loop
@@ -329,8 +328,8 @@ class Life(World):
             case "image":
                 self.edit(lambda job: job["spec"].__setitem__("image", f"example.com/model:{int(rng.integers(3))}"))
             case "pause":
-                annotations = PAUSED_ANNOTATION, str(rng.choice(["true", "false"]))
-                self.edit(lambda job: job["metadata"].__setitem__("annotations", dict([annotations])))
+                paused = bool(rng.choice([True, False]))
+                self.edit(lambda job: job["spec"].__setitem__("paused", paused))
             case "silence" if coordinator is not None:
                 coordinator.silent = not coordinator.silent
             case "finish" if coordinator is not None and coordinator.phase == "Training":

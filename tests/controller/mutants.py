@@ -64,7 +64,7 @@ def pool() -> Json:
     """A device pool that chooses `node`."""
     tolerations = [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]
     made = make_pool(nodeSelector={"pool": "cpu"}, tolerations=tolerations)
-    made["metadata"] |= {"uid": "pool", "annotations": {"heterps.io/autoscaled": "false"}}
+    made["metadata"] |= {"uid": "pool"}
     made["status"] = {"conditions": [{**condition("Ready", "True"), "observedGeneration": 1}], "nodes": 1}
     return made
 
@@ -72,7 +72,7 @@ def pool() -> Json:
 def job() -> Json:
     """A job that another operator manages: what is looked at of it is what every turn begins with."""
     made = make_job(managedBy="example.com/other")
-    made["metadata"] |= {"generation": 1, "annotations": {"heterps.io/paused": "true"}, "finalizers": ["x"]}
+    made["metadata"] |= {"generation": 1, "finalizers": ["x"]}
     return made
 
 

@@ -25,7 +25,7 @@ OLD = completed(changed(parsed(JOB), "spec.pools", [{"name": "cpu", "maxUnits": 
 
 # Field below spec, its new value (`...`: none), what is said to differ, and the effect.
 CHANGES: list[tuple[str, Any, str, Effect]] = [
-    ("mode", "Paused", "mode", Effect.LIVE),
+    ("mode", "Plan", "mode", Effect.LIVE),
     ("runPolicy.suspend", True, "runPolicy.suspend", Effect.LIVE),
     ("runPolicy.backoffLimit", 9, "runPolicy.backoffLimit", Effect.LIVE),
     ("runPolicy.failurePolicy.rules", [{"action": "Ignore", "exitCodes": [1]}], "runPolicy.failurePolicy.rules",
@@ -41,12 +41,13 @@ CHANGES: list[tuple[str, Any, str, Effect]] = [
     ("pools.0.maxUnits", ..., "pools[cpu].maxUnits", Effect.LIVE),
     ("pools.1.maxUnits", 5, "pools[v100].maxUnits", Effect.REPLAN),
     ("pools", [{"name": "cpu", "maxUnits": 4}], "pools[v100]", Effect.REPLAN),
+    ("pools.1.podTemplate", {"spec": {"hostNetwork": True}}, "pools[v100].podTemplate", Effect.RESTART),
     ("balancing.policy", "equal", "balancing.policy", Effect.LIVE),
     ("elasticity.workers", 5, "elasticity.workers", Effect.LIVE),
     ("parameterServer.replicas", 5, "parameterServer.replicas", Effect.REPLAN),
     ("parameterServer.memoryLimit", "5Gi", "parameterServer.memoryLimit", Effect.RESTART),
     ("image", "example.com/new:2", "image", Effect.RESTART),
-    ("workers.template", {"spec": {"hostNetwork": True}}, "workers.template.spec.hostNetwork", Effect.RESTART),
+    ("podTemplates.all", {"spec": {"hostNetwork": True}}, "podTemplates.all.spec.hostNetwork", Effect.RESTART),
     ("checkpoint.everySteps", 5, "checkpoint.everySteps", Effect.RESTART),
     ("checkpoint.path", "elsewhere", "checkpoint.path", Effect.REFUSED),
     ("model.arguments", {"a": 1}, "model.arguments.a", Effect.REFUSED),
@@ -87,7 +88,7 @@ def test_the_same_spec_is_no_change() -> None:
 
 
 def test_of_several_changes_the_strongest_effect_counts() -> None:
-    new = changed(changed(OLD, "spec.mode", "Paused"), "spec.image", "example.com/new:2")
+    new = changed(changed(OLD, "spec.mode", "Plan"), "spec.image", "example.com/new:2")
     assert spec_change(OLD, new).effect == Effect.RESTART
     new = changed(new, "spec.pools", [{"name": "v100"}, {"name": "a100"}])
     change = spec_change(OLD, new)

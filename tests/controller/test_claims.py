@@ -173,8 +173,7 @@ def test_pods_of_a_job_that_nobody_knows_count_against_the_limit_only_as_far_as_
     assert (capacity.units, capacity.orphaned) == (2, 2)
     assert pool_limit(make_pool(), capacity) == 2
     assert pool_limit(make_pool(maxUnits=3), capacity) == 1
-    autoscaled = make_pool(maxUnits=3)
-    autoscaled["metadata"]["annotations"] = {"heterps.io/autoscaled": "true"}
+    autoscaled = make_pool(maxUnits=3, autoscaled=True)
     assert pool_limit(autoscaled, capacity) == 1
     status = pool_status(make_pool(), capacity, 0, now=NOW)
     assert "2 units belong to pods whose jobs are gone, until they end" in condition(status, "Ready")["message"]

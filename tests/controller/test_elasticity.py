@@ -124,7 +124,7 @@ def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"elasticity": Elasticity(mode="Off")},
+        {"elasticity": Elasticity(mode="Disabled")},
         {"elasticity": Elasticity(workers=3)},
         {"elasticity": Elasticity(workers=3), "min_samples_per_second": None},
         {"min_samples_per_second": None},

@@ -79,7 +79,7 @@ def test_a_rule_that_fails_the_job_says_so() -> None:
     assert failure is not None
     assert (failure.member, failure.last_lines) == ("worker-1-0", ("allocating",))
     assert failure.message == (
-        "worker-1-0 ended (out of memory; raise the memory limit of container heterps in spec.workers.templates.gpu); "
+        "worker-1-0 ended (out of memory; raise the memory limit of container heterps in spec.podTemplates.worker); "
         "a rule of runPolicy.failurePolicy fails the job"
     )
 
@@ -151,11 +151,11 @@ def test_the_coordinator_is_told_why_a_member_is_gone() -> None:
     [
         ("ps", "cpu", -9, "OOMKilled", "out of memory; raise spec.parameterServer.memoryLimit"),
         ("worker", "cpu", -9, "OOMKilled",
-         "out of memory; raise the memory limit of container heterps in spec.workers.templates.cpu"),
+         "out of memory; raise the memory limit of container heterps in spec.podTemplates.worker"),
         ("coordinator", None, -9, "OOMKilled",
-         "out of memory; raise the memory limit of container heterps in spec.workers.templates.coordinator"),
+         "out of memory; raise the memory limit of container heterps in spec.podTemplates.coordinator"),
         ("worker", "gone", 137, "OOMKilled",
-         "out of memory; raise the memory limit of container heterps in spec.workers.template"),
+         "out of memory; raise the memory limit of container heterps in spec.podTemplates.worker"),
         ("worker", "cpu", None, "Deleted", "its pod was deleted by another client"),
         ("worker", "cpu", -15, "Preempted", "a pod of higher priority took its place, killed by SIGTERM"),
         ("worker", "cpu", 128, "StartError", "its container could not start, exit code 128"),
@@ -173,7 +173,7 @@ def test_the_policy_is_read_from_the_manifest() -> None:
         "cleanPodPolicy": "All",
         "failurePolicy": {
             "rules": [
-                {"action": "FailJob", "role": "ps", "reasons": ["OOMKilled"]},
+                {"action": "FailJob", "role": "ParameterServer", "reasons": ["OOMKilled"]},
                 {"action": "Ignore", "exitCodes": [3, 4]},
             ]
         },

@@ -299,7 +299,7 @@ def test_a_job_of_another_manager_is_left_alone(world: World) -> None:
 
 
 def test_a_paused_job_is_not_touched(world: World) -> None:
-    world.edit(lambda job: job["metadata"].__setitem__("annotations", {"heterps.io/paused": "true"}))
+    world.edit(lambda job: job["spec"].__setitem__("paused", True))
     world.controller().turn()
     assert world.status["phase"] == "Paused"
     assert world.names(PODS) == set()

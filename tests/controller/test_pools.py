@@ -172,6 +172,4 @@ def test_the_same_world_gives_the_same_status_in_whatever_order_the_nodes_come()
 def test_the_limit_is_the_smaller_of_maxunits_and_what_the_nodes_have() -> None:
     assert pool_limit(make_pool(), Capacity(4)) == 4
     assert pool_limit(make_pool(maxUnits=3), Capacity(4)) == 3
-    scaled = make_pool()
-    scaled["metadata"]["annotations"] = {"heterps.io/autoscaled": "true"}
-    assert pool_limit(scaled, Capacity(0)) == 32, "nodes come when pods wait for them"
+    assert pool_limit(make_pool(autoscaled=True), Capacity(0)) == 32, "nodes come when pods wait for them"

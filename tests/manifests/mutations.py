@@ -23,6 +23,7 @@ FULL_POOL: Json = {
         "torchDevice": "cuda",
         "unitsPerPod": 1,
         "maxUnits": 8,
+        "autoscaled": False,
         "pricePerUnitHour": "2.42",
         "nodeSelector": {"gpu": "v100"},
         "tolerations": [
@@ -72,15 +73,13 @@ FULL_JOB: Json = {
             "timeoutSeconds": 60,
             "stages": [{"pool": "v100", "lastLayer": "mlp", "units": 1}],
         },
-        "pools": [{"name": "v100", "maxUnits": 4}],
+        "pools": [{"name": "v100", "maxUnits": 4, "podTemplate": {"metadata": {}, "spec": {}}}],
         "balancing": {"policy": "optimal", "intervalSeconds": 10, "minGainPercent": 5},
-        "elasticity": {"workers": 0, "mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
-        "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "spillDirectory": "/spill", "wirePrecision": "fp16"},
-        "workers": {
-            "template": {"metadata": {}, "spec": {}},
-            "templates": {
-                role: {"metadata": {}, "spec": {}} for role in ("coordinator", "ps", "cpu", "gpu", "xpu")
-            },
+        "elasticity": {"mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
+        "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16"},
+        "podTemplates": {
+            role: {"metadata": {}, "spec": {}}
+            for role in ("all", "coordinator", "parameterServer", "worker", "profiler")
         },
         "checkpoint": {"path": "s3://bucket/checkpoints", "everySteps": 1000, "keep": 3},
         "runPolicy": {
@@ -93,8 +92,8 @@ FULL_JOB: Json = {
             "hangTimeoutSeconds": 120,
             "failurePolicy": {
                 "rules": [
-                    {"role": "worker", "exitCodes": [137], "action": "Ignore"},
-                    {"role": "worker", "reasons": ["Evicted"], "action": "FailJob"},
+                    {"role": "Worker", "exitCodes": [137], "action": "Ignore"},
+                    {"role": "Worker", "reasons": ["Evicted"], "action": "FailJob"},
                 ]
             },
             "schedulingPolicy": {
@@ -104,7 +103,8 @@ FULL_JOB: Json = {
                 "schedulerName": "volcano",
             },
         },
-        "mode": "Auto",
+        "mode": "Train",
+        "paused": False,
         "managedBy": "heterps.io/operator",
     },
 }  # fmt: skip
@@ -119,6 +119,7 @@ LEFT_OUT = {
     "spec.training.optimizer.sparse.beta1",
     "spec.training.optimizer.sparse.beta2",
     "spec.training.optimizer.sparse.epsilon",
+    "spec.elasticity.workers",
 }
 
 

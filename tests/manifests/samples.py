@@ -17,13 +17,13 @@ CPU = """\
 apiVersion: heterps.io/v1alpha1
 kind: DevicePool
 metadata: {name: cpu}
-spec: {deviceType: CPU, maxUnits: 8, pricePerUnitHour: "0.04"}
+spec: {deviceType: CPU, unitsPerPod: 2, maxUnits: 8, pricePerUnitHour: "0.04"}
 """
 GPU = """\
 apiVersion: heterps.io/v1alpha1
 kind: DevicePool
 metadata: {name: v100}
-spec: {deviceType: GPU, unitsPerPod: 2, maxUnits: 8, pricePerUnitHour: "2.42"}
+spec: {deviceType: GPU, maxUnits: 8, pricePerUnitHour: "2.42"}
 """
 JOB = """\
 apiVersion: heterps.io/v1alpha1

@@ -26,17 +26,18 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.epochs: is not a field (found 3); did you mean spec.training.epochs?"]),
     ("  pools:", "  gpus: 3\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, model, "
-        "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, workers, checkpoint, "
-        "runPolicy, mode, managedBy"]),
+        "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, podTemplates, "
+        "checkpoint, runPolicy, mode, paused, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",
         "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of "
-        "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, pricePerUnitHour, nodeSelector, tolerations"]),
+        "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, autoscaled, pricePerUnitHour, nodeSelector, "
+        "tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
-    ("  pools:", "  workers: {template: {containers: []}}\n  pools:", [
-        "job.yaml:18: HeterPSJob flights: spec.workers.template.containers: is not a field (found []); "
+    ("  pools:", "  podTemplates: {all: {containers: []}}\n  pools:", [
+        "job.yaml:18: HeterPSJob flights: spec.podTemplates.all.containers: is not a field (found []); "
         "remove it, or use one of metadata, spec"]),
     ("  model: {", "  model: {arguments: {a: 1}, argument: 2, ", [
         "job.yaml:15: HeterPSJob flights: spec.model.argument: is not a field (found 2); did you mean arguments?"]),
@@ -74,12 +75,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:4: DevicePool cpu: spec.pricePerUnitHour: must be a string, is 0.04; write it in quotes: \"0.04\""]),
     ("pricePerUnitHour: \"0.04\"", "pricePerUnitHour: 1", [
         "job.yaml:4: DevicePool cpu: spec.pricePerUnitHour: must be a string, is 1; write it in quotes: \"1\""]),
-    ("  pools:", "  elasticity: {mode: Off}\n  pools:", [
-        "job.yaml:18: HeterPSJob flights: spec.elasticity.mode: must be a string, is false; "
-        "YAML takes Off for false, write it in quotes: \"Off\""]),
     ("label: late", "label: y", [
         "job.yaml:16: HeterPSJob flights: spec.data.label: must be a string, is true; "
-        "YAML takes y for true, write it in quotes: \"y\""]),
+        "YAML reads y as true, write it in quotes: \"y\""]),
     ("dense: [distance]", "dense: distance", [
         "job.yaml:16: HeterPSJob flights: spec.data.dense: must be a list, is \"distance\"; "
         "see its description in docs/api.md"]),
@@ -118,13 +116,13 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all pools))"]),
     ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\\n\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: must be like \"2.42\", is \"2.42\\n\"; correct it (Price "
-        "of one unit for one hour, a decimal number in quotes, in the currency of your choice (the same for all "
-        "pools))"]),
+        "of one unit for one hour, a decimal number in quotes, "
+        "in the currency of your choice (the same for all pools))"]),
     ("{globalBatchSize: 4096}", "{globalBatchSize: 4096, optimizer: {dense: {name: adam, beta1: \"1.5\"}}}", [
         "job.yaml:17: HeterPSJob flights: spec.training.optimizer.dense.beta1: must be at least 0 and less than 1, "
         "is \"1.5\"; give a decimal number such as \"0.9\""]),
     ("unitsPerPod: 2", "unitsPerPod: 0", [
-        "job.yaml:9: DevicePool v100: spec.unitsPerPod: must be at least 1, is 0; give a value such as 1"]),
+        "job.yaml:4: DevicePool cpu: spec.unitsPerPod: must be at least 1, is 0; give a value such as 1"]),
     ("  pools:", "  parameterServer: {memoryLimit: 8GB}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.parameterServer.memoryLimit: must be like \"8Gi\", is \"8GB\"; "
         "correct it (Memory of one server, in bytes, as a quantity. No limit if left out)"]),
@@ -162,9 +160,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must not be in the list twice, \"cpu\" is item 0 "
         "already; remove or rename one of the two"]),
     ("label: late", "label: late, label: early", [
-        "job.yaml:16: spec.data.label: given twice, first in line 16; remove one of the two"]),
+        "job.yaml:16: spec.data.label: given twice, first on line 16; remove one of the two"]),
     ("metadata: {name: v100}", "metadata: {name: cpu}", [
-        "job.yaml:8: DevicePool cpu: metadata.name: there is a DevicePool of this name already, in line 1 (found "
+        "job.yaml:8: DevicePool cpu: metadata.name: a DevicePool of this name already exists, on line 1 (found "
         "\"cpu\"); rename or remove one",
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
         "is \"v100\"; correct the name, or add a DevicePool document (the file has cpu)"]),
@@ -175,15 +173,15 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("{name: cpu}, {name: v100}]", "{name: cpu, maxUnits: 9}, {name: v100}]", [
         "job.yaml:18: HeterPSJob flights: spec.pools[0].maxUnits: must not be greater than the pool's own maxUnits, 8, "
         "is 9; lower it, or raise the pool's"]),
-    ("{name: v100}]", "{name: v100, maxUnits: 1}]", [
-        "job.yaml:18: HeterPSJob flights: spec.pools[1].maxUnits: must hold one pod of the pool, unitsPerPod is 2, "
+    ("{name: cpu}, ", "{name: cpu, maxUnits: 1}, ", [
+        "job.yaml:18: HeterPSJob flights: spec.pools[0].maxUnits: must hold one pod of the pool, unitsPerPod is 2, "
         "is 1; raise it to 2 or more"]),
-    ("  pools:", "  scheduling: {stages: [{pool: v100, lastLayer: a, units: 3}]}\n  pools:", [
+    ("  pools:", "  scheduling: {stages: [{pool: cpu, lastLayer: a, units: 3}]}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.scheduling.stages[0].units: must be a multiple of the pool's "
         "unitsPerPod, 2, is 3; use 4, for example"]),
     ("  pools:", "  scheduling:\n    stages:\n    - {pool: cpu, lastLayer: a, units: 8}\n"
      "    - {pool: cpu, lastLayer: b}\n  pools:", [
-        "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 9 units of cpu, "
+        "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 10 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
         "job.yaml:12: kind: must be one of DevicePool, HeterPSJob, is \"HeterPsJob\"; correct kind, or move the "
@@ -193,16 +191,16 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "another file"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "heterps.io/v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"heterps.io/v1\"; "
-        "this version of HeterPS knows no other"]),
+        "this version of HeterPS supports no other"]),
     (JOB, JOB.replace("heterps.io/v1alpha1", "v1"), [
         "job.yaml:11: apiVersion: must be heterps.io/v1alpha1, is \"v1\"; write apiVersion: heterps.io/v1alpha1"]),
     (f"---\n{JOB}", "", [
         "job.yaml: the file has no HeterPSJob; add a document with kind: HeterPSJob"]),
     (JOB, f"{JOB}---\n{JOB}", [
-        "job.yaml:20: HeterPSJob flights: the file has a HeterPSJob already, in line 11; "
-        "put each job into a file of its own"]),
+        "job.yaml:20: HeterPSJob flights: the file already has a HeterPSJob, on line 11; "
+        "put each job into its own file"]),
     (JOB, f"{JOB}---\n[1, 2]\n", [
-        "job.yaml:20: the document is no mapping of fields; start it with apiVersion: and kind:"]),
+        "job.yaml:20: the document is not a mapping of fields; start it with apiVersion: and kind:"]),
 ]  # fmt: skip
 
 

@@ -94,7 +94,6 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, mo
         spec__data__evaluation="../common/test",
         spec__data__cache__directory="cache",
         spec__checkpoint__path="ckpt/",
-        spec__parameterServer__spillDirectory="/spill",
     )
     (tmp_path / "jobs" / "job.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -105,7 +104,6 @@ def test_relative_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path, mo
     assert spec["data"]["evaluation"] == str(tmp_path / "common/test")
     assert spec["data"]["cache"]["directory"] == str(tmp_path / "jobs/cache")
     assert spec["checkpoint"]["path"] == str(tmp_path / "jobs/ckpt")
-    assert spec["parameterServer"]["spillDirectory"] == "/spill"
 
 
 def test_uris_stay_as_they_are(tmp_path: Path) -> None:
@@ -126,8 +124,8 @@ def test_the_run_configuration_holds_all_that_processes_need(tmp_path: Path, mon
         "pythonPath": [str(tmp_path), str(tmp_path / "lib")],
     }
     assert json.loads(json.dumps(configuration)) == configuration
-    configuration["job"]["spec"]["mode"] = "Paused"
-    assert manifest.job["spec"]["mode"] == "Auto"
+    configuration["job"]["spec"]["mode"] = "Plan"
+    assert manifest.job["spec"]["mode"] == "Train"
 
 
 def test_a_loaded_manifest_written_out_again_loads_as_the_same(tmp_path: Path) -> None:
@@ -162,8 +160,8 @@ def test_fields_set_to_null_count_as_not_given(tmp_path: Path) -> None:
 
 def test_pod_templates_are_taken_as_they_are(tmp_path: Path) -> None:
     template = {"metadata": {"labels": {"team": "ads"}}, "spec": {"containers": [{"name": "x", "resources": {}}]}}
-    workers = {"template": template, "templates": {"gpu": template}}
-    assert loaded(tmp_path, with_job(spec__workers=workers)).job["spec"]["workers"] == workers
+    templates = {"all": template, "worker": template}
+    assert loaded(tmp_path, with_job(spec__podTemplates=templates)).job["spec"]["podTemplates"] == templates
 
 
 def test_a_fixed_plan_that_fits_is_accepted(tmp_path: Path) -> None:

@@ -78,14 +78,15 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.objective.minSamplesPerSecond", "20000.5", "-0.5", 'must be 0 or more, is "-0.5"; give the samp'),
     (JOB_VALUE, "spec.objective.maxCostPerHour", "0.01", "0", 'maxCostPerHour: must be greater than 0, is "0"; raise'),
     (JOB_VALUE, "spec.parameterServer.memoryLimit", "8Gi", "0", "memoryLimit: must be greater than 0"),
-    (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Off"}, "workers has no effect with"),
-    (changed(JOB_VALUE, "spec.scheduling.stages", [{"pool": "cpu", "lastLayer": "x"}]), "spec.elasticity.workers", 0, 3,
+    (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Disabled"}, "workers has no effect with"),
+    (changed(JOB_VALUE, "spec.scheduling.stages", [{"pool": "cpu", "lastLayer": "x"}]),
+     "spec.elasticity", {}, {"workers": 3},
      "spec.elasticity.workers: workers has no effect with stages given by hand (found 3); set the stages' units"),
     (JOB_VALUE, RULES, [{"action": "Ignore", "exitCodes": [1]}], [{"action": "Ignore"}], "either exitCodes or reasons"),
     (JOB_VALUE, RULES, [{"action": "FailJob", "reasons": ["Evicted"]}],
      [{"action": "Ignore", "reasons": ["Evicted"], "exitCodes": [1]}], "a rule must have either exitCodes or reasons"),
-    (JOB_VALUE, RULES, [{"action": "RestartPod", "role": "worker", "exitCodes": [1]}],
-     [{"action": "RestartPod", "role": "ps", "exitCodes": [1]}],
+    (JOB_VALUE, RULES, [{"action": "RestartPod", "role": "Worker", "exitCodes": [1]}],
+     [{"action": "RestartPod", "role": "ParameterServer", "exitCodes": [1]}],
      'rules[0].action: a coordinator or parameter server cannot be restarted alone (found "RestartPod")'),
     (JOB_VALUE, GANG, {"gang": "Kueue", "queue": "a"}, {"gang": "Kueue"}, "queue: gang Kueue needs a queue; name a"),
     (JOB_VALUE, GANG, {"gang": "Volcano", "queue": "a"}, {"gang": "Coscheduling", "queue": "a"},
@@ -95,6 +96,7 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (GPU_VALUE, "spec.resourceName", "amd.com/gpu", "cpu", "a GPU or XPU pool's resourceName must not be cpu"),
     (XPU_VALUE, "spec.resourceName", "x.y/z", ..., "an XPU pool must have a resourceName"),
     (CPU_VALUE, "spec.torchDevice", "cpu", "auto", 'a CPU pool\'s torchDevice must be cpu (found "auto")'),
+    (GPU_VALUE, "spec.unitsPerPod", 1, 2, "a GPU or XPU pod has one card"),
     (GPU_VALUE, "spec.torchDevice", "auto", "xpu", "a GPU pool's torchDevice must not be xpu"),
     (XPU_VALUE, "spec.torchDevice", "xpu", "cuda", "an XPU pool's torchDevice must not be cuda"),
     (CPU_VALUE, "spec.unitsPerPod", 8, 9, "unitsPerPod must not be greater than maxUnits (found 9)"),
@@ -118,7 +120,8 @@ UPDATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, GANG, {"gang": "None"}, {"gang": "Volcano"}, "schedulingPolicy must not be changed while the job runs"),
     (changed(JOB_VALUE, "spec.checkpoint.path", "a"), "spec.checkpoint.path", "a", "b", "path cannot be changed"),
     (JOB_VALUE, "spec.checkpoint", {"keep": 9}, {"path": "a"}, "checkpoint.path cannot be changed"),
-    (CPU_VALUE, "spec.deviceType", "CPU", "GPU", 'deviceType cannot be changed (found "GPU"); create another pool'),
+    (changed(CPU_VALUE, "spec.unitsPerPod", 1), "spec.deviceType", "CPU", "GPU",
+     'deviceType cannot be changed (found "GPU"); create another pool'),
 ]  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def test_a_rule_for_changes(manifest: dict[str, Any], field: str, good: Any, bad
 
 
 def test_what_may_be_changed_may_be_changed() -> None:
-    new = changed(JOB_VALUE, "spec.mode", "Paused")
+    new = changed(JOB_VALUE, "spec.mode", "Plan")
     new = changed(new, "spec.objective.minSamplesPerSecond", 100)
     new = changed(new, "spec.runPolicy.suspend", True)
     new = changed(new, "spec.pools.0.maxUnits", 3)

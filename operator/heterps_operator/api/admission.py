@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from heterps_operator.api.manifest import Manifest
+from heterps_operator.api.manifest import Manifest, is_uri
 from heterps_operator.errors import MISSING, FieldError
 
-__all__ = ["cluster_problems", "pod_configuration"]
+__all__ = ["WORK_DIRECTORY", "cluster_problems", "pod_configuration"]
 
 WORK_DIRECTORY = "/var/heterps"  # private to a pod, empty at its start
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
 
 
@@ -38,7 +36,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
         ("spec.data.train", spec["data"]["train"]),
         ("spec.data.evaluation", spec["data"].get("evaluation")),
     ):
-        if value is not None and not value.startswith("/") and not _URI.match(value):
+        if value is not None and not value.startswith("/") and not is_uri(value):
             fix = f"use {_SHARED}"
             found.append(FieldError(field, value, "must be an absolute path or an address on a cluster", fix, title))
     return found

@@ -15,6 +15,9 @@ from heterps_operator.documents import Json
 
 __all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
+# Roles of processes by their names in the API.
+_ROLES = {"Coordinator": "coordinator", "ParameterServer": "ps", "Worker": "worker", "Profiler": "profile"}
+
 
 @dataclass(frozen=True)
 class PoolSpec:
@@ -70,10 +73,10 @@ class Balancing:
 class Elasticity:
     """Whether the number of units follows the measured throughput."""
 
-    mode: str = "Auto"  # Auto | Off
+    mode: str = "Auto"  # Auto | Disabled
     cooldown_seconds: float = 60.0  # between two changes
     max_scale_down_percent: float = 25.0  # of a stage's units, in one change
-    workers: int = 0  # total of all stages, set by a user or an autoscaler; 0: the floor decides
+    workers: int | None = None  # total of all stages, set by a user or an autoscaler; None: the floor decides
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class JobSpec:
     method: str = "optimal"
     planner_timeout_seconds: float = 120.0
     stages_by_hand: tuple[Json, ...] = ()
-    server_replicas: int = 0  # 0: the planner chooses
+    server_replicas: int = 1
     run_policy: RunPolicy = field(default_factory=RunPolicy)
     balancing: Balancing = field(default_factory=Balancing)
     elasticity: Elasticity = field(default_factory=Elasticity)
@@ -131,15 +134,14 @@ class JobSpec:
         training, policy = spec["training"], spec.get("runPolicy") or {}
         objective, scheduling = spec.get("objective") or {}, spec.get("scheduling") or {}
         balancing, elasticity = spec.get("balancing") or {}, spec.get("elasticity") or {}
-        mode = spec.get("mode", "Auto")
         cost = objective.get("maxCostPerHour")
         return cls(
             name=job["metadata"]["name"],
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
             global_batch_size=int(training["globalBatchSize"]),
             micro_batches=int(training["microBatches"]),
-            goal=goal or ("plan" if mode == "Plan" else "train"),
-            paused=mode == "Paused",
+            goal=goal or ("plan" if spec.get("mode") == "Plan" else "train"),
+            paused=bool(spec.get("paused", False)),
             epochs=training.get("epochs"),
             steps=training.get("steps"),
             min_samples_per_second=_number(objective.get("minSamplesPerSecond")),
@@ -147,7 +149,7 @@ class JobSpec:
             method=scheduling.get("method", "optimal"),
             planner_timeout_seconds=float(scheduling.get("timeoutSeconds", 120)),
             stages_by_hand=tuple(scheduling.get("stages") or ()),
-            server_replicas=int((spec.get("parameterServer") or {}).get("replicas", 0)),
+            server_replicas=int((spec.get("parameterServer") or {}).get("replicas", 1)),
             run_policy=RunPolicy(
                 suspend=bool(policy.get("suspend", False)),
                 backoff_limit=int(policy.get("backoffLimit", 3)),
@@ -159,7 +161,7 @@ class JobSpec:
                 failure_rules=tuple(
                     FailureRule(
                         rule["action"],
-                        rule.get("role"),
+                        _ROLES[rule["role"]] if "role" in rule else None,
                         frozenset(rule.get("exitCodes") or ()),
                         frozenset(rule.get("reasons") or ()),
                     )
@@ -176,7 +178,7 @@ class JobSpec:
                 mode=elasticity.get("mode", "Auto"),
                 cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
                 max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
-                workers=int(elasticity.get("workers", 0)),
+                workers=elasticity.get("workers"),
             ),
         )
 

@@ -21,7 +21,7 @@ from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
-__all__ = ["Manifest", "load_manifest", "read_objects"]
+__all__ = ["Manifest", "is_uri", "load_manifest", "read_objects"]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LARGEST_FILE = 3 * 2**20  # bytes; the limit of an API server for one request
@@ -55,6 +55,11 @@ class Manifest:
             "workDirectory": os.path.abspath(work_directory),
             "pythonPath": list(dict.fromkeys(paths)),
         }
+
+
+def is_uri(text: str) -> bool:
+    """Whether a text is an address such as `s3://bucket/folder`, and not a path."""
+    return _URI.match(text) is not None
 
 
 def load_manifest(path: Path | str) -> Manifest:
@@ -271,9 +276,8 @@ def _with_paths(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         (spec["data"], "evaluation"),
         (spec["data"]["cache"], "directory"),
         (spec["checkpoint"], "path"),
-        (spec["parameterServer"], "spillDirectory"),
     ):
-        if key in fields and not _URI.match(fields[key]):
+        if key in fields and not is_uri(fields[key]):
             fields[key] = os.path.normpath(folder / fields[key])
     return result
 

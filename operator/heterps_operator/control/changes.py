@@ -41,12 +41,13 @@ EFFECTS: Mapping[str, Effect] = {
     "elasticity": Effect.LIVE,
     "parameterServer": Effect.RESTART,
     "parameterServer.replicas": Effect.REPLAN,
-    "workers": Effect.RESTART,
+    "podTemplates": Effect.RESTART,
     "checkpoint": Effect.RESTART,
     "checkpoint.path": Effect.REFUSED,
     "runPolicy": Effect.LIVE,
     "runPolicy.hangTimeoutSeconds": Effect.RESTART,  # the coordinator reads it
     "mode": Effect.LIVE,
+    "paused": Effect.LIVE,
     "managedBy": Effect.REFUSED,
 }
 _WORDS = {
@@ -130,12 +131,15 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Effect]]:
 
 
 def _pool_differences(old: list[Any], new: list[Any]) -> Iterator[tuple[str, Effect]]:
-    before = {pool["name"]: pool.get("maxUnits") for pool in old}
-    after = {pool["name"]: pool.get("maxUnits") for pool in new}
+    before, after = ({pool["name"]: pool for pool in pools} for pools in (old, new))
     for name in sorted({*before, *after}):
         if (name in before) != (name in after):
             yield f"pools[{name}]", Effect.REPLAN
-        elif before[name] != after[name]:
+            continue
+        if before[name].get("podTemplate") != after[name].get("podTemplate"):
+            yield f"pools[{name}].podTemplate", Effect.RESTART
+        was, limit = before[name].get("maxUnits"), after[name].get("maxUnits")
+        if was != limit:
             # No limit of the job's own: the pool's, which is not less.
-            more = after[name] is None or (before[name] is not None and after[name] > before[name])
+            more = limit is None or (was is not None and limit > was)
             yield f"pools[{name}].maxUnits", Effect.LIVE if more else Effect.REPLAN

@@ -63,7 +63,7 @@ def review(
     """
     now = observed.time
     wanted, floor = job.elasticity.workers, job.min_samples_per_second or 0.0
-    if job.elasticity.mode == "Off" or job.stages_by_hand or not (wanted or floor):
+    if job.elasticity.mode == "Disabled" or job.stages_by_hand or not (wanted or floor):
         return status, ()
     before, status = status.series, _measure(job, observed, status, plan)
     if status.review is not None:
@@ -74,8 +74,8 @@ def review(
         return status, ()
     if any(pool.name not in observed.profiles for pool in job.pools):
         return status, ()  # a plan of an earlier run, whose profiles are gone
-    if wanted:
-        return _follow_wish(job, observed, status, plan)
+    if wanted is not None:
+        return _follow_wish(job, observed, status, plan, wanted)
     if status.series.samples == before.samples:
         return status, ()  # nothing new is known
     return _follow_floor(job, observed, status, plan)
@@ -96,10 +96,10 @@ def _measure(job: JobSpec, observed: Observed, status: Status, plan: PlanDocumen
 
 
 def _follow_wish(
-    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument, wanted: int
 ) -> tuple[Status, tuple[ComputePlan, ...]]:
-    """Ask for the number of workers that somebody wants."""
-    view, wanted, present = observed.coordinator, job.elasticity.workers, _pods(plan)
+    """Ask the planner to divide `elasticity.workers` among the stages."""
+    view, present = observed.coordinator, _pods(plan)
     assert view is not None
     if not (_all_at_work(view, plan) and _is_measured(view)):
         return status, ()
@@ -200,7 +200,7 @@ def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
     Returns:
         Why, for people; empty: it can be carried on.
     """
-    if status.plan is None or job.elasticity.mode == "Off" or job.stages_by_hand:
+    if status.plan is None or job.elasticity.mode == "Disabled" or job.stages_by_hand:
         return ""
     for pool, units in sorted(units_by_pool(PlanDocument.from_json(dict(status.plan))).items()):
         room = observed.capacity.room.get(pool, units)

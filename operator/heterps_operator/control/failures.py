@@ -194,10 +194,8 @@ def _memory_limit(process: ProcessView, job: JobSpec) -> str:
     """The field that bounds the memory of a process."""
     if process.spec.role == "ps":
         return "spec.parameterServer.memoryLimit"
-    kinds = {pool.name: pool.device_type.lower() for pool in job.pools}
-    kind = "coordinator" if process.spec.pool is None else kinds.get(process.spec.pool)
-    template = f"spec.workers.templates.{kind}" if kind else "spec.workers.template"
-    return f"the memory limit of container heterps in {template}"
+    template = {"coordinator": "coordinator", "worker": "worker", "profile": "profiler"}[process.spec.role]
+    return f"the memory limit of container heterps in spec.podTemplates.{template}"
 
 
 def _died(process: ProcessView, observed: Observed, status: Status) -> bool:

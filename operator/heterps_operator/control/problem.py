@@ -136,7 +136,7 @@ def _servers(job: JobSpec) -> dict[str, Any]:
     """
 
     def units(pool: PoolSpec) -> int:
-        return max(1, job.server_replicas) * pool.units_per_pod
+        return job.server_replicas * pool.units_per_pod
 
     candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
     fitting = [pool for pool in candidates if pool.max_units is None or pool.max_units >= units(pool)]

@@ -154,7 +154,7 @@ class JobController:
             if manifest is None or (session is not None and session.may_go_on):
                 raise
             self._hindrance = error
-        spec = wanted.typed(manifest)
+        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         if session is None:
             session, change = self._take_up(job, wanted, manifest, spec)
             self._session = session

@@ -65,6 +65,7 @@ class Publisher:
             turn.observed.processes,
             generation=generation,
             plan_config=plan_config_name(self._name, turn.status.plan_revision) if planned else "",
+            measured=turn.measured,
         )
         recent = self._cluster.clock() - self._written_at < self._cluster.progress_seconds
         if document != self._written and not (recent and _lasting(document) == _lasting(self._written)):

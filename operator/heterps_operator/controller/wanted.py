@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from heterps_operator.api.admission import cluster_problems
-from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.controller.owned_objects import NotReadyError
 from heterps_operator.controller.store import ObjectStore
@@ -15,8 +14,6 @@ from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
 
 __all__ = ["Wanted"]
-
-PAUSED_ANNOTATION = "heterps.io/paused"
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,6 @@ class Wanted:
         return cls(job, tuple(store.get("", str(pool["name"])) for pool in job["spec"]["pools"]), store)
 
     @property
-    def paused(self) -> bool:
-        """Whether an annotation asks the operator to leave the job alone."""
-        return (self.job["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
-
-    @property
     def complete(self) -> bool:
         """Whether all pools exist."""
         return None not in self.pools
@@ -53,7 +45,7 @@ class Wanted:
         """Equal as long as nothing that the job asks for has changed."""
         # A pool that was deleted and created again starts with generation 1 again, hence the uid.
         pools = tuple(pool and (pool["metadata"].get("uid"), pool["metadata"].get("generation")) for pool in self.pools)
-        return (self.job["metadata"].get("generation"), self.paused, *pools)
+        return (self.job["metadata"].get("generation"), *pools)
 
     def manifest(self) -> Manifest:
         """The job and its pools, validated and with their defaults.
@@ -79,8 +71,3 @@ class Wanted:
         if problems := cluster_problems(manifest.job):
             raise NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
         return manifest
-
-    def typed(self, manifest: Manifest) -> JobSpec:
-        """A manifest of this job as the control loop reads it."""
-        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
-        return replace(spec, paused=spec.paused or self.paused)

@@ -39,6 +39,7 @@ def job_status(
     *,
     generation: int,
     plan_config: str = "",
+    measured: float | None = None,
 ) -> dict[str, Any]:
     """The status document, as `crds/` describe it.
 
@@ -49,6 +50,7 @@ def job_status(
         processes: its pods.
         generation: of the spec that the status describes.
         plan_config: name of the ConfigMap that holds the plan.
+        measured: when the throughput was measured, Unix seconds.
     """
     result: Mapping[str, Any] = status.result or {}
     document: dict[str, Any] = {
@@ -59,7 +61,7 @@ def job_status(
         "startTime": timestamp(status.started),
         "completionTime": timestamp(status.finished if status.phase in _FINAL else None),
         "plan": _plan(status, plan_config),
-        "throughput": _throughput(job, result),
+        "throughput": _throughput(job, result, measured),
         "progress": _progress(result),
         **_members(job, status, processes),
         "cost": {
@@ -121,10 +123,12 @@ def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
     return found
 
 
-def _throughput(job: JobSpec, result: Json) -> dict[str, Any] | None:
+def _throughput(job: JobSpec, result: Json, measured: float | None) -> dict[str, Any] | None:
     found = {}
     if result.get("samplesPerSecond"):
         found["samplesPerSecond"] = _decimal(float(result["samplesPerSecond"]), 1)
+        if measured is not None:
+            found["observedTime"] = format_time(measured)
     if job.min_samples_per_second:  # 0: no floor is asked for
         found["minSamplesPerSecond"] = _decimal(job.min_samples_per_second, 1)
     return found or None
@@ -143,6 +147,7 @@ def _progress(result: Json) -> dict[str, Any] | None:
 def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
     """How many workers and servers are wanted, how many the coordinator has heard of, and why others are not ready."""
     workers: dict[str, Any] = {"selector": label_selector(job_selector(job.name, "worker")), "desired": 0, "ready": 0}
+    workers["current"] = sum(process.running and process.spec.role == "worker" for process in processes)
     if status.plan is None:
         return {"workers": workers}
     plan = PlanDocument.from_json(dict(status.plan))
@@ -155,6 +160,7 @@ def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -
     workers |= {
         "desired": len(names),
         "ready": len(ready.intersection(names)),
+        "summary": f"{len(ready.intersection(names))}/{len(names)}",
         "notReady": [_not_ready(name, seen.get(name), known.get(name, {})) for name in absent[:_MOST_NOT_READY]],
     }
     present = len(ready.intersection(servers))

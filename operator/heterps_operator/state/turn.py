@@ -21,3 +21,9 @@ class Turn:
     status: Status
     bill: Bill
     events: tuple[Event, ...]
+
+    @property
+    def measured(self) -> float | None:
+        """When the coordinator's figures were measured, Unix seconds; None: it did not answer."""
+        view = self.observed.coordinator
+        return None if view is None else view.measured or self.observed.time

@@ -118,7 +118,7 @@ def _headline(report: Json, job_path: str) -> Text:
     if phase == "Planned":
         return Text(f"{name}: planned (spec.mode is Plan)", style="bold")
     if phase == "Paused":
-        return Text(f"{name}: paused (spec.mode is Paused); nothing was done", style="bold yellow")
+        return Text(f"{name}: paused (spec.paused); nothing was done", style="bold yellow")
     kept = (report["checkpoint"] or {}).get("lastStep")
     text = f"{name}: stopped"
     if step and total:

@@ -61,6 +61,11 @@ def owner(job: str, uid: str = "") -> Json:
     return owner_reference({"metadata": {"name": job, "uid": uid or job}})
 
 
+def of_pool(job: Json, name: str, template: Any) -> None:
+    """Give a job's pool a pod template."""
+    next(pool for pool in job["spec"]["pools"] if pool["name"] == name)["podTemplate"] = template
+
+
 def pod_of(spec: ProcessSpec, job: Json | None = None, **options: Any) -> Json:
     """The pod that is built for a process."""
     coordinator = None if spec.role == "coordinator" else "http://10.0.0.7:7400"

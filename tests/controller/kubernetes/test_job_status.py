@@ -28,7 +28,7 @@ def shown(world: World) -> dict[str, Any]:
 
 def test_an_autoscaler_finds_the_worker_pods_from_the_start() -> None:
     workers = shown(World())["workers"]
-    assert workers == {"selector": "heterps.io/job=tiny,heterps.io/role=worker", "desired": 0, "ready": 0}
+    assert workers == {"selector": "heterps.io/job=tiny,heterps.io/role=worker", "desired": 0, "current": 0, "ready": 0}
 
 
 def test_workers_are_counted() -> None:

@@ -11,7 +11,7 @@ import pytest
 from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
 from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument
-from tests.controller.kubernetes.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, pod_of
+from tests.controller.kubernetes.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
 from tests.controller.kubernetes.structure import check
 
 PLAN = PlanDocument(
@@ -125,7 +125,7 @@ def test_a_group_counts_what_templates_add() -> None:
     container = {"name": "heterps", "resources": {"requests": {"memory": "500M", "cpu": "bad"}}}
     sidecar = {"name": "proxy", "resources": {"limits": {"cpu": "100m"}}}
     job = gang_job("Volcano")
-    job["spec"]["workers"] = {"templates": {"cpu": {"spec": {"containers": [container, sidecar, "stray"]}}}}
+    of_pool(job, "cpu", {"spec": {"containers": [container, sidecar, "stray"]}})
     [group] = objects.pod_groups(job, PLAN, 1, POOLS)
-    assert group["spec"]["minResources"]["cpu"] == "16300m"
+    assert group["spec"]["minResources"]["cpu"] == "16500m"  # two servers and three workers have a sidecar
     assert group["spec"]["minResources"]["memory"] == str(2 * 8 * 2**30 + 3 * 500 * 10**6)

@@ -25,6 +25,7 @@ from tests.controller.kubernetes.documents import (
     Json,
     container_of,
     make_job,
+    of_pool,
     pod_of,
 )
 from tests.controller.kubernetes.structure import check
@@ -120,7 +121,7 @@ def test_a_template_adds_and_replaces_what_is_only_proposed() -> None:
             "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}],
         },
     }
-    pod = pod_of(GPU_WORKER, make_job(workers={"template": template}))
+    pod = pod_of(GPU_WORKER, make_job(podTemplates={"all": template}))
     check(pod)
     metadata, container = pod["metadata"], container_of(pod)
     assert metadata["labels"]["team"] == "ads"
@@ -155,7 +156,7 @@ def test_a_template_cannot_change_what_the_control_loop_relies_on() -> None:
             "volumes": [{"name": "heterps-config", "emptyDir": {}}],
         },
     }  # fmt: skip
-    pod = pod_of(GPU_WORKER, make_job(workers={"template": template}))
+    pod = pod_of(GPU_WORKER, make_job(podTemplates={"all": template}))
     check(pod)
     container = container_of(pod)
     assert pod["spec"]["restartPolicy"] == "Never"
@@ -173,14 +174,15 @@ def test_a_template_cannot_change_what_the_control_loop_relies_on() -> None:
     assert {"name": "heterps-config", "configMap": {"name": "flights-run"}} in pod["spec"]["volumes"]
 
 
-def test_the_template_of_a_role_goes_over_the_general_one() -> None:
+def test_templates_are_merged_from_all_to_role_to_pool() -> None:
     def image(name: str) -> Json:
         return {"spec": {"containers": [{"name": "heterps", "image": name}]}}
 
-    job = make_job(workers={"template": image("all:1"), "templates": {"gpu": image("cuda:1"), "ps": image("ps:1")}})
+    job = make_job(podTemplates={"all": image("all:1"), "parameterServer": image("ps:1"), "worker": image("w:1")})
+    of_pool(job, "v100", image("cuda:1"))
     images = {spec.name: container_of(pod_of(spec, job))["image"] for spec in SPECS}
     assert images == {
-        "coordinator": "all:1", "ps-0": "ps:1", "worker-0-1": "all:1", "worker-1-0": "cuda:1", "profile-v100": "cuda:1",
+        "coordinator": "all:1", "ps-0": "ps:1", "worker-0-1": "w:1", "worker-1-0": "cuda:1", "profile-v100": "cuda:1",
     }  # fmt: skip
     assert image_of(job, POOLS["v100"]) == "cuda:1"
     assert image_of(make_job(), POOLS["cpu"]) == "registry.example.com/flights:1"
@@ -189,7 +191,7 @@ def test_the_template_of_a_role_goes_over_the_general_one() -> None:
 
 def test_a_limit_of_a_template_leaves_no_larger_request() -> None:
     template = {"spec": {"containers": [{"name": "heterps", "resources": {"limits": {"cpu": "500m"}}}]}}
-    job = make_job(workers={"templates": {"gpu": template, "coordinator": template}})
+    job = make_job(podTemplates={"worker": template, "coordinator": template})
     assert container_of(pod_of(GPU_WORKER, job))["resources"]["requests"] == {"nvidia.com/gpu": "1"}
     assert container_of(pod_of(COORDINATOR, job))["resources"]["requests"] == {"memory": "256Mi"}
 
@@ -221,7 +223,8 @@ def _holds(required: Any, found: Any) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(template=st.fixed_dictionaries({"spec": _json, "metadata": _json}), role=_json, which=st.sampled_from(SPECS))
 def test_no_template_takes_anything_away_that_heterps_must_set(template: Json, role: Any, which: ProcessSpec) -> None:
-    job = make_job(workers={"template": template, "templates": {"gpu": role, "cpu": role, "coordinator": role}})
+    job = make_job(podTemplates={"all": template, "worker": role, "coordinator": role})
+    of_pool(job, "cpu", role)
     before = copy.deepcopy(job)
     pod, plain = pod_of(which, job), pod_of(which)
     assert job == before
@@ -273,7 +276,7 @@ def test_kueue_admits_the_members_of_a_plan_together() -> None:
 
 
 def test_gang_schedulers_know_members_by_their_group() -> None:
-    volcano = make_job(runPolicy={"schedulingPolicy": {"gang": "Volcano"}})
+    volcano = make_job(runPolicy={"schedulingPolicy": {"gang": "Volcano", "schedulerName": "volcano"}})
     assert pod_of(SERVER, volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "flights-1"
     assert pod_of(SERVER, volcano)["spec"]["schedulerName"] == "volcano"
     assert "scheduling.k8s.io/group-name" not in pod_of(PROFILER, volcano)["metadata"]["annotations"]

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     ),
     "taint before the coordinator": (
         unschedulable("0/2 nodes are available: 2 node(s) had untolerated taint {dedicated: ads}.", COORDINATOR), 0,
-        "Unschedulable", ("spec.workers.templates.coordinator",),
+        "Unschedulable", ("spec.podTemplates.coordinator",),
     ),
     "labels": (
         unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", GPU_WORKER), 0,
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
         ("does not reach the registry",),
     ),
     "image of an init container": (
-        stuck("ErrImagePull", "manifest unknown", "fetch"), 0, "ImagePullBackOff", ("correct spec.workers.template",),
+        stuck("ErrImagePull", "manifest unknown", "fetch"), 0, "ImagePullBackOff", ("correct spec.podTemplates.all",),
     ),
     "image's name": (stuck("InvalidImageName", "couldn't parse image"), 0, "InvalidImageName", ("correct the name",)),
     "never pulled": (stuck("ErrImageNeverPull"), 0, "ErrImageNeverPull", ("load it onto the node",)),
@@ -220,11 +220,11 @@ REFUSALS: dict[str, tuple[ApiError, str, str]] = {
     "quota": (ApiError(403, "Forbidden", QUOTA), "QuotaExceeded", "raise the ResourceQuota"),
     "quota without limits": (
         ApiError(403, "Forbidden", "failed quota: compute: must specify limits.memory for: heterps"),
-        "QuotaExceeded", "spec.workers.template",
+        "QuotaExceeded", "spec.podTemplates.all",
     ),
     "pod security": (
         ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest": runAsNonRoot != true'),
-        "PodSecurity", "spec.workers.template",
+        "PodSecurity", "spec.podTemplates.all",
     ),
     "namespace ends": (
         ApiError(403, "Forbidden", "unable to create new content in namespace ml because it is being terminated"),
@@ -240,11 +240,11 @@ REFUSALS: dict[str, tuple[ApiError, str, str]] = {
     ),
     "template": (
         ApiError(422, "Invalid", 'Pod "x" is invalid: spec.volumes[3].name: Required value'),
-        "InvalidPod", "correct spec.workers.template",
+        "InvalidPod", "correct spec.podTemplates of the job",
     ),
     "template of wrong types": (
         ApiError(400, "BadRequest", "Pod in version v1 cannot be handled: json: cannot unmarshal string into Go value"),
-        "InvalidPod", "correct spec.workers.template",
+        "InvalidPod", "correct spec.podTemplates of the job",
     ),
     "priority": (
         ApiError(403, "Forbidden", 'pods "x" is forbidden: no PriorityClass with name high was found'),

@@ -57,7 +57,7 @@ def change_image(document: Json) -> None:
 
 def change_image_of_the_pool(document: Json) -> None:
     template = {"spec": {"containers": [{"name": "heterps", "image": "cuda:2"}]}}
-    document["job"]["spec"]["workers"] = {"templates": {"gpu": template}}
+    document["job"]["spec"]["pools"][1]["podTemplate"] = template
 
 
 def change_nodes(document: Json) -> None:

@@ -1,8 +1,8 @@
 """The pod of a process: pure.
 
-A pod is made of layers: what HeterPS proposes, the job's templates (`spec.workers.template`, then that of the role in
-`spec.workers.templates`), and what HeterPS must set. A template may add containers, volumes, variables and
-constraints, and replace what is only proposed; it cannot change what the control loop relies on.
+A pod is made of layers: what HeterPS proposes, the job's templates (`spec.podTemplates.all`, then that of the role,
+then `podTemplate` of the pool in `spec.pools`), and what HeterPS must set. A template may add containers, volumes,
+variables and constraints, and replace what is only proposed; it cannot change what the control loop relies on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from heterps_operator.api.admission import WORK_DIRECTORY
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.templates import merge, named
@@ -31,9 +32,8 @@ from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PATH_HEALTH
 
-__all__ = ["CONFIG_FILE", "WORK_DIRECTORY", "build_pod", "image_of", "scheduling_policy"]
+__all__ = ["CONFIG_FILE", "build_pod", "image_of", "scheduling_policy"]
 
-WORK_DIRECTORY = "/var/heterps"
 CONFIG_FILE = "run.json"
 _CONFIG_DIRECTORY = "/etc/heterps"
 _COMMAND = "heterps-runtime"
@@ -41,7 +41,7 @@ _GRACE_SECONDS = 30  # for a worker to finish its step and say goodbye
 # A worker's work is shared out among others and a server's is repeated: waiting the usual five minutes costs more.
 _LOST_NODE_SECONDS = 60
 _MEMBER_ROLES = frozenset({"ps", "worker"})
-_SCHEDULERS = {"Volcano": "volcano", "Coscheduling": "scheduler-plugins-scheduler"}
+_TEMPLATES = {"coordinator": "coordinator", "ps": "parameterServer", "worker": "worker", "profile": "profiler"}
 
 
 def build_pod(
@@ -117,16 +117,15 @@ def scheduling_policy(job: Json) -> Mapping[str, Any]:
 
 def _template(job: Json, pool: Json | None, role: str) -> dict[str, Any]:
     """What the user wants of a role's pods: labels, annotations and the specification."""
-    workers = job["spec"].get("workers") or {}
-    device = "" if pool is None else str(pool["spec"]["deviceType"]).lower()
-    own = role if role in ("coordinator", "ps") else device
+    templates = job["spec"].get("podTemplates") or {}
+    name = None if pool is None else pool["metadata"]["name"]
+    of_pool = next((entry.get("podTemplate") for entry in job["spec"]["pools"] if entry["name"] == name), None)
     result: dict[str, Any] = {}
-    for template in (workers.get("template"), (workers.get("templates") or {}).get(own)):
+    for template in (templates.get("all"), templates.get(_TEMPLATES[role]), of_pool):
         if isinstance(template, Mapping):
             metadata = template.get("metadata")
-            kept = (
-                {key: metadata.get(key) for key in ("labels", "annotations")} if isinstance(metadata, Mapping) else {}
-            )
+            given = metadata if isinstance(metadata, Mapping) else {}
+            kept = {key: given[key] for key in ("labels", "annotations") if key in given}
             specification = template.get("spec")
             layer = {"metadata": kept, "spec": specification if isinstance(specification, Mapping) else {}}
             result = merge(result, layer)
@@ -174,9 +173,8 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
     }
     if policy.get("priorityClassName"):
         proposed["priorityClassName"] = str(policy["priorityClassName"])
-    scheduler = policy.get("schedulerName") or _SCHEDULERS.get(str(policy.get("gang")))
-    if scheduler:
-        proposed["schedulerName"] = str(scheduler)
+    if policy.get("schedulerName"):
+        proposed["schedulerName"] = str(policy["schedulerName"])
     return {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": CONTAINER}}, "spec": proposed}
 
 

@@ -67,7 +67,9 @@ def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | 
     if charge is not None and charge.units != charge.claimed:
         says = f"the annotation {ANNOTATION_PROCESS} claims {charge.claimed} units of pool {charge.pool}"
         text = f"{says}, its containers request {charge.units} of {charge.resource}, which is what counts"
-        return Complaint(_UNITS_DIFFER, f"{text}; correct the resources in spec.workers of its job, or delete the pod")
+        return Complaint(
+            _UNITS_DIFFER, f"{text}; correct the resources in spec.podTemplates of its job, or delete the pod"
+        )
     return None
 
 

@@ -17,10 +17,8 @@ from typing import Any
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
-from heterps_runtime.contract import API_GROUP
 
 __all__ = [
-    "AUTOSCALED_ANNOTATION",
     "Capacity",
     "Grant",
     "Ledger",
@@ -33,7 +31,6 @@ __all__ = [
 ]
 
 # Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
-AUTOSCALED_ANNOTATION = f"{API_GROUP}/autoscaled"
 _DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 # Kubernetes sets these itself on a node in trouble; they come with a condition or a field that says the same.
@@ -141,10 +138,7 @@ def pool_limit(pool: Json, capacity: Capacity) -> int:
         capacity: `pool_capacity` of it.
     """
     most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
-    annotations = pool["metadata"].get("annotations") or {}
-    if annotations.get(AUTOSCALED_ANNOTATION) == "true":
-        return most
-    return min(most, capacity.units)
+    return most if pool["spec"].get("autoscaled") else min(most, capacity.units)
 
 
 def _found(capacity: Capacity, spec: Json) -> dict[str, str]:

@@ -36,7 +36,7 @@ _REFUSALS = (
     (
         "must specify",
         "QuotaExceeded",
-        "set what the quota asks for in spec.workers.template, or add a LimitRange to the namespace",
+        "set what the quota asks for in spec.podTemplates.all, or add a LimitRange to the namespace",
     ),
     (
         "exceeded quota",
@@ -46,7 +46,7 @@ _REFUSALS = (
     (
         "violates PodSecurity",
         "PodSecurity",
-        "set the fields that it names in spec.workers.template, or lower the label "
+        "set the fields that it names in spec.podTemplates.all, or lower the label "
         "pod-security.kubernetes.io/enforce of the namespace",
     ),
     ("is being terminated", "NamespaceTerminating", "create the job in another namespace"),
@@ -58,12 +58,12 @@ _REFUSALS = (
     (
         "error looking up service account",
         "InvalidPod",
-        "create that ServiceAccount in the job's namespace, or correct serviceAccountName in spec.workers.template",
+        "create that ServiceAccount in the job's namespace, or correct serviceAccountName in spec.podTemplates.all",
     ),
     (
         "RuntimeClass",
         "InvalidPod",
-        "create that RuntimeClass, or correct runtimeClassName in spec.workers.template",
+        "create that RuntimeClass, or correct runtimeClassName in spec.podTemplates.all",
     ),
     (
         "no PriorityClass with name",
@@ -75,7 +75,7 @@ _REFUSALS = (
 _FORBIDDEN = 403
 _POLICY = (
     "AdmissionRefused",
-    "change spec.workers.template so that the cluster's policy admits it, or ask who set that policy",
+    "change spec.podTemplates.all so that the cluster's policy admits it, or ask who set that policy",
 )
 _TOO_LARGE = re.compile(r"Too long: may not be more than|must have at most|too large", re.IGNORECASE)
 _INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]+[A-Za-z0-9])")
@@ -109,7 +109,7 @@ def refused(spec: ProcessSpec, error: ApiError) -> PodProblem:
     return _refusal(
         f"the pod of {spec.name}",
         error,
-        ("InvalidPod", "correct spec.workers.template or templates of the job") if faulty else _POLICY,
+        ("InvalidPod", "correct spec.podTemplates of the job") if faulty else _POLICY,
     )
 
 
@@ -186,16 +186,16 @@ def _way_onto_a_node(pod: Json, words: str) -> str:
         lower = f"lower maxUnits of pool {pool} in spec.pools, so that the plan asks for less" if pool else "free some"
         return f"{where} has no node with enough {' and '.join(short)} left: add nodes, or {lower}"
     if "persistentvolumeclaim" in words.lower() or "volume" in words.lower():
-        return "create the volume claims that spec.workers.template names, where the pool's nodes can reach them"
+        return "create the volume claims that spec.podTemplates.all names, where the pool's nodes can reach them"
     taint = _TAINT.search(words)
     if taint:
         if pool is None:
-            return f"tolerate the taint {{{taint[1]}}} in spec.workers.templates.coordinator, or add a node without it"
+            return f"tolerate the taint {{{taint[1]}}} in spec.podTemplates.coordinator, or add a node without it"
         return f"add a toleration of the taint {{{taint[1]}}} to DevicePool {pool}"
     if "node affinity" in words or "node selector" in words or "affinity/selector" in words:
         selector = (pod.get("spec") or {}).get("nodeSelector") or {}
-        labels = ", ".join(f"{key}={value}" for key, value in selector.items()) or "that spec.workers.template asks for"
-        owner = f"DevicePool {pool} or of spec.workers.template" if pool else "spec.workers.template"
+        labels = ", ".join(f"{key}={value}" for key, value in selector.items()) or "that spec.podTemplates.all asks for"
+        owner = f"DevicePool {pool} or of spec.podTemplates.all" if pool else "spec.podTemplates.all"
         return f"label nodes with {labels}, or correct the nodeSelector of {owner}"
     return f"add nodes to pool {pool}, or choose other pools in spec.pools" if pool else "add a node that can take it"
 
@@ -224,9 +224,9 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
             return PodProblem(told, _image_message(where, name, container, reason, words))
         if reason == "CreateContainerConfigError":
             text = f"{where} lacks something that container {name} needs: {_quote(words)}"
-            fix = "create it in the job's namespace, or correct spec.workers.template"
+            fix = "create it in the job's namespace, or correct spec.podTemplates.all"
             if "runAsNonRoot" in words:
-                fix = "let the image run as a user other than root, or remove runAsNonRoot from spec.workers.template"
+                fix = "let the image run as a user other than root, or remove runAsNonRoot from spec.podTemplates.all"
             return PodProblem(reason, f"{text}; {fix}")
         if reason in ("RunContainerError", "StartError", "CreateContainerError"):
             return PodProblem(reason, f"{where}, container {name}: {start_error(words)}")
@@ -257,7 +257,7 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
     for event in reversed(events):
         reason, words = str(event.get("reason")), str(event.get("message") or "")
         if reason in _MOUNTING:
-            fix = "create what is missing, or correct the volumes of spec.workers.template"
+            fix = "create what is missing, or correct the volumes of spec.podTemplates.all"
             return PodProblem(reason, f"{where}: a volume cannot be mounted: {_quote(words)}; {fix}")
         if reason in _NETWORKING and since >= _UNCLAIMED_SECONDS:
             fix = "the network of that node needs repair; cordon it meanwhile"
@@ -302,13 +302,13 @@ def _image_message(where: str, name: str, container: Json, reason: str, words: s
     text = f"{where} cannot get the image {image} of container {name}"
     said = f" ({_quote(words)})" if words else ""
     low = words.lower()
-    field = "spec.image" if name == CONTAINER else "spec.workers.template"
+    field = "spec.image" if name == CONTAINER else "spec.podTemplates.all"
     if reason == "InvalidImageName":
         fix = f"correct the name in {field}"
     elif reason == "ErrImageNeverPull":
-        fix = "load it onto the node, or set another imagePullPolicy in spec.workers.template"
+        fix = "load it onto the node, or set another imagePullPolicy in spec.podTemplates.all"
     elif any(word in low for word in ("unauthorized", "denied", "authentication", "403 forbidden", "401")):
-        fix = "add imagePullSecrets for the registry to spec.workers.template, or correct the name"
+        fix = "add imagePullSecrets for the registry to spec.podTemplates.all, or correct the name"
     elif any(word in low for word in ("not found", "manifest unknown", "404")):
         fix = f"push the image, or correct {field}"
     elif any(word in low for word in ("toomanyrequests", "429")):
