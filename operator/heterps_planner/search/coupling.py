@@ -5,7 +5,8 @@ limited. Without free pods and charges this is a shared limit (`joint`); with th
 the price of starting others (`migration`).
 
 1. Multipliers, one per pool and row of the tariff, make the jobs independent. The best ones are the dual prices of a
-   linear programme over the known plans; the cheapest plan of each job at these prices (`cheapest`) either enters it, or proves the bound (column generation; Gilmore and Gomory 1961, Barnhart et al. 1998).
+   linear programme over the known plans; the cheapest plan of each job at these prices (`cheapest`) either enters it,
+   or proves the bound (column generation; Gilmore and Gomory 1961, Barnhart et al. 1998).
 2. One plan per job out of those known is chosen exactly, by depth-first search with the bound of the multipliers.
 3. The rest of the gap is closed by listing every plan whose reduced cost lies within the gap: no other plan can be
    part of a better choice. If there are too many, the bound and the gap are reported as they are.
