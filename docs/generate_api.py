@@ -1,8 +1,8 @@
 # ruff: noqa: INP001  # a script beside what it writes, not a package
-"""Writes the reference of the manifests into docs/api.md, from the CRD files: `python docs/generate_api.py`.
+"""Generates the manifest reference in docs/api.md from the CRD files: `python docs/generate_api.py`.
 
 Descriptions, defaults, bounds and rules are those that the API server enforces, so the reference cannot disagree with
-it; a test compares the file with what this script would write. What stands outside the marks is left as it is.
+it; a test compares the file with the output of this script. Text outside the marks is kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ that YAML takes for true or false (`Off`, `y`) need quotes too. A field set to `
 
 
 def updated(text: str) -> str:
-    """The text of docs/api.md with the reference in it brought up to date."""
+    """Return the text of docs/api.md with an updated reference."""
     parts = [INTRODUCTION]
     for kind in ("HeterPSJob", "DevicePool"):
         parts += list(_kind(load_schemas()[kind]))

@@ -1,11 +1,11 @@
 # ruff: noqa: INP001  # a script beside what it writes, not a package
-"""Makes the terminal pictures in docs/images from a real run of `heterps run`.
+"""Creates the terminal pictures in docs/images from a real run of `heterps run`.
 
     python docs/terminal_picture.py [JOB]
 
-The command runs in a pseudo terminal, so it draws as it does for a person; a terminal emulator (pyte) keeps the screen,
-and two screens become SVG files: the one in the middle of training, and the last one. pyte is needed for these pictures
-only and is no dependency of the project: `python -m pip install pyte` first.
+The command runs in a pseudo terminal, so it draws as on a real one; a terminal emulator (pyte) keeps the screen, and
+two screens become SVG files: the one in the middle of training, and the last one. pyte is needed only for these
+pictures and is not a dependency of the project: `python -m pip install pyte` first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 COLUMNS, LINES = 104, 34
-# rich's own template, but with fonts that are on the reader's machine: a picture should load nothing from elsewhere.
+# rich's own template with locally installed fonts: a picture should load nothing from the network.
 TEMPLATE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -57,7 +57,7 @@ TEMPLATE = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="h
 
 
 def rows_of(screen: Any) -> list[Text]:
-    """The screen as styled lines, without the empty ones at the end."""
+    """Return the screen as styled lines, without empty ones at the end."""
     rows = []
     for y in range(screen.lines):
         line = Text()
@@ -78,14 +78,14 @@ def rows_of(screen: Any) -> list[Text]:
 
 
 def rich_colour(name: str) -> str:
-    """The emulator's name of a colour, or six hexadecimal digits, as rich calls it."""
+    """Return rich's name of an emulator colour, or six hexadecimal digits."""
     if len(name) == 6 and all(c in "0123456789abcdef" for c in name):
         return f"#{name}"
     return name.replace("brown", "yellow").replace("bright", "bright_")
 
 
 def run(command: list[str], folder: str) -> tuple[list[Text], list[Text]]:
-    """Run a command at a terminal; returns the screen in the middle of training, and the last one."""
+    """Run a command in a terminal; return the screen in the middle of training, and the last one."""
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()
@@ -98,14 +98,14 @@ def run(command: list[str], folder: str) -> tuple[list[Text], list[Text]]:
     while True:
         try:
             chunk = os.read(ours, 65536)
-        except OSError:  # Linux says EIO when the last process has closed its end
+        except OSError:  # Linux returns EIO when the last process has closed its end
             break
         if not chunk:
             break
         stream.feed(chunk)
         if any("· Training" in line for line in screen.display):
             rows = rows_of(screen)
-            if rows[-1].plain.startswith("╰"):  # a whole frame, not half a one
+            if rows[-1].plain.startswith("╰"):  # a complete frame
                 training.append(rows)
     os.close(ours)
     if process.wait():
@@ -121,7 +121,7 @@ def save(rows: list[Text], title: str, path: Path) -> None:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor")
         for row in rows:
             console.print(row, no_wrap=True, crop=True)
-    # A fixed id: the file changes only when the picture does.
+    # A fixed id, so that the file changes only with the picture.
     svg = console.export_svg(title=title, theme=MONOKAI, code_format=TEMPLATE, unique_id="terminal")
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
@@ -134,7 +134,7 @@ def main() -> None:
     job = parser.parse_args().job
     command = shutil.which("heterps", path=str(Path(sys.executable).parent)) or "heterps"
     with tempfile.TemporaryDirectory(prefix="flights-") as folder:
-        # A work directory of its own, and in the picture the command as people type it.
+        # A separate work directory, with the command shown as users type it.
         training, report = run([command, "run", str((ROOT / job).resolve())], folder)
     prompt = Text.assemble(("$ ", "bold green"), f"heterps run {job}")
     save([prompt, *training], "heterps run, in the middle of training", ROOT / "docs/images/demo.svg")

@@ -1,4 +1,4 @@
-"""`python -m tests PART...`: run parts of the tests one after the other, whatever the first says, and sum them up."""
+"""`python -m tests PART...`: run parts of the tests one after the other, in spite of failures, and summarise them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FOLDER = ROOT / ".cache" / "tests"
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that one run of pytest runs."""
+    """Tests in one run of pytest."""
 
     name: str
-    arguments: tuple[str, ...]  # of pytest
+    arguments: tuple[str, ...]  # pytest arguments
     prepare: Callable[[], None] = lambda: None  # raises ClusterError
 
 
@@ -37,14 +37,14 @@ def say(line: str) -> None:
 
 
 def prepare_cluster() -> None:
-    """Build what the tests need, where that is of use: elsewhere they say themselves why they do not run."""
+    """Build what the tests need, where a cluster can run: elsewhere the tests explain why they are skipped."""
     if reasons := obstacles():
         say("\n".join(["No cluster can run on this machine:", *reasons]))
     else:
         prepare_tests(say)
 
 
-# Files side by side: tests of whole jobs spend most of their time waiting for processes and pods to start.
+# Files in parallel: tests of whole jobs spend most of their time waiting for processes and pods to start.
 FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering")
 PARTS = (
     Part("local", ("-n", "3", *FILES)),
@@ -73,7 +73,7 @@ def run(parts: Sequence[Part], folder: Path) -> int:
 
 
 def _run_part(part: Part, folder: Path) -> tuple[signal.Signals | None, Results]:
-    """Run a part; the signal that ended this run, if one did, and the results."""
+    """Run a part; return the signal that ended this run, if any, and the results."""
     try:
         part.prepare()
     except ClusterError as error:
@@ -87,21 +87,21 @@ def _run_part(part: Part, folder: Path) -> tuple[signal.Signals | None, Results]
 
 
 def _offline(folder: Path) -> dict[str, str]:
-    """Settings with which package clients fetch nothing and find nothing that the machine happens to have.
+    """Return an environment in which package clients neither fetch nor find packages on the machine.
 
-    What tests need, the build has made. A test that needs more fails everywhere, and not on new machines alone.
+    The build provides everything that tests need. A test that needs more fails everywhere, not only on new machines.
     """
     return {"GOPROXY": "off", "GOMODCACHE": str(folder / "no-modules"), "PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
 
 
 def _call(command: Sequence[str], environment: dict[str, str]) -> tuple[signal.Signals | None, int]:
-    """Run a program to its end, which a signal may ask for; the signal, if one came, and the exit code."""
+    """Run a program to its end, which a signal may request; return the signal, if any, and the exit code."""
     process = subprocess.Popen(command, env=environment)
     received: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
         received.append(number)
-        # Ctrl-C reaches every program of a terminal by itself; a second one would break off the first one's work.
+        # Ctrl-C reaches every program of a terminal directly; a second signal would interrupt the cleanup.
         if number == signal.SIGTERM:
             process.terminate()
 

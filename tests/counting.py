@@ -1,22 +1,21 @@
-"""How often was each sample applied? A model that counts, in any precision, plan and consistency.
+"""A model that counts how often each sample was applied, in any precision, plan and consistency.
 
-`small_model.Counting` has an embedding row for each sample of the data, which begins at 0. Its loss makes the gradient
+`small_model.Counting` has an embedding row for each sample of the data, which starts at 0. Its loss makes the gradient
 of a sample -1 for its own row, whatever the parameters are. HeterPS divides the sum of a step's gradients by the size B
 of its batch, and plain SGD multiplies it by the learning rate, which is B here: each time that a sample is applied, its
 row grows by 1. B is a power of two, and the batches divide the data, so both factors are exact. All rows are whole
-numbers below 2^24, which float32 holds exactly and adds exactly in any order. So there is no tolerance, and it does not
-matter what was read when: the count is the same in `sync`, `hybrid` and `async`, for any division of the work.
+numbers below 2^24, which float32 holds exactly and adds exactly in any order. So there is no tolerance, and the order
+of reads does not matter: the count is the same in `sync`, `hybrid` and `async`, for any division of the work.
 
     rows = model["tables.weight"]      # how often each sample was applied to the rows
 
-The dense parameters count as well, where servers or replicas hold them. A bias grows by 1 with each step. A weight
-grows by the mean of a number over the step's batch; the numbers are small and whole, so its value is a multiple of 1/B
-and exact, too.
+Dense parameters count as well, on servers or replicas. A bias grows by 1 with each step. A weight grows by the mean of
+a number over the step's batch; the numbers are small and whole, so its value is a multiple of 1/B and also exact.
 
 Use it like this: `counting_spec` gives the fields of a job's spec, `counting_columns` the data, and
-`assert_every_sample_counted` compares the exported model with what the order of the samples says. In
-`tests/runtime/jobs.py`, `counting_configuration` makes a whole run configuration; in `tests/cluster/faults.py`,
-`counting_job` makes a job. A file of the name that is given as `held` makes training slow for as long as it lies there.
+`assert_every_sample_counted` compares the exported model with the expected counts. In `tests/runtime/jobs.py`,
+`counting_configuration` makes a whole run configuration; in `tests/cluster/faults.py`, `counting_job` makes a job.
+While the file named by `held` exists, training is slow.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NUMBERS = ("n0", "n1", "n2", "n3")
 
 
 def counting_columns(samples: int) -> dict[str, Array]:
-    """The data: each sample's index, its digits in base 8 as numbers, and a label that is not looked at."""
+    """Return the data: each sample's index, its digits in base 8 as numbers, and an unused label."""
     sample = np.arange(samples)
     digits = {name: (sample >> 3 * place & 7).astype(np.float32) for place, name in enumerate(NUMBERS)}
     return {"sample": sample, **digits, "late": np.zeros(samples, np.int64)}
@@ -45,15 +44,15 @@ def counting_columns(samples: int) -> dict[str, Array]:
 def counting_spec(
     module: str, samples: int, batch: int, consistency: str, held: str = "", least_seconds: float = 0.02
 ) -> dict[str, Any]:
-    """Fields of a job's spec, by dotted path.
+    """Return fields of a job's spec, by dotted path.
 
     Args:
         module: `small_model` as the job's processes import it.
         samples: rows of the data, a multiple of the batch.
         batch: samples per step, a power of two.
-        consistency: of reads.
-        held: a file that makes training slow; without it, `held` beside the module.
-        least_seconds: of a micro-batch when it is not held.
+        consistency: consistency of reads.
+        held: file that makes training slow; by default `held` beside the module.
+        least_seconds: minimum duration of a micro-batch without that file.
     """
     assert batch.bit_count() == 1, "only powers of two are divided and multiplied by exactly"
     assert samples % batch == 0, "a shorter batch would be divided by another number"
@@ -76,9 +75,9 @@ def counting_spec(
 
 
 def applied(samples: int, batch: int, seed: int, steps: int) -> Array:
-    """How often each sample is to be applied in so many steps, int64 (samples,).
+    """Return how often each sample must be applied in a number of steps, int64 (samples,).
 
-    That is once per epoch; the order of the samples matters only for the steps of an epoch that is not a whole one.
+    This is once per epoch; the sample order matters only in an incomplete epoch.
     """
     order = BatchOrder(samples, batch, seed)
     epochs, more = divmod(steps, samples // batch)
@@ -89,13 +88,13 @@ def applied(samples: int, batch: int, seed: int, steps: int) -> Array:
 
 
 def assert_every_sample_counted(model: Mapping[str, Array], batch: int, seed: int, steps: int) -> None:
-    """Each sample was applied as often as the order of the samples says, to rows and to dense parameters.
+    """Assert that each sample was applied to rows and dense parameters as often as the sample order requires.
 
     Args:
         model: the exported parameters by name.
         batch: samples per step.
-        seed: of the job (`training.seed`).
-        steps: that the job was to train.
+        seed: seed of the job (`training.seed`).
+        steps: steps of the job.
     """
     rows = model["tables.weight"][:, 0]
     times = applied(len(rows), batch, seed, steps)

@@ -1,7 +1,7 @@
-"""A plug-in of pytest that runs the files with the slowest tests first.
+"""A pytest plugin that runs the files with the slowest tests first.
 
-Processes of pytest-xdist take whole files. It hands out files with many tests first, which are the quick ones here: one
-process would end with a slow file while the others have nothing left to do.
+pytest-xdist assigns whole files to processes, those with many tests first. Here these are the quick ones: one process
+would end with a slow file while the others are idle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m tests.pauses`: processes of real jobs are stopped for up to a minute, and go on.
+"""`python -m tests.pauses`: pause processes of real jobs for up to a minute.
 
 Each job is run by `heterps run` and counts how often each sample is applied (counting.py). One of its processes is
-stopped (SIGSTOP) for each of the times in turn, and continued (SIGCONT). Afterwards training must go on by itself: the
-process takes part again, or another one has taken its place. A table says which, and how long that took.
+stopped (SIGSTOP) for each of the times in turn, and continued (SIGCONT). Afterwards training must continue by itself:
+the process takes part again, or another one has replaced it. A table shows which, and how long that took.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ STEPS = 25 * ROWS // BATCH
 PROCESSES = {"worker": "worker-0-1", "ps": "ps-0", "coordinator": "coordinator"}
 CONSISTENCIES = ("sync", "hybrid", "async")
 SECONDS = (1.0, 10.0, 28.0, 60.0)
-# After the process goes on: the longest way back is a restart of everything from the checkpoint.
+# After the pause: the slowest recovery is a full restart from the checkpoint.
 PATIENCE_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pause led to."""
+    """Result of a pause."""
 
     role: str
     consistency: str
     seconds: float
     how: str
-    back_after: float  # s from SIGCONT to the second step after it
+    back_after: float  # seconds from SIGCONT to the second step after it
 
     def row(self) -> str:
         return f"{self.role:12} {self.consistency:12} {self.seconds:7.0f} {self.back_after:14.1f}   {self.how}"
 
 
 def pause(job: RealJob, command: subprocess.Popen[str], role: str, consistency: str, seconds: float) -> Outcome:
-    """Stop a process of a job for some time, and wait until training goes on."""
+    """Stop a process of a job for some time, and wait until training continues."""
     name = PROCESSES[role]
     held = job.folder / "held"
-    held.touch()  # steps are as slow again as at first
+    held.touch()  # steps are as slow again as at the start
     before = job.await_status(command, lambda s: bool(s["running"] and s["committedSteps"] > 0))
     pid = job.pid(name)
     assert pid is not None
-    handle = os.pidfd_open(pid)  # the pid may be another process's by the time of the second signal
+    handle = os.pidfd_open(pid)  # the pid may belong to another process by the second signal
     try:
         signal.pidfd_send_signal(handle, signal.SIGSTOP)
         time.sleep(seconds)
         at_end = job.status() if role != "coordinator" else before
         signal.pidfd_send_signal(handle, signal.SIGCONT)
     except ProcessLookupError:
-        pass  # it was replaced before it went on
+        pass  # it was replaced before it continued
     finally:
         os.close(handle)
     held.touch()
@@ -72,7 +72,7 @@ def pause(job: RealJob, command: subprocess.Popen[str], role: str, consistency: 
         assert time.monotonic() - began < PATIENCE_SECONDS, f"{role}, {consistency}, {seconds:g} s: {job.logs()}"
         time.sleep(0.1)
         after = job.status()
-        if after is not None and after["resumedFromStep"] is not None:  # everything was started again
+        if after is not None and after["resumedFromStep"] is not None:  # everything was restarted
             step = min(step, int(after["resumedFromStep"]))
     if job.pid(name) != pid:
         how = "another process took its place"
@@ -84,7 +84,7 @@ def pause(job: RealJob, command: subprocess.Popen[str], role: str, consistency: 
 
 
 def run(folder: Path, role: str, consistency: str, seconds: tuple[float, ...]) -> list[Outcome]:
-    """One job, one process, one pause after the other; then the samples are counted."""
+    """Run one job, one process, one pause after the other; then count the samples."""
     held = folder / "held"
     fields = counting_spec("small_model", ROWS, BATCH, consistency, str(held))
     fields |= {"training.steps": STEPS, "scheduling.stages": [{"pool": "cpu", "lastLayer": "output", "units": 2}]}

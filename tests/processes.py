@@ -1,4 +1,4 @@
-"""Words for how a process ended."""
+"""Descriptions of how a process ended."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import signal
 
 
 def ending(code: int) -> str:
-    """What to say of an exit code as `subprocess` has it; a negative one is the signal that killed the process."""
+    """Describe an exit code of `subprocess`; a negative one is the signal that killed the process."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

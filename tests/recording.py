@@ -1,4 +1,4 @@
-"""A plug-in of pytest that writes down how the tests of a run went, as pytest itself counts them."""
+"""A pytest plugin that records the results of a run, as pytest counts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the results, also of a run that breaks off, unless this is a process that runs some of the tests."""
+    """Write the results, also of an aborted run, unless this is a worker process."""
     file: Path | None = session.config.getoption("--results")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if file is None or hasattr(session.config, "workerinput"):
@@ -27,6 +27,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test, or a file of tests, was skipped, on one line."""
+    """Return why a test, or a file of tests, was skipped, on one line."""
     assert isinstance(report.longrepr, tuple)
     return " ".join(report.longrepr[2].removeprefix("Skipped: ").split())

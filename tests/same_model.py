@@ -1,7 +1,7 @@
-"""Is it the model that plain PyTorch trains? Models are compared in float64.
+"""Comparison of a trained model with plain PyTorch's, in float64.
 
-A job adds up the samples of a step in another order than one process does, and another processor adds, multiplies and
-vectorises otherwise. So two models that ought to be equal differ by rounding, which the steps after it make larger:
+A job sums the samples of a step in another order than one process does, and processors differ in how they add, multiply
+and vectorise. So two models that should be equal differ by rounding errors, which later steps amplify:
 
 * A ReLU whose input is closer to 0 than its rounding error is on in one run and off in the other. Then a whole sample
   is missing from, or in, a gradient: a jump of 1/B of it, however small the difference was.
@@ -10,14 +10,14 @@ vectorises otherwise. So two models that ought to be equal differ by rounding, w
 
 Float32 has a unit roundoff of 6e-8. A small job has 16 units, 256 samples and 400 steps, so 1.6 million inputs of a
 ReLU of about size 1, each of which is off by 1e-7 or more: in one run of a few, one of them is on the other side of 0,
-and in which, depends on the processor. Differences of 1.8e-3 were seen between jobs that had lost nothing. In float64
-the roundoff is 1.1e-16, and the chance of such an input is about 1e-9 in a run, on any processor. Differences of up to
-1.5e-14 are seen, and Adam's factor on 1e-15 makes 1e-10 at worst.
+and in which, depends on the processor. Differences of 1.8e-3 were seen between correct jobs. In float64 the roundoff is
+1.1e-16, and the chance of such an input is about 1e-9 in a run, on any processor. Differences of up to 1.5e-14 are
+seen, and Adam's factor on 1e-15 makes 1e-10 at worst.
 
 A sample that is lost in one step of a small job makes a difference of 1e-3, of 8e-3 and more in jobs with smaller
-batches: `tests/runtime/test_same_model.py` shows that the comparison notices it. `TOLERANCE` lies between the two. What
-float32 may differ by is derived in `tests/runtime/test_same_model_fp32.py`, for a model that has neither kinks nor such
-an optimizer.
+batches: `tests/runtime/test_same_model.py` shows that the comparison notices it. `TOLERANCE` lies between the two.
+`tests/runtime/test_same_model_fp32.py` derives the tolerance of float32, for a model without kinks and such an
+optimizer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TOLERANCE = 1e-9
 
 
 def difference(trained: Array, expected: Array) -> float:
-    """The largest difference of two parameters' values, relative to the largest expected value."""
+    """Return the largest difference of two parameters' values, relative to the largest expected value."""
     return float(np.abs(trained - expected).max() / (np.abs(expected).max() or 1.0))
 
 
 def assert_same_model(trained: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Two models, by the names of their parameters, are equal up to the rounding of float64."""
+    """Assert that two models, by parameter name, are equal up to the rounding of float64."""
     assert set(trained) == set(expected)
     for name, values in expected.items():
         assert trained[name].dtype == values.dtype, name

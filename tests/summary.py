@@ -1,4 +1,4 @@
-"""The one line that a run of the tests ends with."""
+"""The closing line of a test run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.processes import ending
 
 @dataclass(frozen=True)
 class Results:
-    """How tests went, and what kept others from running."""
+    """Results of the tests, and problems that kept others from running."""
 
     passed: int = 0
     failed: int = 0
     errors: int = 0  # tests whose fixtures failed, files that cannot be imported
     skipped: Counter[str] = field(default_factory=Counter)  # number of tests by reason
-    problems: tuple[str, ...] = ()  # what is no test's fault
+    problems: tuple[str, ...] = ()  # problems outside the tests
 
     def __add__(self, other: Results) -> Results:
         return Results(
@@ -31,16 +31,16 @@ class Results:
 
     @property
     def good(self) -> bool:
-        """Nothing failed, and something ran or was skipped."""
+        """Whether nothing failed, and something ran or was skipped."""
         return not (self.failed or self.errors or self.problems) and bool(self.passed or self.skipped)
 
 
 def results_of(part: str, file: Path, code: int) -> Results:
-    """What a run of pytest did.
+    """Return the results of a pytest run.
 
     Args:
-        part: its name.
-        file: that `recording` writes; not there if pytest was killed.
+        part: name of the part.
+        file: file of `recording`; missing if pytest was killed.
         code: pytest's exit code; negative: the signal that killed it.
     """
     results = _read(file)
@@ -48,17 +48,16 @@ def results_of(part: str, file: Path, code: int) -> Results:
         return Results(problems=(f"{part}: pytest {ending(code)} and left no results",))
     if results == Results():
         return Results(problems=(f"{part}: pytest ran no test",))
-    # 1 says that tests have failed: then the results say it, too.
+    # 1 means failed tests, which the results contain too
     if code not in (0, 1) or (code == 1 and results.good):
         return results + Results(problems=(f"{part}: pytest {ending(code)}",))
     return results
 
 
 def closing_line(results: Results, seconds: float) -> str:
-    """What passed, failed and was skipped, and why, in the form of pytest's own last line.
+    """Return the numbers of passed, failed and skipped tests with reasons, in the form of pytest's own last line.
 
-    The reasons stand behind the time, where pytest puts it in other words: programs that read the line find the counts
-    where they look for them.
+    The reasons follow the time: programs that parse the line find the counts in the usual place.
     """
     counts = [f"{results.passed} passed", f"{results.failed} failed", f"{results.skipped.total()} skipped"]
     if errors := results.errors + len(results.problems):
@@ -69,7 +68,7 @@ def closing_line(results: Results, seconds: float) -> str:
 
 
 def _read(file: Path) -> Results | None:
-    """The results that `recording` has written; nothing if it has not."""
+    """Return the results that `recording` has written; empty if there are none."""
     try:
         read = json.loads(file.read_text())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Pure planning: profiles, cost model, provisioning, exact optimum, batch balancing. No I/O is done here."""
+"""Planning: profiles, cost model, provisioning, exact optimum, batch balancing. Pure, without I/O."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Exceptions of the planner.
 
-All of them are `ValueError`s: they mean that the input, not the planner, has to change. An infeasible problem is no
-exception but a result (`heterps_planner.plans.plan.Infeasible`): it is a normal answer to a well-formed question.
+All of them are `ValueError`s: they mean that the input, not the planner, has to change. An infeasible problem is a
+result, not an exception (`heterps_planner.plans.plan.Infeasible`): it is a normal answer to a valid question.
 
     PlannerError (ValueError)
     ├── ProblemError         a field of the input is wrong; `.path` names it
-    │   └── UnknownNameError a name that is not among the known ones; `.nearest` offers one
+    │   └── UnknownNameError an unknown name; `.nearest` suggests a known one
     ├── TooLargeError        the method cannot handle a problem of this size
     ├── MissingPackageError  the method needs a package that is not installed
-    └── DeadlineError        the time ended before any feasible plan was found
+    └── DeadlineError        the time limit passed before any feasible plan was found
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 60  # of a name, so that a message stays one line
 
 
 class PlannerError(ValueError):
-    """Base of everything that the planner raises for its users."""
+    """Base of all exceptions that the planner raises for its users."""
 
 
 class ProblemError(PlannerError):
@@ -41,7 +41,7 @@ class ProblemError(PlannerError):
 
 
 class UnknownNameError(ProblemError):
-    """A field, pool, layer or method name that nobody knows.
+    """An unknown field, pool, layer or method name.
 
     Attributes:
         nearest: the most similar known name, if any is similar.
@@ -65,7 +65,7 @@ class TooLargeError(PlannerError):
 
 
 class MissingPackageError(PlannerError):
-    """The chosen method needs a package that is not installed; the message says how to get it."""
+    """The chosen method needs a package that is not installed; the message names the command that installs it."""
 
 
 class DeadlineError(PlannerError):

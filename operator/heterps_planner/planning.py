@@ -1,7 +1,7 @@
-"""From a problem and the name of a method to a plan: the front door of the planner.
+"""Entry point of the planner: plans a problem with a named method.
 
-Every plan, whoever found it, is measured against the exact optimum: it carries the optimum's lower bound, so its gap
-says what the method cost, and the optimum's binding limits and shadow prices.
+Every plan, by any method, is compared with the exact optimum: it carries the optimum's lower bound, so its gap shows
+the cost of the method, and the optimum's binding limits and shadow prices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["check_servers", "deadline_test", "plan"]
 
 
 def deadline_test(deadline: float | None, clock: Callable[[], float]) -> Callable[[], bool]:
-    """Return a function that says whether a deadline on a clock has passed."""
+    """Return a function that returns whether a deadline on a clock has passed."""
     if deadline is None:
         return lambda: False
     end = deadline
@@ -32,7 +32,7 @@ def deadline_test(deadline: float | None, clock: Callable[[], float]) -> Callabl
 
 
 def check_servers(problem: Problem, ps_pool: str | None, ps_replicas: int) -> None:
-    """Check the choice of parameter servers that a caller may pass with a problem.
+    """Check the parameter-server arguments of a caller.
 
     Raises:
         ProblemError: unknown pool, or a negative number.
@@ -60,16 +60,16 @@ def plan(
     Args:
         problem: the problem.
         method: a name in `methods.METHODS`.
-        seed: for methods that draw random numbers.
+        seed: seed for methods that draw random numbers.
         robust: relative error of the measured times with which the plan still keeps the floor (`robust`); 0.1: 10 %.
         deadline: time on `clock` at which to stop; the best plan so far is returned with its bound.
-        progress: told the fraction of the work done.
+        progress: called with the fraction of the work done.
         ps_pool: pool of the parameter servers if the problem does not charge any (default: the first CPU pool).
         ps_replicas: parameter-server processes; 0: derived from the charged units, or 1.
-        clock: seconds; only differences matter.
+        clock: returns seconds; only differences matter.
 
     Returns:
-        The plan, or why there is none.
+        The plan, or the reason why none exists.
 
     Raises:
         UnknownNameError: no such method or pool.

@@ -1,5 +1,5 @@
 """A real Kubernetes on one machine, for tests.
 
-API server, scheduler, controller manager, and nodes that are a kubelet with a containerd of its own each, in seconds.
-Read `cluster.py` first; `docs/testing.md` says how to use it and what it needs.
+API server, scheduler, controller manager, and nodes, each a kubelet with its own containerd, in seconds. Read
+`cluster.py` first; `docs/testing.md` describes usage and requirements.
 """

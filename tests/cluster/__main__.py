@@ -1,4 +1,4 @@
-"""`python -m tests.cluster`: a test cluster to look around in."""
+"""`python -m tests.cluster`: an interactive test cluster."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def explain(place: Place) -> None:
-    """Say how to reach a cluster."""
+    """Print how to reach a cluster."""
     assert place.sandbox is not None
     option = "" if place.name == NAME else f" --name {place.name}"
     say(HOW_TO_USE.format(

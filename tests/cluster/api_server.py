@@ -1,4 +1,4 @@
-"""Requests to an API server without kubectl in between: hundreds of them in a second or two."""
+"""Requests to an API server without kubectl: hundreds in a second or two."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DRY_RUN = "dryRun=All&fieldValidation=Strict"
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server answered."""
+    """A response of the server."""
 
     code: int
     body: Json
 
     @property
     def refused(self) -> bool:
-        """The server found the object wanting."""
+        """Whether the server rejected the object."""
         return self.code in (400, 422)
 
     @property
@@ -39,24 +39,24 @@ class ApiServer:
         self._client: ApiClient = new_client_from_config(config_file=str(kubeconfig))  # type: ignore[no-untyped-call]
 
     def ask(self, verb: str, path: str, body: Json | str | None = None, kind: str = "application/json") -> Reply:
-        """Send one request; a text is sent as it is."""
+        """Send one request; a string is sent unchanged."""
         client = self._client
         headers = {"Accept": "application/json", "Content-Type": kind}
         client.update_params_for_auth(headers, [], ["BearerToken"], path, verb, body)
         text = body if isinstance(body, str) or body is None else json.dumps(body)
-        # The pool of connections directly: the client's own methods read and write its generated models.
+        # Use the connection pool directly: the client's own methods parse into generated models.
         answer = client.rest_client.pool_manager.request(
             verb, f"{client.configuration.host}{path}", body=text, headers=headers, timeout=30.0, retries=False
         )
         return Reply(answer.status, json.loads(answer.data))
 
     def would_create(self, collection: str, body: Json | str, kind: str = "application/json") -> Reply:
-        """What the server would say to this object."""
+        """Return the server's response to a dry-run creation."""
         return self.ask("POST", f"{collection}?{DRY_RUN}", body, kind)
 
 
 def collection(manifest: Json, namespace: str) -> str:
-    """The path to which an object of ours is sent."""
+    """Return the path to which one of our objects is sent."""
     if manifest.get("kind") == "DevicePool":
         return "/apis/heterps.io/v1alpha1/devicepools"
     return f"/apis/heterps.io/v1alpha1/namespaces/{namespace}/heterpsjobs"

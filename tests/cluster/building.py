@@ -1,9 +1,9 @@
-"""What the tests of a cluster run and read, built from Go modules of pinned versions.
+"""Programs and schemas for the tests of a cluster, built from Go modules of pinned versions.
 
-Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. They are several, not
-one, so that each program is built with the versions of its libraries that its authors released it with. Products lie in
-`.cache/cluster/bin`, under a name made from what they were built from: another version is another file. Tests only use
-them: the network that they run in leads nowhere, and the machine need not have Go's sources by then.
+Each folder of `binaries/` is a Go module: its `go.mod` and `go.sum` pin every version and hash. They are separate, so
+that each program is built with the library versions of its release. Products are stored in `.cache/cluster/bin`, under
+a name derived from their inputs: another version is another file. Tests only use them: their network leads nowhere, and
+the machine need not have Go's sources by then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 MODULES = Path(__file__).parent / "binaries"
 CACHE = ROOT / ".cache" / "cluster"
 
-# Without the C library: programs that run on any machine. Without symbols: half the size.
+# Without the C library: programs run on any machine. Without symbols: half the size.
 LINKER_FLAGS = "-s -w"
-# The linker leaves out what debuggers read: compiling without it takes a sixth less time and a quarter less disk.
+# The linker omits debug information: compiling without it takes a sixth less time and a quarter less disk.
 COMPILER_FLAGS = "all=-dwarf=false"
-# How long one core builds each module from nothing (s).
+# Build time of each module from scratch on one core (s).
 CPU_SECONDS = {"kubernetes": 900, "kubectl": 160, "coredns": 190, "helm": 150, "schemas": 60, "kwok": 120}
 
 Say = Callable[[str], None]
@@ -47,7 +47,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """The name that Go gives it: the last word of its package that is no version."""
+        """Go's name for it: the last word of its package that is not a version."""
         return self.module if self.package == "." else re.sub(r"/v\d+$", "", self.package).rpartition("/")[2]
 
 
@@ -56,7 +56,7 @@ def of_kubernetes(name: str) -> Program:
 
 
 KUBECTL = Program("kubectl", "kubectl", ".")
-# Programs of one module stand together: they are built at once.
+# Programs of one module are adjacent, as they are built at once.
 CLUSTER = (
     of_kubernetes("kube-apiserver"),
     of_kubernetes("kubelet"),
@@ -68,15 +68,15 @@ CLUSTER = (
     KUBECTL,
 )
 HELM = Program("helm", "helm", "helm.sh/helm/v4/cmd/helm")
-# Makes the schemas of other projects' resources: `schemas.py`.
+# Generates the schemas of other projects' resources: `schemas.py`.
 CONTROLLER_GEN = Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen")
 FOR_TESTS = (*CLUSTER, HELM, CONTROLLER_GEN)
-# Nodes and pods that only pretend to run, for the benchmark of the operator.
+# Fake nodes and pods for the benchmark of the operator.
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok")
 
 
 def kubernetes_version() -> str:
-    """The version of Kubernetes that `go.mod` pins, such as v1.34.4."""
+    """The Kubernetes version that `go.mod` pins, such as v1.34.4."""
     match = re.search(
         r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", (MODULES / "kubernetes" / "go.mod").read_text(), re.M
     )
@@ -85,7 +85,7 @@ def kubernetes_version() -> str:
 
 
 def linker_flags(module: str) -> str:
-    """Flags for the linker: programs of Kubernetes learn their version from it, clients behave by that."""
+    """Return linker flags: programs of Kubernetes read their version from them, and clients adapt to it."""
     if module not in ("kubernetes", "kubectl"):
         return LINKER_FLAGS
     version = kubernetes_version()
@@ -96,7 +96,7 @@ def linker_flags(module: str) -> str:
 
 
 def folder_of(module: str) -> Path:
-    """Where the products of a module, as it is now, lie once they are made."""
+    """Return the folder of a module's products for its current contents."""
     digest = hashlib.sha256(linker_flags(module).encode())
     for source in sorted((MODULES / module).iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -104,20 +104,20 @@ def folder_of(module: str) -> Path:
 
 
 def path_of(program: Program) -> Path:
-    """Where a program lies once it is built."""
+    """Return the path of a built program."""
     return folder_of(program.module) / program.name
 
 
 def missing(programs: Sequence[Program] = CLUSTER) -> list[Program]:
-    """Those that are not built yet."""
+    """Return the programs that are not built yet."""
     return [program for program in programs if not path_of(program).exists()]
 
 
 def build(programs: Sequence[Program], say: Say) -> dict[str, Path]:
-    """Build what is missing, and return where each program lies.
+    """Build missing programs, and return the path of each program.
 
     Raises:
-        ClusterError: there is no Go that can, or it fails.
+        ClusterError: no suitable Go is installed, or the build fails.
     """
     if missing(programs):
         if problem := go_problem():
@@ -128,9 +128,9 @@ def build(programs: Sequence[Program], say: Say) -> dict[str, Path]:
 
 
 def update(say: Say) -> None:
-    """Write `go.mod` and `go.sum` anew after a version in a `go.mod` was changed by hand.
+    """Rewrite `go.mod` and `go.sum` after a version in a `go.mod` was changed by hand.
 
-    With a new Kubernetes, change the versions of its `replace` lines as well: v1.34.4 goes with v0.34.4.
+    With a new Kubernetes, also change the versions of its `replace` lines: v1.34.4 goes with v0.34.4.
     """
     for module in sorted(MODULES.iterdir()):
         say(f"go mod tidy in {module.relative_to(ROOT)}")
@@ -139,7 +139,7 @@ def update(say: Say) -> None:
 
 @contextmanager
 def one_at_a_time(say: Say) -> Iterator[None]:
-    """Keep other processes from building inside the block, once they have finished."""
+    """Keep other processes from building inside the block; wait for running builds."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "building.lock").open("w") as lock:
         try:
@@ -151,7 +151,7 @@ def one_at_a_time(say: Say) -> Iterator[None]:
 
 
 def _build(programs: Sequence[Program], say: Say) -> None:
-    """Build programs, each module's at once; sources are fetched while the modules before are compiled."""
+    """Build programs, all of a module at once; sources are fetched while earlier modules are compiled."""
     modules = [(module, list(group)) for module, group in groupby(programs, lambda program: program.module)]
     if not modules:
         return
@@ -172,7 +172,7 @@ def _build(programs: Sequence[Program], say: Say) -> None:
 
 
 def _fetch(module: str, programs: Sequence[Program]) -> None:
-    """Have the sources of programs, and of all that they import, in Go's module cache."""
+    """Download the sources of programs, and of all their imports, into Go's module cache."""
     go(["list", "-deps", *(program.package for program in programs)], MODULES / module)
 
 

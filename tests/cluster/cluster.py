@@ -1,4 +1,4 @@
-"""A cluster: what is started in which order, and how it is ended."""
+"""A cluster: startup order and shutdown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.cluster.sandbox import Sandbox
 FOLDERS = Path("/tmp")
 PREFIX = "heterps-cluster-"
 CGROUPS = Path("/sys/fs/cgroup")
-# A folder without a sandbox is one of a cluster that is starting just now, or of a start that was killed.
+# A folder without a sandbox belongs to a cluster that is just starting, or to a killed start.
 STARTING_SECONDS = 60
 
 POOL_LABEL = "heterps.test/pool"
 ACCELERATOR = "example.com/accelerator"
-# Two kinds of hardware: two nodes of processors, one that has two accelerators as well.
+# Two kinds of hardware: two CPU nodes, one of them with two accelerators.
 NODES = (
     Node("cpu-0", labels={POOL_LABEL: "cpu"}),
     Node("cpu-1", labels={POOL_LABEL: "cpu"}),
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cluster keeps its files, and its name for its control groups."""
+    """A cluster's folder, and its name in control groups."""
 
     name: str
 
@@ -68,23 +68,23 @@ class Place:
         return self.sandbox is not None and self.sandbox.alive
 
     def remove(self) -> None:
-        """End the cluster if it runs, and remove its files and control groups."""
+        """Stop the cluster if it runs, and remove its files and control groups."""
         if self.sandbox is not None:
             self.sandbox.end()
-        # A control group can be removed as soon as the kernel has buried its last process.
+        # A control group can be removed only after the kernel has reaped its last process.
         wait_until(f"control groups of {self.name} are gone", lambda: not remaining_cgroups(self.folder.name), 10)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Cluster:
-    """A running cluster. As a context manager it is up inside the block, and gone after it.
+    """A running cluster; as a context manager it runs inside the block and is removed after it.
 
     Args:
-        nodes: Its nodes; none for a control plane whose nodes are played (kwok.py).
+        nodes: Its nodes; none for a control plane with fake nodes (kwok.py).
         name: Distinguishes clusters that run at the same time.
-        outlive_parent: Go on when this process ends; otherwise the cluster goes with it, even if it is killed.
-        say: Told what is going on, a line at a time.
-        node_grace_seconds: After which a node that says nothing counts as lost.
+        outlive_parent: Keep running when this process ends; otherwise the cluster ends with it, even if it is killed.
+        say: Called with progress messages, a line at a time.
+        node_grace_seconds: Seconds after which a silent node counts as lost.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Cluster:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Put the calling thread where the API server and the pods can be reached."""
+        """Move the calling thread into the network of the API server and the pods."""
         with self.sandbox.entered():
             yield
 
@@ -141,7 +141,7 @@ class Cluster:
         """Start everything, and return when pods can be scheduled on every node.
 
         Raises:
-            ClusterError: it cannot; nothing is left but the logs, and the message says where.
+            ClusterError: startup failed; only the logs are left, and the message names their folder.
         """
         if reasons := reasons_against():
             raise ClusterError("; ".join(reasons))
@@ -163,7 +163,7 @@ class Cluster:
         self._say(f"A cluster of {len(self.nodes)} nodes is up after {time.monotonic() - started:.1f} s")
 
     def down(self) -> None:
-        """End everything and leave nothing."""
+        """Stop everything and remove all files."""
         if self._sandbox is not None:
             self._sandbox.end()
         if self._daemons is not None:
@@ -171,7 +171,7 @@ class Cluster:
         self.place.remove()
 
     def keep_logs(self) -> Path:
-        """Copy the programs' logs to a folder that stays, and return it."""
+        """Copy the programs' logs to a permanent folder, and return it."""
         kept = building.CACHE / "logs" / self.place.name
         shutil.rmtree(kept, ignore_errors=True)
         if self.logs.exists():
@@ -189,7 +189,7 @@ class Cluster:
         control_plane.write_credentials([node.name for node in self._wanted])
         control_plane.start_server(daemons)
 
-        # Nodes do not need the API server before their kubelets start.
+        # Nodes need the API server only when their kubelets start.
         archive = folder / "image.tar"
         busybox, cni = shutil.which("busybox"), cni_folder()
         assert busybox is not None
@@ -225,14 +225,14 @@ class Cluster:
         ready = [
             node["metadata"]["name"]
             for node in json.loads(answer.output)["items"]
-            # A node is marked unschedulable for a moment after it has become ready.
+            # A node stays unschedulable for a moment after it becomes ready.
             if not node["spec"].get("taints")
             and any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
         ]
         return set(ready) >= set(self.nodes)
 
     def _add_extended_resources(self) -> None:
-        """Tell the nodes' accelerators as a device plugin would; kubelets keep what they do not know."""
+        """Register the nodes' accelerators as a device plugin would; kubelets keep unknown resources."""
         for running in self.nodes.values():
             changes = [
                 {"op": "add", "path": f"/status/{part}/{resource.replace('/', '~1')}", "value": str(count)}
@@ -245,12 +245,12 @@ class Cluster:
 
 
 def clusters() -> list[Place]:
-    """All clusters of this machine that run or have left files."""
+    """Yield all clusters of this machine that run or have left files."""
     return [Place(folder.name.removeprefix(PREFIX)) for folder in sorted(FOLDERS.glob(f"{PREFIX}*"))]
 
 
 def remove_leftovers() -> None:
-    """Remove what clusters have left whose process was killed."""
+    """Remove what clusters of killed processes have left."""
     for place in clusters():
         if place.running:
             continue
@@ -260,20 +260,20 @@ def remove_leftovers() -> None:
 
 
 def make_cgroup(name: str) -> None:
-    """Make a control group in every hierarchy: kubelets start only if theirs is there."""
+    """Create a control group in every hierarchy: kubelets start only if theirs exists."""
     for top in cgroup_hierarchies():
         (top / name).mkdir(parents=True)
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """The one of version 2, or those of version 1 (names of two controllers are links to one hierarchy)."""
+    """The hierarchy of version 2, or those of version 1 (names of two controllers are links to one hierarchy)."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS]
     return [path for path in CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def remaining_cgroups(name: str) -> list[Path]:
-    """Remove a cluster's control groups, and return those that are still in use."""
+    """Remove a cluster's control groups, and return those still in use."""
     remaining = []
     for top in cgroup_hierarchies():
         for folder, _, _ in os.walk(top / name, topdown=False):

@@ -1,6 +1,6 @@
 """Fixtures of the tests that need a cluster.
 
-They are collected only where they are asked for by path (`make test-cluster`).
+They are collected only if requested by path (`make test-cluster`).
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def given_kubeconfig(config: pytest.Config) -> Path | None:
 
 
 def unavailable(reason: str) -> None:
-    """Skip for want of a cluster; where everything has to be tested, fail."""
+    """Skip for lack of a cluster; fail where everything must be tested."""
     if os.environ.get("CI", "").lower() in ("true", "1"):
         pytest.fail(f"no test cluster, and CI is set: {reason}", pytrace=False)
     pytest.skip(f"no test cluster: {reason}")
 
 
 def unbuilt(what: str) -> None:
-    """The same for want of something that the build makes."""
+    """The same for a missing product of the build."""
     unavailable(go_problem() or f"{what} not built: make cluster-build")
 
 
 @pytest.fixture(scope="session")
 def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """The cluster that this run has started, for tests that look at its nodes or stop its programs."""
+    """The cluster started by this run, for tests that inspect its nodes or stop its programs."""
     if given_kubeconfig(pytestconfig) is not None:
         pytest.skip("needs the nodes of a cluster made here, and --kubeconfig names another one")
     if reasons := reasons_against():
@@ -98,7 +98,7 @@ def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 def admin(
     pytestconfig: pytest.Config, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Kubectl:
-    """kubectl with all rights, on whichever cluster the tests run in."""
+    """kubectl with all rights, on the cluster under test."""
     if (kubeconfig := given_kubeconfig(pytestconfig)) is not None:
         return Kubectl(kubeconfig, tmp_path_factory.mktemp("kubectl"))
     cluster: Cluster = request.getfixturevalue("own_cluster")
@@ -117,9 +117,9 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """kubectl in a namespace of the test's own, which is told about if the test fails."""
+    """kubectl in a separate namespace, whose state is printed if the test fails."""
     word = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
-    # The process makes names unique among runs that share a cluster.
+    # The process id makes names unique among runs that share a cluster.
     name = f"{word}-{os.getpid()}-{next(NUMBERS)}"
     admin("create", "namespace", name)
     scoped = Kubectl(admin.kubeconfig, admin.cache, name)
@@ -133,14 +133,14 @@ def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]
 
 @pytest.fixture
 def resources(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl; pools are deleted after the test, as they belong to no namespace."""
+    """kubectl; pools are deleted after the test, as they are cluster-scoped."""
     yield kubectl
     kubectl("delete", "devicepools", "--all")
 
 
 @pytest.fixture
 def server(admin: Kubectl) -> ApiServer:
-    """The API server without kubectl in between."""
+    """The API server without kubectl."""
     return ApiServer(admin.kubeconfig)
 
 
@@ -152,7 +152,7 @@ def api(admin: Kubectl) -> KubernetesApi:
 
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Helm, with folders of its own."""
+    """Helm, with its own folders."""
     if not Helm.program().exists():
         unbuilt("Helm is")
     return Helm(tmp_path_factory.mktemp("helm"))
@@ -162,7 +162,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def operator_kubeconfig(
     admin: Kubectl, helm: Helm, custom_resources: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Who operators are to the API server: the chart's own account, with its rights and no others."""
+    """The operators' credentials: the chart's own account, with exactly its rights."""
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)
     account = grant(helm, admin, "tests", NAMESPACE)
@@ -178,7 +178,7 @@ def operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def make_operator(admin: Kubectl, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
-    """Operators of one test, by name, which are not started; those that run end with the test."""
+    """Operators of one test, by name, not started yet; running ones end with the test."""
     made: list[Operator] = []
 
     def operator(name: str, *options: str, kubeconfig: Path = operator_kubeconfig, **settings: Any) -> Operator:
@@ -188,13 +188,13 @@ def make_operator(admin: Kubectl, operator_kubeconfig: Path, tmp_path: Path) -> 
     yield operator
     for item in made:
         item.stop()
-    # Of those that were killed; the next test's operators must not wait for them to expire.
+    # Leases of killed operators; the next test's operators must not wait for them to expire.
     admin("delete", "leases", "--all", f"--namespace={NAMESPACE}")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pods of jobs share: data, checkpoints, models."""
+    """The shared folder of jobs' pods: data, checkpoints, models."""
     made = tmp_path_factory.mktemp("shared")
     made.chmod(0o777)
     return made
@@ -210,7 +210,7 @@ def expected_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resources: None) -> Iterator[Make]:
-    """Jobs of the test's namespace, without an operator; they and their pools go when the test ends."""
+    """Factory of jobs in the test's namespace, without an operator; they and their pools are deleted after the test."""
     made: list[ClusterJob] = []
 
     def job(name: str, **changes: Any) -> ClusterJob:
@@ -226,5 +226,5 @@ def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resour
 
 @pytest.fixture
 def make(make_alone: Make, operator: Operator) -> Make:
-    """Jobs of the test's namespace, and an operator."""
+    """Factory of jobs in the test's namespace, with an operator."""
     return make_alone

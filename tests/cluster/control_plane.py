@@ -1,4 +1,4 @@
-"""The control plane's programs: who they are to the API server, and each flag's reason."""
+"""The control plane's programs: their credentials, and the reason for each flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.cluster.daemons import Daemons
 
-# The address of the bridge that all pods hang on: also every node's address and the pods' DNS server.
+# The address of the bridge of all pods: also every node's address and the pods' DNS server.
 HOST = "10.88.0.1"
 PODS = "10.88.0.0/16"
 SERVICES = "10.96.0.0/16"
@@ -19,11 +19,11 @@ DNS_DOMAIN = "cluster.local"
 SERVER = f"https://{HOST}:6443"
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEERS = "http://127.0.0.1:2380"
-# Tests that look at names see at once which cluster they are in; see `kubectl.check_test_context`.
+# Tests that inspect names recognise the cluster; see `kubectl.check_test_context`.
 CONTEXT = "heterps-test"
 
-# Users and groups that Kubernetes' own roles are bound to. CoreDNS gets an administrator's token: the role that it
-# would need is made by whoever installs it, which here would be one more thing to wait for.
+# Users and groups that Kubernetes' own roles are bound to. CoreDNS gets an administrator's token: its installer would
+# create the role that it needs, and waiting for that is unnecessary here.
 IDENTITIES = {
     "admin": ("heterps-admin", "system:masters"),
     "controller-manager": ("system:kube-controller-manager", ""),
@@ -47,32 +47,33 @@ PROXY = {
     "kind": "KubeProxyConfiguration",
     "mode": "iptables",
     "clusterCIDR": PODS,
-    # The tables of tracked connections are sized for the whole machine: not from inside a network namespace.
+    # Connection tracking tables are sized for the whole machine, which is impossible inside a network namespace.
     "conntrack": {"maxPerCore": 0},
-    # By default it gathers changes for a second, which tests would wait for.
+    # By default it batches changes for a second, which tests would wait for.
     "iptables": {"minSyncPeriod": "0.1s"},
 }
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """Files and programs of a control plane in a folder of its own."""
+    """Files and programs of a control plane in a separate folder."""
 
     folder: Path
     programs: dict[str, Path]
-    # Without news of a node it counts as lost. Forty seconds by default: tests that stop a kubelet would wait for it.
+    # A silent node counts as lost after this time. The default is forty seconds, for which tests that stop a kubelet
+    # would wait.
     node_grace_seconds: int = 12
 
     @property
     def certificate(self) -> Path:
-        """The API server's, signed by itself: it makes one at its first start."""
+        """The API server's self-signed certificate, created at its first start."""
         return self.folder / "pki" / "apiserver.crt"
 
     def kubeconfig(self, identity: str) -> Path:
         return self.folder / f"{identity}.kubeconfig"
 
     def write_credentials(self, nodes: list[str]) -> None:
-        """Make the key that signs service accounts' tokens, and a token and kubeconfig for everyone."""
+        """Create the key that signs service accounts' tokens, and a token and kubeconfig for every user."""
         pki = self.folder / "pki"
         pki.mkdir()
         key = pki / "service-accounts.key"
@@ -94,7 +95,7 @@ class ControlPlane:
         daemons.start("etcd", [
             self.programs["etcd"],
             f"--data-dir={self.folder / 'etcd'}",
-            # The cluster does not outlive the machine's next start, so no write has to reach the disk.
+            # The cluster does not survive a reboot, so no write has to reach the disk.
             "--unsafe-no-fsync",
             "--log-level=warn",
             f"--listen-client-urls={ETCD}",
@@ -115,29 +116,29 @@ class ControlPlane:
             f"--service-account-signing-key-file={key}",
             f"--service-account-key-file={key}",
             f"--token-auth-file={self.certificate.parent / 'tokens.csv'}",
-            # As in every real cluster: what a service account may do is up to its roles.
+            # As in every real cluster: roles decide what a service account may do.
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
-            # The nodes' names are in no DNS; logs and exec go to their addresses.
+            # The nodes' names are not in DNS; logs and exec use their addresses.
             "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged=true",
         ])  # fmt: skip
 
     def start_controllers(self, daemons: Daemons) -> None:
-        """Start what needs the API server: controllers, scheduler, service addresses, DNS."""
+        """Start the clients of the API server: controllers, scheduler, service addresses, DNS."""
         daemons.start("controller-manager", [
             self.programs["kube-controller-manager"],
             f"--kubeconfig={self.kubeconfig('controller-manager')}",
             "--leader-elect=false",
             f"--service-account-private-key-file={self.folder / 'pki' / 'service-accounts.key'}",
-            # Pods get it to check the API server by.
+            # Pods receive it to verify the API server.
             f"--root-ca-file={self.certificate}",
             "--use-service-account-credentials=true",
             f"--node-monitor-grace-period={self.node_grace_seconds}s",
             "--node-monitor-period=2s",
-            # Fifteen seconds by default.
+            # The default is fifteen seconds.
             "--horizontal-pod-autoscaler-sync-period=2s",
-            # Certificates signed on request: nobody asks here, and it would need a key of a certificate authority.
+            # Signing certificates on request is unused here, and would need a key of a certificate authority.
             "--controllers=*,-certificatesigningrequest-signing-controller",
         ])  # fmt: skip
         daemons.start("scheduler", [
@@ -161,7 +162,7 @@ class ControlPlane:
         daemons.start("proxy", [self.programs["kube-proxy"], f"--config={self.folder / 'proxy.json'}"])
 
     def _kubeconfig_text(self, identity: str, token: str) -> str:
-        # The API server writes its certificate later: by name, not by content.
+        # The API server writes its certificate later: refer to it by name, not by content.
         server = {"server": SERVER, "certificate-authority": str(self.certificate)}
         return json.dumps({
             "apiVersion": "v1",
@@ -174,6 +175,6 @@ class ControlPlane:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
+    """Write a file that only its owner can read."""
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, mode=0o600)) as file:
         file.write(text)

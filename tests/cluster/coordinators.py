@@ -1,8 +1,8 @@
 """Coordinators of hundreds of jobs in one process: `python -m tests.cluster.coordinators PORT`.
 
-It answers on every address that leads to this machine, as the coordinator of the pod that has it, in the words of
-docs/runtime.md. No job is behind it: members are ready at once, and a job trains for ever, a hundred steps a second.
-The tokens of these jobs are unknown to it, so it takes any.
+It answers on every address of this machine, as the coordinator of the pod with that address, with the protocol of
+docs/runtime.md. No real job runs: members are ready at once, and a job trains forever, a hundred steps a second. It
+does not know the jobs' tokens, so it accepts any.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Json = dict[str, Any]
 GLOBAL_BATCH_SIZE = 4000
 _STEPS_PER_SECOND = 100.0
 _TOTAL_STEPS = 100_000_000
-_PERIOD_SECONDS = 40.0  # of the ups and downs of throughputs
+_PERIOD_SECONDS = 40.0  # period of the throughputs' variation
 
 
 class Job:
-    """One coordinator."""
+    """One fake coordinator."""
 
     def __init__(self) -> None:
         self.phase = contract.JobPhase.PROFILING
@@ -35,7 +35,7 @@ class Job:
         self.began = time.time()
 
     def put_plan(self, plan: Json) -> None:
-        """Every member of a plan is ready as soon as it is known."""
+        """Make every member of a plan ready at once."""
         servers = [contract.ps_name(index) for index in range(plan["parameterServer"]["replicas"])]
         self.members = [{"name": name, "role": "ps", "state": "ready"} for name in servers]
         self.stages = plan["stages"]
@@ -50,18 +50,18 @@ class Job:
         self.phase, self.began = contract.JobPhase.TRAINING, time.time()
 
     def put_allocation(self, allocation: Json) -> None:
-        """Take new batch sizes."""
+        """Apply new batch sizes."""
         for member in self.members:
             if member["role"] == "worker":
                 member["batchSize"] = allocation["stages"][member["stage"]][member["index"]]
 
     @property
     def samples_per_second(self) -> float:
-        """Never twice the same, as in life."""
+        """Return a value that varies, as in reality."""
         return 50_000.0 * (1 + 0.02 * math.sin(2 * math.pi * time.time() / _PERIOD_SECONDS))
 
     def status(self) -> Json:
-        """The status document."""
+        """Return the status document."""
         steps = int((time.time() - self.began) * _STEPS_PER_SECOND) if self.members else 0
         return {
             "phase": self.phase, "message": "", "generation": 1, "committedSteps": steps, "totalSteps": _TOTAL_STEPS,
@@ -75,7 +75,7 @@ class Job:
         }  # fmt: skip
 
     def metrics(self) -> str:
-        """The series that the operator reads."""
+        """Return the series that the operator reads."""
         lines = [
             f"{contract.METRIC_MEASURED} {time.time()}",
             f"{contract.METRIC_GENERATION} 1",
@@ -97,7 +97,7 @@ JOBS: dict[str, Job] = {}
 
 
 async def answer(request: web.Request) -> web.Response:
-    """Answer as the coordinator of the address that was asked."""
+    """Answer as the coordinator of the requested address."""
     assert request.transport is not None
     job = JOBS.setdefault(request.transport.get_extra_info("sockname")[0], Job())
     match request.method, request.path:
@@ -119,7 +119,7 @@ async def answer(request: web.Request) -> web.Response:
 
 
 async def serve(port: int) -> None:
-    """Answer until the process ends."""
+    """Serve until the process ends."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, access_log=None)

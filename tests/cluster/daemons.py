@@ -1,4 +1,4 @@
-"""Programs that run for as long as the cluster does."""
+"""Programs that run for the lifetime of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Daemon:
 
     name: str
     arguments: tuple[str | Path, ...]
-    process: subprocess.Popen[bytes]  # nsenter, which ends with the program and as it did
+    process: subprocess.Popen[bytes]  # nsenter, which ends with the program and with its exit code
     log: Path
 
     @property
@@ -32,7 +32,7 @@ class Daemon:
         return self.process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
-        """Send the program a signal; SIGSTOP and SIGCONT make it look dead for a while."""
+        """Send the program a signal; SIGSTOP and SIGCONT make it unresponsive for a while."""
         for child in children(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, number)
@@ -45,7 +45,7 @@ class Daemon:
 
 
 class Daemons:
-    """Starts programs in a sandbox, and tells which of them has failed."""
+    """Starts programs in a sandbox, and detects failed ones."""
 
     def __init__(self, sandbox: Sandbox, logs: Path) -> None:
         self._sandbox = sandbox
@@ -64,19 +64,19 @@ class Daemons:
         return daemon
 
     def named(self, name: str) -> Daemon:
-        """A program that was started."""
+        """Return a started program by name."""
         [found] = [daemon for daemon in self._started if daemon.name == name]
         return found
 
     def start_again(self, daemon: Daemon) -> Daemon:
-        """Start a program that has ended, as it was started."""
+        """Restart an ended program with the same arguments."""
         return self.start(daemon.name, daemon.arguments)
 
     def wait_for(self, what: str, ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Wait until something is so.
+        """Wait until a condition holds.
 
         Raises:
-            ClusterError: it takes too long, or a program has ended; with the last lines of its log.
+            ClusterError: timeout, or a program has ended; with the last lines of its log.
         """
         deadline = time.monotonic() + seconds
         while not ready():
@@ -89,7 +89,7 @@ class Daemons:
             time.sleep(0.05)
 
     def reap(self) -> None:
-        """Collect the exit codes of programs that the sandbox's end has ended."""
+        """Collect the exit codes of programs that ended with the sandbox."""
         for daemon in self._started:
             daemon.process.wait()
 

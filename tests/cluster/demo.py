@@ -1,7 +1,7 @@
 """`make demo-cluster`: the flights job on a real Kubernetes of three nodes, from an empty machine to a trained model.
 
-Everything is what a user has: `kubectl apply`, the operator, the job of the README. Only the image is none: pods mount
-the checkout and its virtual environment instead.
+Everything is as for users: `kubectl apply`, the operator, the job of the README. Only the image differs: pods mount the
+checkout and its virtual environment instead.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PATIENCE_SECONDS = 900
 
 
 def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
-    """The pools and the job of examples/flights, as this cluster can run them.
+    """Return the pools and the job of examples/flights, adapted to this cluster.
 
     Args:
         shared: folder of this machine for checkpoints and the model; all pods mount it.
-        name: of the job.
+        name: name of the job.
     """
     documents = list(yaml.safe_load_all((FLIGHTS / "job.yaml").read_text()))
     template = project_template()
@@ -58,7 +58,7 @@ def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
 
 
 def show(folder: Path) -> int:
-    """Run the demonstration; returns the exit code."""
+    """Run the demonstration; return the exit code."""
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
     with Cluster(name="demo", say=_say) as cluster, cluster.entered():
@@ -88,14 +88,14 @@ def show(folder: Path) -> int:
 
 
 def _watch(kubectl: Kubectl) -> str:
-    """Print the job's line whenever it changes, until it has ended; returns the last phase."""
+    """Print the job's line whenever it changes, until it has ended; return the last phase."""
     began, shown = time.monotonic(), ""
 
     def ended() -> str | None:
         nonlocal shown
         phase = kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status.phase}")
         head, _, row = kubectl("get", "heterpsjob", "flights").strip().partition("\n")
-        line = row.rsplit(maxsplit=1)[0]  # without the age, which changes all the time
+        line = row.rsplit(maxsplit=1)[0]  # without the age, which always changes
         if not shown:
             _print(f"  time  {head}")
         if line != shown:

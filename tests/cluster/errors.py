@@ -1,7 +1,7 @@
-"""What goes wrong with a test cluster."""
+"""Errors of test clusters."""
 
 from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """A test cluster could not be built, started or reached; the message says what to do."""
+    """A test cluster could not be built, started or reached; the message names the fix."""

@@ -1,4 +1,4 @@
-"""What tests of faults do to a job, and how they tell that it did not matter.
+"""Fault injection into jobs, and proofs that faults did not matter.
 
 There are two proofs that each sample was applied once. In `sync`, a sample that is lost or applied twice changes the
 model, so it must be the one that plain PyTorch trains (`small_job`, `tests/same_model.py`). In any consistency, a model
@@ -27,12 +27,12 @@ from tests.counting import counting_columns, counting_spec
 Json = dict[str, Any]
 
 MODEL = "small_model:build_held"
-# What jobs must be trained with to be compared: float64, see tests/same_model.py.
+# Settings of comparable jobs: float64, see tests/same_model.py.
 COMPARED = {"model.entrypoint": MODEL, "training.precision": "fp64"}
 STEPS = 400  # of all small jobs
-HELD = "held"  # a file that makes training slow, see small_model.py
+HELD = "held"  # a file that slows down training, see small_model.py
 HOST = "kubernetes.io/hostname"
-# Of operators, so that none gives its Lease up because a machine is slow, or takes one because it has expired.
+# For operators, so that none loses its Lease because the machine is slow.
 LASTING = ("--lease-seconds", "600")
 
 
@@ -45,17 +45,17 @@ def small_job(
     worker_on: str = "",
     tolerated_seconds: int = 60,
 ) -> ClusterJob:
-    """A job that can be held.
+    """Create a job whose training can be held.
 
     Args:
         make: the fixture.
-        name: of the job.
+        name: name of the job.
         spec: overrides fields of `spec`, by dotted path.
         units: workers.
-        worker_on: the node with processors that workers prefer, and that the job's other pods avoid; none: any.
-        tolerated_seconds: that its workers stay on a node that is not heard of.
+        worker_on: the CPU node that workers prefer, and that the job's other pods avoid; none: any.
+        tolerated_seconds: seconds that its workers stay on an unreachable node.
     """
-    # On all three nodes, so that there is room for what a lost one had.
+    # On all three nodes, so that the pods of a lost one have room.
     pool = {"maxUnits": 6, "nodeSelector": {"kubernetes.io/os": "linux"}}
     job = make(name, spec={**COMPARED, **(spec or {})}, pool=pool)
     job.job["spec"]["scheduling"]["stages"][0]["units"] = units
@@ -63,7 +63,7 @@ def small_job(
         here = [{"key": HOST, "operator": "In", "values": [worker_on]}]
         prefers = [{"weight": 100, "preference": {"matchExpressions": here}}]
         elsewhere = [{**here[0], "operator": "NotIn"}]
-        # Both on one node: a coordinator on each would leave no whole core for who has to move.
+        # Both on one node: a coordinator on each would leave no whole core for pods that have to move.
         together = [*elsewhere, {"key": POOL_LABEL, "operator": "In", "values": ["cpu"]}]
         lost = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
         worker = {
@@ -80,13 +80,13 @@ def small_job(
 
 
 def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, **options: Any) -> ClusterJob:
-    """A job that can be held and counts how often each sample is applied, see `tests/counting.py`.
+    """Create a job that can be held and counts how often each sample is applied, see `tests/counting.py`.
 
     Args:
         make: the fixture.
-        name: of the job.
-        consistency: of reads.
-        options: of `small_job`.
+        name: name of the job.
+        consistency: consistency of reads.
+        options: arguments of `small_job`.
     """
     spec = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
     job = small_job(make, name, spec=spec, **options)
@@ -98,7 +98,7 @@ def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, *
 
 
 def assert_every_sample_counted(job: ClusterJob) -> None:
-    """Its model has each sample as often as there were epochs."""
+    """Assert that each sample was applied once per epoch."""
     assert STEPS % (ROWS // BATCH) == 0
     counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=STEPS)
 
@@ -110,7 +110,7 @@ def _only_on(expressions: list[Json]) -> Json:
 
 @contextlib.contextmanager
 def held(*jobs: ClusterJob) -> Iterator[None]:
-    """Training goes on, more and more slowly: it cannot end while a test does something to it."""
+    """Slow training down more and more: it cannot end while a test acts."""
     for job in jobs:
         (job.folder / HELD).touch()
     try:
@@ -121,8 +121,8 @@ def held(*jobs: ClusterJob) -> Iterator[None]:
 
 
 def assert_each_pod_was_made_once(job: ClusterJob) -> None:
-    """Nothing was replaced or started again."""
-    pods = job.pods()  # those that are left: some are cleared away when the job has ended
+    """Assert that nothing was replaced or restarted."""
+    pods = job.pods()  # some are deleted when the job has ended
     names = sorted(pod["metadata"]["name"] for pod in pods)
     processes = sorted(pod["metadata"]["labels"]["heterps.io/process"] for pod in pods)
     assert names == [f"{job.name}-{process}-1-1" for process in processes]
@@ -135,14 +135,14 @@ def only_pod(job: ClusterJob, role: str) -> Json:
 
 
 def kill_pod(pod: Json) -> None:
-    """SIGKILL what runs in it."""
+    """SIGKILL the pod's processes."""
     pids = wait_until(f"{pod['metadata']['name']} has a process", lambda: processes_of(pod))
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
 def processes_of(pod: Json) -> list[int]:
-    """Processes of this machine that run in a pod of a node of it, by their control group."""
+    """Return this machine's processes that run in a pod on one of the nodes, by their control group."""
     uid = pod["metadata"]["uid"]
     found = []
     for path in Path("/proc").glob("[0-9]*/cgroup"):
@@ -156,7 +156,7 @@ def processes_of(pod: Json) -> list[int]:
 
 
 def wait_for_successor(job: ClusterJob, role: str, pod: Json) -> Json:
-    """Wait until another pod has taken a pod's place."""
+    """Wait until another pod has replaced a pod."""
 
     def found() -> Json | None:
         others = [p for p in job.pods(role) if p["metadata"]["uid"] != pod["metadata"]["uid"]]

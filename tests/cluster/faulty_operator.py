@@ -1,10 +1,10 @@
-"""The operator, but it crashes: once at every point at which something is half done.
+"""An operator that crashes once at every point with unfinished work.
 
     python -m tests.cluster.faulty_operator operator OPTIONS...
 
-Production code knows nothing of this: the points lie before and after calls of its functions. A parent imports the
-operator once and forks it; a child that comes to a point where none has died yet says so and ends at once. The next
-one knows of the point, and goes on until it finds another.
+Production code is unaffected: the points are before and after calls of its functions. A parent imports the operator
+once and forks it; a child that reaches a new point reports it and exits at once. The next child skips known points, and
+continues until it finds another.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CODE = 86
 
 
 class Crashes:
-    """Lets this process die at the first point where none has died.
+    """Makes this process exit at the first new point.
 
     Args:
-        known: points where others have died.
-        pipe: tells the parent where this one dies.
+        known: points where earlier processes exited.
+        pipe: reports the point to the parent.
     """
 
     def __init__(self, known: frozenset[str], pipe: int) -> None:
@@ -44,15 +44,15 @@ class Crashes:
         self._dying = threading.Lock()
 
     def install(self) -> None:
-        """Put the points into the operator's functions."""
+        """Insert the points into the operator's functions."""
         self._around(loop.ControlLoop, loop.ControlLoop._act, lambda control, action, *_: name_of(action))
-        # Between a decision and its keeping, and between that and the first action.
+        # Between a decision and saving it, and between that and the first action.
         self._around(JobSession, JobSession._save, lambda session, status, *_: f"keeping {status.phase}")
         self._around(OwnedObjects, OwnedObjects.keep_plan, lambda *_: "writing a plan")
         self._around(JobSession, JobSession.__init__, lambda *_: "taking up")
-        # After the actions, and before anybody is told.
+        # After the actions, and before any report.
         self._around(Publisher, Publisher.publish, lambda publisher, turn, *_: f"telling {turn.status.phase}")
-        # Who holds the Lease is dead, which is known here; waiting until it expires is another test's subject.
+        # The holder of the Lease is known to be dead here; waiting until it expires is the subject of another test.
         Lease._expired = lambda self, spec: True  # type: ignore[method-assign]
 
     def _around(self, owner: type, original: Callable[..., Any], point: Callable[..., str]) -> None:
@@ -68,14 +68,14 @@ class Crashes:
 
     def _come_to(self, point: str) -> None:
         if point not in self._known:
-            self._dying.acquire()  # never released: other threads may come to a point, too
+            self._dying.acquire()  # never released: other threads may reach a point too
             sys.stderr.write(f"dies {point}\n")
             os.write(self._pipe, point.encode())
             os._exit(CODE)
 
 
 def name_of(action: Action) -> str:
-    """An action with the role of the process that it is about."""
+    """Name an action, with the role of its process."""
     match action:
         case StartProcess(spec):
             return f"StartProcess {spec.role}"
@@ -86,7 +86,7 @@ def name_of(action: Action) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Fork one operator after the other, until one ends by itself or is ended; returns its exit code."""
+    """Fork one operator after the other, until one ends by itself or is stopped; return its exit code."""
     points: set[str] = set()
     child = 0
     ended = False
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)
     while not ended:
         reading, writing = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it is known whom to end
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the child is known
         child = os.fork()
         if child == 0:
             os.close(reading)

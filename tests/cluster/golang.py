@@ -1,4 +1,4 @@
-"""Go as this checkout uses it: which one can, with which settings, and what is said when it fails."""
+"""The Go toolchain of this checkout: selection, settings and error messages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from tests.cluster.errors import ClusterError
 from tests.processes import ending
 
-# Of compiled packages. Sources are where the machine has them, so that other projects' and older checkouts' help.
+# Cache of compiled packages. Sources stay in the machine's cache, which other projects and checkouts share.
 COMPILED = Path(__file__).parents[2] / ".cache" / "cluster" / "go-build"
-# What the newest of the modules in `binaries/` asks for.
+# The version that the newest module in `binaries/` requires.
 VERSION = (1, 26)
 WANTED = f"Go {'.'.join(map(str, VERSION))} or later builds the test cluster's programs"
 LAST_LINES = 15
 
 
 def go_problem() -> str | None:
-    """Why Go cannot build anything here; nothing if it can."""
+    """Return why Go cannot build here; empty if it can."""
     if shutil.which("go") is None:
         return f"go is not installed: {WANTED}"
-    # An older Go that may fetch a newer one, which the machine's settings decide, does so in a folder that wants it.
+    # An older Go may fetch a newer one, depending on the machine's settings, in a folder that requires it.
     newest = Path(__file__).parent / "binaries" / "helm"
     ran = subprocess.run(
         ["go", "env", "GOVERSION"], cwd=newest, env=environment(), capture_output=True, text=True, check=False
@@ -38,7 +38,9 @@ def go_problem() -> str | None:
 
 
 def environment(flags: str = "") -> dict[str, str]:
-    """For Go and programs that call it. What they write can be deleted without being root (-modcacherw)."""
+    """Return the environment of Go and programs that call it. Its files can be deleted without being root
+    (-modcacherw).
+    """
     settings = {"CGO_ENABLED": "0", "GOCACHE": str(COMPILED), "GOWORK": "off"}
     return {**os.environ, **settings, "GOFLAGS": f"-modcacherw {flags}".strip()}
 
@@ -47,7 +49,7 @@ def go(arguments: Sequence[str], module: Path, flags: str = "") -> None:
     """Run Go in the folder of a module.
 
     Raises:
-        ClusterError: it fails; with its last words.
+        ClusterError: it fails; with its last output.
     """
     run_in(module, ["go", *arguments], flags)
 
@@ -56,7 +58,7 @@ def run_in(module: Path, command: Sequence[str | Path], flags: str = "") -> None
     """Run Go, or a program that calls it, in the folder of a module.
 
     Raises:
-        ClusterError: it fails; with its last words.
+        ClusterError: it fails; with its last output.
     """
     ran = subprocess.run(command, cwd=module, env=environment(flags), capture_output=True, text=True, check=False)
     if ran.returncode:

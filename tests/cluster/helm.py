@@ -1,4 +1,4 @@
-"""Helm with its folders in one place, and what its charts give: the rights that the operator has on a cluster."""
+"""Helm with a single home folder, and the operator's rights from its chart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Helm:
     """Runs Helm.
 
     Args:
-        home: for what it keeps.
+        home: folder of its files.
     """
 
     def __init__(self, home: Path) -> None:
@@ -31,7 +31,7 @@ class Helm:
 
     @staticmethod
     def program() -> Path:
-        """Where it lies, once it is built."""
+        """Path of the built program."""
         return path_of(HELM)
 
     def __call__(self, *arguments: str, kubeconfig: Path | None = None) -> Answer:
@@ -44,14 +44,14 @@ class Helm:
 
 
 def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Sequence[str] = ()) -> str:
-    """Give the chart's rights, all of the chart but its programs; returns the name of the ServiceAccount.
+    """Apply the chart's RBAC objects, without its programs; return the name of the ServiceAccount.
 
     Args:
         helm: renders the chart.
-        admin: may create roles.
-        release: whose names they bear.
-        namespace: of the operator.
-        watched: namespaces whose jobs it takes care of; none: all.
+        admin: kubectl that may create roles.
+        release: release that prefixes their names.
+        namespace: namespace of the operator.
+        watched: namespaces whose jobs it manages; none: all.
     """
     options = [f"--show-only=templates/{name}.yaml" for name in RIGHTS]
     options += [f"--set=watchNamespaces={{{','.join(watched)}}}"] if watched else []
@@ -63,7 +63,7 @@ def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Seq
 
 
 def kubeconfig_of(admin: Kubectl, folder: Path, account: str, namespace: str) -> Path:
-    """A kubeconfig for a ServiceAccount, which has that account's rights and no others."""
+    """Return a kubeconfig for a ServiceAccount, with exactly that account's rights."""
     token = admin("create", "token", account, f"--namespace={namespace}", "--duration=6h").strip()
     config: Json = yaml.safe_load(admin.kubeconfig.read_text())
     config["users"] = [{"name": account, "user": {"token": token}}]

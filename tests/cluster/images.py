@@ -1,4 +1,4 @@
-"""The one image of the test cluster, made without a registry or a builder."""
+"""The image of the test cluster, created without a registry or a builder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def write_image(busybox: Path, target: Path) -> None:
     """Write an archive for `ctr images import`: a static busybox under its most used names.
 
-    It is every pod's base and the pause container too. What else a pod needs it mounts from the machine (`pods.py`).
-    The bytes depend on the busybox alone.
+    It is every pod's base and the pause container. Pods mount everything else from the machine (`pods.py`). The bytes
+    depend only on the busybox.
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as archive:

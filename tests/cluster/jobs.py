@@ -1,6 +1,6 @@
-"""A small job as a HeterPSJob: real training in real pods, in as little time as that takes.
+"""A small job as a HeterPSJob: real training in real pods, as fast as possible.
 
-The profile of its pool is put where an earlier job would have kept it, unless a test is about profiling.
+The profile of its pool is stored in the cache, unless a test is about profiling.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from tests.controller import real_job
 
 Json = dict[str, Any]
 
-SHARED = "/shared"  # where the job's folder is mounted in its pods
+SHARED = "/shared"  # mount path of the job's folder in its pods
 PATIENCE_SECONDS = 600
 FINAL = ("Succeeded", "Failed", "Suspended")
 
 
 class ClusterJob:
-    """One job, from its manifest to what it leaves behind.
+    """One job, from its manifest to its results.
 
     Args:
         kubectl: in the job's namespace.
-        api: of the cluster, for the profile that is known already.
-        folder: for data, checkpoints and model; all pods mount it.
-        name: of the job and its pools.
+        api: API server of the cluster, for the cached profile.
+        folder: folder of data, checkpoints and model; all pods mount it.
+        name: name of the job and its pools.
         spec: overrides fields of `spec`, by dotted path.
         pool: overrides fields of the pool's `spec`.
     """
@@ -81,7 +81,7 @@ class ClusterJob:
         [self.pool] = [d for d in documents if d["kind"] == "DevicePool"]
         [self.job] = [d for d in documents if d["kind"] == "HeterPSJob"]
         self.more_pools: list[Json] = []
-        # Pools belong to the whole cluster: each namespace's tests have their own.
+        # Pools are cluster-scoped: each namespace's tests have their own.
         self.pool_name = f"cpu-{kubectl.namespace}"[:40].rstrip("-")
         self.pool["metadata"]["name"] = self.pool_name
         self.pool["spec"] |= {"nodeSelector": {POOL_LABEL: "cpu"}, **(pool or {})}
@@ -104,7 +104,7 @@ class ClusterJob:
         [container] = template["spec"]["containers"]
         container["env"].append({"name": "PYTHONPATH", "value": SHARED})
         container["volumeMounts"].append({"name": "shared", "mountPath": SHARED})
-        # Twenty processes share two cores here: nobody may wait for a whole one.
+        # Twenty processes share two cores here: no pod may require a whole one.
         container["resources"] = {"requests": {"cpu": "10m"}, "limits": {"cpu": "2"}}
         template["spec"]["volumes"].append({"name": "shared", "hostPath": {"path": str(self.folder)}})
         template["spec"]["terminationGracePeriodSeconds"] = 2
@@ -121,7 +121,7 @@ class ClusterJob:
         return self
 
     def keep_profile(self) -> None:
-        """Put the pools' profile where an earlier job would have kept it."""
+        """Store the pools' profile in the cache of earlier jobs."""
         with_defaults = json.loads(
             self.kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", "--output=json",
                          text=json.dumps(self.job))
@@ -133,7 +133,7 @@ class ClusterJob:
             cache.save(pool["metadata"]["name"], self.profile)
 
     def add_pool(self, name: str, **spec: Any) -> str:
-        """Let the job have another pool, which differs from its first one in these fields; returns its name."""
+        """Add a pool that differs from the first one in these fields; return its name."""
         pool = copy.deepcopy(self.pool)
         pool["metadata"]["name"] = f"{name}-{self.kubectl.namespace}"[:40].rstrip("-")
         pool["spec"] |= spec
@@ -146,7 +146,7 @@ class ClusterJob:
         self.kubectl("patch", "heterpsjob", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
     def delete(self) -> None:
-        """Delete the job, and return at once."""
+        """Delete the job without waiting."""
         self.kubectl("delete", "heterpsjob", self.name, "--wait=false")
 
     # --- looking: over and over again while tests wait, for which a kubectl each time would take a whole core ---------
@@ -155,7 +155,7 @@ class ClusterJob:
         """The job's status.
 
         Raises:
-            ClusterError: there is no such job.
+            ClusterError: the job does not exist.
         """
         job = self._api.get(job_path(self._namespace, self.name))
         if job is None:
@@ -164,23 +164,23 @@ class ClusterJob:
         return value
 
     def condition(self, kind: str) -> Json:
-        """One condition of it."""
+        """Return one of its conditions."""
         found = [c for c in self.status().get("conditions") or () if c["type"] == kind]
         return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
 
     def pods(self, role: str | None = None) -> list[Json]:
-        """Its pods."""
+        """Return its pods."""
         selector = f"heterps.io/job={self.name}" + (f",heterps.io/role={role}" if role else "")
         pods, _ = self._api.list(pods_path(self._namespace), selector)
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def held_units(self) -> int:
-        """Units of its first pool that jobs hold, as the pool's status says; it follows within seconds."""
+        """Return the units of its first pool that jobs hold, from the pool's status, which follows within seconds."""
         found = self._api.get(object_path(self.pool)) or {}
         return int((found.get("status") or {}).get("allocatedUnits", -1))
 
     def wait_for_phase(self, *phases: str, seconds: float = PATIENCE_SECONDS) -> Json:
-        """Wait until the job is in one of these phases; returns the status."""
+        """Wait until the job is in one of these phases; return the status."""
 
         def reached() -> Json | None:
             status = self.status()
@@ -192,7 +192,7 @@ class ClusterJob:
         return wait_until(f"{self.name} is {' or '.join(phases)}", reached, seconds, more=self.story)
 
     def wait_for_condition(self, kind: str, status: str, reason: str | None = None, seconds: float = 60) -> Json:
-        """Wait until a condition says something; returns it."""
+        """Wait until a condition has a value; return it."""
 
         def said() -> Json | None:
             found = self.condition(kind)
@@ -201,7 +201,7 @@ class ClusterJob:
         return wait_until(f"{kind} is {status} {reason or ''}", said, seconds, more=self.story)
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until so many steps are committed."""
+        """Wait until a number of steps is committed."""
         wait_until(
             f"step {step}",
             lambda: self.step() >= step,
@@ -210,7 +210,7 @@ class ClusterJob:
         )
 
     def coordinator(self) -> CoordinatorClient:
-        """The coordinator that trains it, as the operator talks to it."""
+        """Return a client of its coordinator, like the operator's."""
         [pod] = [pod for pod in self.pods("coordinator") if pod["status"].get("phase") == "Running"]
         secret = self._api.get(secret_path(self._namespace, token_secret_name(self.name)))
         if secret is None:
@@ -219,23 +219,23 @@ class ClusterJob:
         return CoordinatorClient(f"http://{pod['status']['podIP']}:{COORDINATOR_PORT}", token)
 
     def told(self, reason: str) -> list[str]:
-        """Messages of its events with this reason, the oldest first."""
+        """Return the messages of its events with this reason, the oldest first."""
         chosen = f"reason={reason},involvedObject.name={self.name}"
         events, _ = self._api.list(events_path(self._namespace), field_selector=chosen)
         return [str(event["message"]) for event in sorted(events, key=_first_time)]
 
     def step(self) -> int:
-        """Steps that are committed now; the status says so only every few seconds."""
+        """Return the number of committed steps; the status is updated only every few seconds."""
         with contextlib.suppress(CoordinatorError, ClusterError, ApiError, ValueError):  # none is there, or answers
             return int(self.coordinator().status()["committedSteps"])
         return int((self.status().get("progress") or {}).get("step") or 0)
 
     def model(self) -> dict[str, Any]:
-        """The trained model, by parameter."""
+        """Return the trained model, by parameter."""
         return load_file(self.folder / self.name / "model" / "model.safetensors")
 
     def story(self) -> str:
-        """What the cluster knows of the job."""
+        """Return everything that the cluster knows about the job."""
         parts = [self.kubectl.try_to("get", "heterpsjob", self.name, "--output=yaml", "--show-managed-fields=false")]
         parts.append(self.kubectl.try_to("get", "pods", "--output=wide"))
         parts.append(self.kubectl.try_to("get", "events", "--sort-by=.lastTimestamp"))

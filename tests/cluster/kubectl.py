@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed and how it ended."""
+    """Output and exit code of a command."""
 
     code: int
     output: str
@@ -33,7 +33,7 @@ class Kubectl:
     """Talks to one API server; the calling thread must be where it can be reached (`Cluster.entered`)."""
 
     kubeconfig: Path
-    cache: Path  # of what the API server serves: two clusters have the same address, but not the same resources
+    cache: Path  # discovery cache: two clusters have the same address, but not the same resources
     namespace: str | None = None
 
     def try_to(self, *arguments: str, text: str | None = None) -> Answer:
@@ -45,15 +45,15 @@ class Kubectl:
         return Answer(ran.returncode, ran.stdout, ran.stderr)
 
     def command(self, *arguments: str) -> list[str]:
-        """The command, for those who start it themselves."""
+        """Return the command, for callers that start it themselves."""
         scope = [f"--namespace={self.namespace}"] if self.namespace else []
         return [_program(), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *scope, *arguments]
 
     def __call__(self, *arguments: str, text: str | None = None) -> str:
-        """Run a command and return what it prints.
+        """Run a command and return its output.
 
         Raises:
-            ClusterError: it fails; with its words.
+            ClusterError: it fails; with its output.
         """
         answer = self.try_to(*arguments, text=text)
         if answer.code:
@@ -61,12 +61,12 @@ class Kubectl:
         return answer.output
 
     def get(self, *arguments: str) -> Json:
-        """What `kubectl get` returns, as a value."""
+        """Return the value of `kubectl get`."""
         value: Json = json.loads(self("get", *arguments, "--output=json"))
         return value
 
     def items(self, *arguments: str) -> list[Json]:
-        """The objects that `kubectl get` lists."""
+        """Return the objects that `kubectl get` lists."""
         items: list[Json] = self.get(*arguments)["items"]
         return items
 
@@ -86,13 +86,13 @@ class Kubectl:
         return wait_until(f"pod {pod} is {' or '.join(phases)}", reached, seconds, more=lambda: self.story(pod))
 
     def story(self, pod: str) -> str:
-        """What the cluster knows of a pod: its description with events, and its logs."""
+        """Return everything that the cluster knows about a pod: its description with events, and its logs."""
         parts = [self.try_to("describe", "pod", pod), self.try_to("logs", pod, "--all-containers")]
         return "\n".join(part.output + part.errors for part in parts)
 
 
 def _program() -> str:
-    """The cluster's own kubectl; for another cluster it need not have been built."""
+    """Return the cluster's own kubectl; for another cluster it need not be built."""
     built = path_of(KUBECTL)
     return str(built) if built.exists() else "kubectl"
 
@@ -100,10 +100,10 @@ def _program() -> str:
 def wait_until(
     what: str, attempt: Callable[[], Value | None], seconds: float = 60, more: Callable[[], str] = lambda: ""
 ) -> Value:
-    """Wait until an attempt returns something true, and return that.
+    """Wait until an attempt returns a true value, and return it.
 
     Raises:
-        ClusterError: it takes too long; with what `more` has to say.
+        ClusterError: timeout; with the output of `more`.
     """
     deadline = time.monotonic() + seconds
     while not (value := attempt()):
@@ -114,12 +114,12 @@ def wait_until(
 
 
 def list_of(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """A file with these objects: kubectl takes them one by one, and goes on after one that is refused."""
+    """Return a file with these objects: kubectl applies them one by one, and continues after a refused one."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
 
 
 def current_context(kubeconfig: Path) -> str:
-    """The context that a kubeconfig uses.
+    """Return the current context of a kubeconfig.
 
     Raises:
         ClusterError: the file cannot be read, or names none.
@@ -135,10 +135,10 @@ def current_context(kubeconfig: Path) -> str:
 
 
 def check_test_context(context: str) -> None:
-    """Refuse clusters that may be somebody's own: tests create, starve and delete things.
+    """Reject clusters that may be in use: tests create, starve and delete objects.
 
     Raises:
-        ClusterError: the name does not say that the cluster is for tests.
+        ClusterError: the name does not mark the cluster as a test cluster.
     """
     words = context.lower().replace("_", "-").replace("/", "-").replace("@", "-").replace(".", "-").split("-")
     if words[0] not in ("kind", "minikube", "k3d") and not {"test", "tests", "testing"} & set(words):

@@ -1,6 +1,6 @@
-"""Nodes without a machine: kwok plays their kubelets, so that a thousand of them fit beside a real control plane.
+"""Fake nodes: kwok simulates their kubelets, so that a thousand of them fit beside a real control plane.
 
-Pods on these nodes are bound by the real scheduler and become Running; nothing runs in them. Their addresses all lead
+Pods on these nodes are bound by the real scheduler and become Running; nothing runs in them. All their addresses lead
 to the cluster's own network namespace, where a program may listen on them (`coordinators.py`).
 """
 
@@ -18,13 +18,13 @@ from tests.cluster.control_plane import HOST
 from tests.cluster.daemons import Daemon
 
 PODS = "10.200.0.0/16"
-# Nobody renews leases of these nodes, and their status is as old as a real kubelet's may become: five minutes.
+# These nodes have no renewed leases, and their status is as old as a real kubelet's may become: five minutes.
 NODE_GRACE_SECONDS = 3600
 _LABEL = {"heterps.test/kwok": "true"}
 _NODES = "/api/v1/nodes"
 
-# The templates are Go's. A node says every five minutes that it is well, as kubelets do; pods run as soon as they are
-# bound, and are gone as soon as they are deleted.
+# The templates are Go's. A node reports every five minutes, as kubelets do; pods run as soon as they are bound, and
+# disappear as soon as they are deleted.
 _STAGES = """\
 apiVersion: kwok.x-k8s.io/v1alpha1
 kind: Stage
@@ -94,14 +94,14 @@ spec:
 
 @dataclass(frozen=True)
 class FakeNode:
-    """A node that kwok plays."""
+    """A node simulated by kwok."""
 
     name: str
     labels: Mapping[str, str]
-    capacity: Mapping[str, str]  # besides 110 pods
+    capacity: Mapping[str, str]  # in addition to 110 pods
 
     def manifest(self) -> dict[str, Any]:
-        """The node, as its kubelet would register it."""
+        """Return the node, as its kubelet would register it."""
         capacity = {"memory": "1Ti", "ephemeral-storage": "1Ti", "pods": "110", **self.capacity}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         return {
@@ -118,13 +118,13 @@ class FakeNode:
 
 
 def play(cluster: Cluster, api: KubernetesApi, nodes: Sequence[FakeNode], program: Path) -> Daemon:
-    """Add nodes to a cluster, and let kwok play them for as long as the cluster runs.
+    """Add nodes to a cluster, simulated by kwok for the lifetime of the cluster.
 
     Args:
-        cluster: that is up, with `node_grace_seconds=NODE_GRACE_SECONDS`; the calling thread is in its network.
-        api: of it.
-        nodes: to add.
-        program: kwok.
+        cluster: running cluster with `node_grace_seconds=NODE_GRACE_SECONDS`; the calling thread is in its network.
+        api: its API server.
+        nodes: nodes to add.
+        program: path of kwok.
     """
     stages = cluster.place.folder / "kwok.yaml"
     stages.write_text(_STAGES)
@@ -138,9 +138,9 @@ def play(cluster: Cluster, api: KubernetesApi, nodes: Sequence[FakeNode], progra
         f"--node-ip={HOST}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-label-selector={label}={value}",
-        "--node-lease-duration-seconds=0",  # a hundred writes a second that nobody here reads
+        "--node-lease-duration-seconds=0",  # saves a hundred unused writes per second
     ])  # fmt: skip
-    # One connection's requests wait for each other; more would not be faster on two cores.
+    # Requests of one connection queue; more connections would not be faster on two cores.
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda node: api.create(_NODES, node.manifest()), nodes))
     return daemon

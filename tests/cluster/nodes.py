@@ -1,4 +1,4 @@
-"""Nodes: a kubelet with a containerd of its own each, all on one machine, and each setting's reason."""
+"""Nodes: each a kubelet with its own containerd, all on one machine, and the reason for each setting."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    # The machine need not run systemd. Each kubelet has a control group of its own as the root of its pods', made by
-    # `make_cgroups`; what is left for the system is not enforced, as the machine's own programs are not in there.
+    # The machine need not run systemd. Each kubelet has its own control group as the root of its pods', created by
+    # `make_cgroups`; system reservations are not enforced, as the machine's own programs are not in there.
     "cgroupDriver": "cgroupfs",
     "enforceNodeAllocatable": [],
     "failSwapOn": False,
     "failCgroupV1": False,
-    # The machine's disk is not the tests': no eviction and no clearing of images when it is full.
+    # The tests do not own the machine's disk: no eviction and no image garbage collection when it is full.
     "imageGCHighThresholdPercent": 100,
     "evictionHard": {"memory.available": "100Mi"},
     "healthzPort": 0,
     "clusterDNS": [HOST],
     "clusterDomain": DNS_DOMAIN,
-    # The machine's own name servers are out of reach, and their search domains would only delay answers.
+    # The machine's own name servers are unreachable, and their search domains would only delay answers.
     "resolvConf": "",
     "authentication": {"anonymous": {"enabled": True}},
     "authorization": {"mode": "AlwaysAllow"},
     "syncFrequency": "5s",
     "nodeStatusUpdateFrequency": "3s",
-    # Five a second by default: a test that starts thirty pods would wait for it.
+    # The default is five per second: a test that starts thirty pods would wait for it.
     "eventRecordQPS": 0,
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the test cluster looks like to the scheduler."""
+    """Properties of a test node for the scheduler."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     extended_resources: Mapping[str, int] = field(default_factory=dict)  # such as {"example.com/accelerator": 2}
-    reserved_cpu: str = "0"  # of the machine's processors, not for pods: makes nodes of different size
+    reserved_cpu: str = "0"  # processors of the machine that pods cannot use: creates nodes of different size
 
 
 @dataclass
 class RunningNode:
-    """A node's programs. They may be stopped and started again, as after a loss of power."""
+    """A node's programs. They can be stopped and restarted, as after a power failure."""
 
     node: Node
     home: Path
@@ -118,7 +118,7 @@ class RunningNode:
         self.containerd = self.daemons.start(f"containerd-{self.node.name}", command)
 
     def import_image(self, sandbox: Sandbox, archive: Path) -> None:
-        """Give the node the image, once its containerd answers (it listens before it is ready to)."""
+        """Import the image into the node, once its containerd answers (it listens before it is ready)."""
         self.daemons.wait_for(f"containerd of {self.node.name} listens", self.socket.exists)
         sandbox.run("ctr", "--address", str(self.socket), "--connect-timeout", "20s", "--namespace", "k8s.io",
                     "images", "import", "--snapshotter", "native", str(archive))  # fmt: skip
@@ -139,7 +139,7 @@ class RunningNode:
 
 
 def write_network(folder: Path) -> None:
-    """Write the CNI configuration: all nodes' pods on one bridge, addresses from one list."""
+    """Write the CNI configuration: all nodes' pods on one bridge, with addresses from one range."""
     (folder / "cni").mkdir()
     ranges = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]],
               "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
@@ -156,7 +156,7 @@ def write_network(folder: Path) -> None:
 
 
 def make_bridge(sandbox: Sandbox) -> None:
-    """Make the bridge, with a default route: programs ask for one at their start, though none leads out."""
+    """Create the bridge, with a default route: programs need one to start, although it leads nowhere."""
     sandbox.run("sh", "-euc", f"""
         ip link set lo up
         ip link add {BRIDGE} type bridge

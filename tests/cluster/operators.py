@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, inside the cluster's network."""
+"""The operator as a process on this machine, inside the cluster's network."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Operator:
     """`heterps operator`, as the chart's pod runs it; as a context manager it runs inside the block.
 
     Args:
-        kubeconfig: who it is to the API server.
-        folder: for its log.
-        options: further ones.
-        program: what is started; the options follow.
-        name: of its log, where there are several.
+        kubeconfig: its credentials.
+        folder: folder of its log.
+        options: additional options.
+        program: command line without options.
+        name: name of its log.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Operator:
         self._program = program
         self.log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._begins = 0  # of what the running process has logged
+        self._begins = 0  # offset of the running process in the log
 
     def __enter__(self) -> Operator:
         self.start()
@@ -49,16 +49,16 @@ class Operator:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is running."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, standby: bool = False) -> None:
-        """Start it, and return when it is at work, or waits for another one to end."""
+        """Start it, and return when it is active, or waits for another one to end."""
         assert self._process is None
         command = [*self._program, "operator", "--kubeconfig", str(self._kubeconfig)]
         self._begins = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            # The test's thread is in the cluster's network, and what it starts is, too.
+            # The test's thread is in the cluster's network, and so are its child processes.
             self._process = subprocess.Popen(
                 [*command, "--metrics-port", "0", "--lease-namespace", NAMESPACE, *self._options],
                 stdout=log,
@@ -77,7 +77,7 @@ class Operator:
         self.wait_until_it_says(" active: ")
 
     def wait_until_it_says(self, words: str, seconds: float = 60) -> None:
-        """Wait until the running process has logged these words."""
+        """Wait until the running process has logged this text."""
 
         def said() -> bool:
             assert self.running, f"the operator has ended\n{self.story()}"
@@ -86,19 +86,19 @@ class Operator:
         wait_until(f"the operator says {words!r}", said, seconds, more=self.story)
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop it gracefully."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=60)
             self._process = None
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill it, as in a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=30)
         self._process = None
 
     def story(self) -> str:
-        """Its log."""
+        """Return its log."""
         return self.log.read_text(errors="replace")

@@ -12,14 +12,14 @@ from tests.cluster.images import IMAGE
 
 Json = dict[str, Any]
 
-# Where programs and their libraries lie on the usual distributions.
+# Usual locations of programs and libraries.
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64")
-# Compiled kernels: tests outside the cluster have filled it, and pods that find it empty fill it (half a minute each).
+# Compiled kernels: filled by tests outside the cluster, or by the first pods (half a minute each).
 KERNEL_CACHE = ROOT / ".cache" / "numba"
 
 
 def python_folders() -> list[Path]:
-    """Folders that this Python with its packages and the project needs, none of them inside another."""
+    """Return the folders that this Python with its packages and the project needs, none nested in another."""
     needed = [Path(path) for path in SYSTEM_FOLDERS if Path(path).exists()]
     needed += [Path(sys.base_prefix).resolve(), Path(sys.prefix), ROOT]
     return [path for path in needed if not any(other in path.parents for other in needed)]
@@ -28,8 +28,8 @@ def python_folders() -> list[Path]:
 def project_template(container: str = "heterps") -> Json:
     """The pod template that lets an ordinary job run in the test cluster (`spec.podTemplates.all`).
 
-    The image holds a shell only. The machine's programs, the interpreter, the virtual environment and the checkout are
-    mounted at their own paths, read-only, so that a changed line needs no new image.
+    The image contains only a shell. The machine's programs, the interpreter, the virtual environment and the checkout
+    are mounted at their own paths, read-only, so that a changed line needs no new image.
 
     Args:
         container: Name of the container that gets the mounts.
@@ -62,13 +62,13 @@ def project_template(container: str = "heterps") -> Json:
 
 
 def shell_pod(name: str, command: str, **spec: Any) -> Json:
-    """A pod that runs a shell command; `spec` are more fields of its specification."""
+    """Return a pod that runs a shell command; `spec` adds fields to its spec."""
     container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-euc", command]}
     return pod(name, {"containers": [container], **spec})
 
 
 def python_pod(name: str, program: str, resources: Mapping[str, Any] | None = None, **spec: Any) -> Json:
-    """A pod that runs a Python program with the project's packages."""
+    """Return a pod that runs a Python program with the project's packages."""
     template = project_template("main")["spec"]
     [container] = template["containers"]
     command: Sequence[str] = [sys.executable, "-c", program]
@@ -79,7 +79,7 @@ def python_pod(name: str, program: str, resources: Mapping[str, Any] | None = No
 
 
 def pod(name: str, spec: Json) -> Json:
-    # A pod that is told to end and does not listen would be waited for, 30 seconds long.
+    # A pod that ignores SIGTERM would delay deletion by 30 seconds.
     defaults: Json = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
     return {
         "apiVersion": "v1", "kind": "Pod",

@@ -1,4 +1,4 @@
-"""What is installed and built before a cluster is started, so that nothing has to be fetched while it runs."""
+"""Installation and builds before a cluster starts, so that nothing is fetched while it runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.cluster.schemas import make_schemas
 
 
 def prepare(programs: Sequence[Program], say: Say) -> None:
-    """Install packages and build programs that are not there.
+    """Install missing packages and build missing programs.
 
     Raises:
-        ClusterError: it fails, or there is no Go that can.
+        ClusterError: it fails, or no suitable Go is installed.
     """
     install_packages(say)
     build(programs, say)
@@ -23,7 +23,7 @@ def prepare_tests(say: Say) -> None:
     """The same, with everything that the tests need.
 
     Raises:
-        ClusterError: it fails, or there is no Go that can.
+        ClusterError: it fails, or no suitable Go is installed.
     """
     prepare(FOR_TESTS, say)
     make_schemas(say)

@@ -1,7 +1,7 @@
-"""An API server that fails now and then: a proxy in front of the real one.
+"""An API server with injected faults: a proxy in front of the real one.
 
-It speaks plain HTTP to its clients, and decides by random numbers of a fixed seed which request fails in which way.
-Every kind of fault gets its turn. What fails before it was carried out and what fails after it are different faults.
+It speaks plain HTTP to its clients, and chooses failing requests and faults with a seeded random generator. Every kind
+of fault occurs. Failures before and after the execution of a request are different faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import yaml
 
 Json = dict[str, Any]
 
-# Name of a fault and what the client gets: an answer, or a connection that is reset.
+# Name of a fault and the client's view: a response, or a connection reset.
 REFUSALS = {
     "409": (409, "Conflict", "the object has been modified; please apply your changes to the latest version"),
     "422": (422, "Invalid", "admission webhook denied the request: try again"),
@@ -35,24 +35,24 @@ REFUSALS = {
     "500": (500, "InternalError", "etcdserver: request timed out"),
     "503": (503, "ServiceUnavailable", "the server is currently unable to handle the request"),
 }
-UNANSWERED = ("reset before", "reset after")  # the request is carried out by then
+UNANSWERED = ("reset before", "reset after")  # the request has been executed by then
 READS = ("429", "500", "503", *UNANSWERED)
 WRITES = (*REFUSALS, *UNANSWERED)
 WATCHES = ("watch cut", "watch gone", "watch ended")
-WATCH_ERRORS = 2  # "watch error", which ends all watches of an operator: not more of them
+WATCH_ERRORS = 2  # limit of "watch error", which ends all watches of an operator
 KINDS = (*WRITES, *WATCHES, "watch error")
-WATCH_SECONDS = (2.0, 6.0)  # at least and at most, until a watch fails
-RETRY_SECONDS = 1  # that a 429 asks for
+WATCH_SECONDS = (2.0, 6.0)  # minimum and maximum time until a watch fails
+RETRY_SECONDS = 1  # Retry-After of a 429
 PASSED_ON = ("Authorization", "Accept", "Content-Type", "User-Agent")
 
 
 class Proxy:
-    """Runs inside the block; the calling thread must be where the API server can be reached.
+    """Runs inside the block; the calling thread must be able to reach the API server.
 
     Args:
-        kubeconfig: of the API server.
-        seed: of the faults.
-        gap: at most so many requests go well between two that do not.
+        kubeconfig: kubeconfig of the API server.
+        seed: seed of the faults.
+        gap: maximum number of successful requests between two faults.
 
     Attributes:
         injected: faults so far, by kind.
@@ -64,7 +64,7 @@ class Proxy:
         [cluster] = self._config["clusters"]
         self._upstream = urlsplit(cluster["cluster"]["server"])
         self._tls = ssl.create_default_context(cafile=cluster["cluster"]["certificate-authority"])
-        self._random = random.Random(seed)  # the same faults at each run
+        self._random = random.Random(seed)  # the same faults in each run
         self._lock = threading.Lock()
         self._gap = gap
         self._left = gap
@@ -87,7 +87,7 @@ class Proxy:
         self._server.server_close()
 
     def write_kubeconfig(self, path: Path) -> Path:
-        """The kubeconfig of the API server, by way of the proxy."""
+        """Write a kubeconfig that leads to the API server through the proxy."""
         clusters = [{**c, "cluster": {"server": self._url}} for c in self._config["clusters"]]
         path.write_text(yaml.safe_dump({**self._config, "clusters": clusters}))
         return path
@@ -99,7 +99,7 @@ class Proxy:
     # --- what goes wrong ----------------------------------------------------------------------------------------------
 
     def fault(self, *, writes: bool) -> str | None:
-        """What is to go wrong with a request; None: nothing."""
+        """Return the fault of a request, or None."""
         with self._lock:
             self._left -= 1
             if self._left > 0:
@@ -110,7 +110,7 @@ class Proxy:
             return kind
 
     def watch_fault(self) -> tuple[float, str]:
-        """After how many seconds a watch fails, and how."""
+        """Return after how many seconds a watch fails, and how."""
         with self._lock:
             seconds, kind = self._random.uniform(*WATCH_SECONDS), next(self._turns[WATCHES])
             if kind == "watch ended" and self._watch_errors:
@@ -119,12 +119,12 @@ class Proxy:
             return seconds, kind
 
     def note_created(self, path: str, name: str) -> None:
-        """An object was created."""
+        """Record a created object."""
         with self._lock:
             self.created[f"{path}/{name}"] += 1
 
     def note_fault(self, kind: str) -> None:
-        """A watch has failed."""
+        """Record a watch failure."""
         with self._lock:
             self.injected[kind] += 1
 
@@ -144,7 +144,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: clients come and go."""
+        """Ignore errors: clients come and go."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         connection = self.proxy.connect()
         try:
             self._handle(connection)
-        except OSError:  # of either side: the other one is to see it, too
+        except OSError:  # of either side: the other one must see it too
             self._reset()
         finally:
             connection.close()
@@ -207,9 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(code, _status(code, reason, message), headers)
 
     def _reset(self) -> None:
-        """End the connection without a word."""
+        """Reset the connection."""
         self.close_connection = True
-        # No time to linger: what is closed so is reset.
+        # Without linger time, closing sends a reset.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        rest = b""  # of a line that has not come to its end
+        rest = b""  # of an incomplete line
         with contextlib.suppress(TimeoutError):
             while (left := deadline - time.monotonic()) > 0:
                 upstream.settimeout(left)

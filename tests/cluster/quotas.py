@@ -1,4 +1,4 @@
-"""How much of the processor a running pod may use: a slow machine, from one moment to the next."""
+"""CPU quotas of running pods: a simulated slow machine that can change at any moment."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.cluster.cluster import Cluster, cgroup_hierarchies
 
 Json = dict[str, Any]
 
-# Short, so that a pod is slow rather than stopped for a while, and the kernel's least quota is a twentieth of it.
+# Short, so that a pod is slow rather than stopped for a while, and the kernel's minimum quota is a twentieth of it.
 PERIOD_MICROSECONDS = 20_000
 
 
 def limit_processor(cluster: Cluster, pod: Json, cores: float) -> None:
-    """Let each container of a pod use that much of one processor.
+    """Limit each container of a pod to a share of one processor.
 
     Args:
-        cluster: whose nodes run it.
-        pod: as the API server gives it.
-        cores: at least 0.05.
+        cluster: the pod's cluster.
+        pod: pod from the API server.
+        cores: limit, at least 0.05.
     """
     quota = round(cores * PERIOD_MICROSECONDS)
     groups = _containers(cluster, str(pod["metadata"]["uid"]))
@@ -30,7 +30,7 @@ def limit_processor(cluster: Cluster, pod: Json, cores: float) -> None:
         if (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
         else:
-            # The two are written one after the other, and each pair on the way must be allowed as well.
+            # The two are written one after the other, and each intermediate pair must be valid too.
             (group / "cpu.cfs_quota_us").write_text("-1")
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             (group / "cpu.cfs_quota_us").write_text(str(quota))
@@ -38,7 +38,7 @@ def limit_processor(cluster: Cluster, pod: Json, cores: float) -> None:
 
 @contextlib.contextmanager
 def preferred(cluster: Cluster) -> Iterator[None]:
-    """Let the pods have what their quotas allow, whatever else this machine is busy with."""
+    """Give the pods the processor time of their quotas, whatever else this machine runs."""
     most = {"cpu.weight": "10000", "cpu.shares": "262144"}
     tops = [top / cluster.place.folder.name for top in cgroup_hierarchies()]
     files = [top / name for top in tops for name in most if (top / name).exists()]
@@ -53,7 +53,7 @@ def preferred(cluster: Cluster) -> Iterator[None]:
 
 
 def _containers(cluster: Cluster, uid: str) -> list[Path]:
-    """Control groups of a pod's containers that limit the processor."""
+    """Return the control groups of a pod's containers that limit the processor."""
     names = (f"pod{uid}", f"pod{uid.replace('-', '_')}.slice")
     found = []
     for top in cgroup_hierarchies():

@@ -1,4 +1,4 @@
-"""What a test cluster needs of the machine."""
+"""Requirements of a test cluster on the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.building import Program
 from tests.cluster.errors import ClusterError
 from tests.cluster.golang import go_problem
 
-# Where distributions put the CNI plug-ins: Debian, Fedora, and what Kubernetes' own packages do.
+# Usual locations of the CNI plugins: Debian, Fedora, and Kubernetes' own packages.
 CNI_FOLDERS = ("/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin")
 CNI_PLUGINS = ("bridge", "host-local", "loopback")
 COMMANDS = {
@@ -32,13 +32,13 @@ COMMANDS = {
 
 
 def cni_folder() -> Path | None:
-    """The folder with the CNI plug-ins, if they are installed."""
+    """Return the folder of the CNI plugins, if they are installed."""
     folders = (Path(folder) for folder in CNI_FOLDERS)
     return next((f for f in folders if all((f / plugin).exists() for plugin in CNI_PLUGINS)), None)
 
 
 def missing_packages() -> list[str]:
-    """Packages that a cluster needs and this machine lacks, by their names in Debian."""
+    """Return the missing packages, by their names in Debian."""
     packages = {package for command, package in COMMANDS.items() if shutil.which(command) is None}
     if cni_folder() is None:
         packages.add("containernetworking-plugins")
@@ -46,22 +46,22 @@ def missing_packages() -> list[str]:
 
 
 def can_install_packages() -> bool:
-    """Whether `install_packages` does anything here."""
+    """Whether `install_packages` has any effect here."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 def install_packages(say: Callable[[str], None]) -> None:
-    """Install what is missing, where that takes no more than apt.
+    """Install missing packages, if apt suffices.
 
     Raises:
-        ClusterError: apt fails; with its last words.
+        ClusterError: apt fails; with its last output.
     """
     packages = missing_packages()
     if not packages or not can_install_packages():
         return
     say(f"Installing Debian's packages: {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Another source's containerd (Docker's, say) would have to give way: then it is for people to decide.
+    # A containerd from another source (Docker's, say) would be replaced: the user must decide that.
     install = ["apt-get", "install", "--yes", "--no-install-recommends", "--no-remove", *packages]
     for command in (["apt-get", "update"], install):
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def install_packages(say: Callable[[str], None]) -> None:
 
 
 def obstacles(programs: Sequence[Program] = building.FOR_TESTS) -> list[str]:
-    """Why a cluster with these programs can neither run here nor be made ready to; one reason a line, or none."""
+    """Return why a cluster with these programs can neither run here nor be prepared; one reason per line, or none."""
     reasons = []
     if os.geteuid() != 0:
         reasons.append("not root: kubelet and containerd need to be")
@@ -91,7 +91,7 @@ def obstacles(programs: Sequence[Program] = building.FOR_TESTS) -> list[str]:
 
 
 def reasons_against() -> list[str]:
-    """Why a cluster cannot run here as things are, one reason a line; empty if it can."""
+    """Return why a cluster cannot run here now, one reason per line; empty if it can."""
     reasons = obstacles(building.CLUSTER)
     if reasons:
         return reasons

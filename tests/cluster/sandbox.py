@@ -1,9 +1,9 @@
-"""Namespaces that hold a whole cluster, so that nothing of it can stay behind.
+"""Namespaces that contain a whole cluster, so that nothing of it is left behind.
 
-A cluster's daemons and pods share a network, a mount and a process namespace of their own. The first process of a
-process namespace is its init: when it ends, for whatever reason, the kernel ends every other process in there,
-and with the last process go the mounts, interfaces, routes and iptables rules. So a cluster is ended by ending one
-process, and two clusters use the same ports, addresses and paths without meeting.
+A cluster's daemons and pods share a network, a mount and a process namespace. The first process of a process namespace
+is its init: when it ends, for any reason, the kernel kills every other process in the namespace, and with the last
+process the mounts, interfaces, routes and iptables rules disappear. So killing one process ends a cluster, and two
+clusters can use the same ports, addresses and paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.cluster.errors import ClusterError
 
-# Settings of the whole machine that a kubelet writes at its start unless they are so: it is shown files that say so.
+# Machine-wide settings that a kubelet writes at startup unless they have the right value: it sees files that say so.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -31,8 +31,8 @@ KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": 1_000_000,
     "kernel/keys/root_maxbytes": 25_000_000,
 }
-# Reaps the processes that daemons leave to it, as an init must: containerd waits for its shims to disappear.
-# SIGTERM would not reach an init that has no handler for it; SIGCHLD has to be waited for in any case.
+# Reaps orphans of daemons, as an init must: containerd waits for its shims to disappear. SIGTERM would not reach an
+# init without a handler; SIGCHLD has to be awaited in any case.
 INIT = """
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
@@ -44,8 +44,8 @@ while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) != signal.SIGTERM:
     except ChildProcessError:
         pass
 """
-# containerd, CNI and kubelet write below /run and /var whatever their settings say. The cluster has a /run of its own,
-# and sees the machine's /var with what it writes there kept in memory.
+# containerd, CNI and kubelet write below /run and /var whatever their settings are. The cluster has its own /run, and
+# sees the machine's /var with its own writes kept in memory.
 MOUNTS = """
 mount -t tmpfs heterps /run
 mkdir -p /run/heterps/var /run/heterps/work /run/netns
@@ -56,10 +56,10 @@ CLONE_NEWNET = 0x40000000  # from linux/sched.h; os.setns is newer than Python 3
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A set of namespaces, known by its init process."""
+    """A set of namespaces, identified by its init process."""
 
     pid: int  # of the init, as seen from outside
-    started: int  # its start in clock ticks since boot: another process may have its pid one day
+    started: int  # its start in clock ticks since boot, as pids are reused
     outer: subprocess.Popen[bytes] | None = field(default=None, compare=False)  # unshare, where this process started it
 
     @classmethod
@@ -85,7 +85,7 @@ class Sandbox:
 
     @classmethod
     def load(cls, folder: Path) -> Sandbox | None:
-        """The sandbox whose init was written down in this folder, if one was."""
+        """Load the sandbox whose init is recorded in this folder, if any."""
         try:
             return cls(**json.loads((folder / "sandbox.json").read_text()))
         except FileNotFoundError:
@@ -96,11 +96,11 @@ class Sandbox:
         return start_time(self.pid) == self.started
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The command that runs a command inside."""
+        """Return the command line that runs a command inside."""
         return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--pid", "--uts", "--ipc", "--", *arguments]
 
     def run(self, *arguments: str, text: str | None = None) -> str:
-        """Run a command inside, and return what it prints."""
+        """Run a command inside, and return its output."""
         ran = subprocess.run(self.command(arguments), input=text, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise ClusterError(f"{' '.join(arguments)}: {ran.stderr.strip()}")
@@ -108,7 +108,7 @@ class Sandbox:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Put the calling thread, with the threads and processes that it starts, into the cluster's network."""
+        """Move the calling thread, and the threads and processes that it starts, into the cluster's network."""
         with Path("/proc/thread-self/ns/net").open() as home, Path(f"/proc/{self.pid}/ns/net").open() as network:
             _setns(network.fileno())
             try:
@@ -139,15 +139,15 @@ class Sandbox:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that this one has started."""
+    """Return the children of this process."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in listed.read_text().split()]
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it has ended."""
+    """Return the start of a process in clock ticks since boot; None if it has ended."""
     try:
-        # The name, in parentheses, may hold spaces. Of what follows, state is the first and the start the twentieth.
+        # The name, in parentheses, may contain spaces. After it, state is the first field and the start the twentieth.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None

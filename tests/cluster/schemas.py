@@ -1,6 +1,6 @@
-"""Schemas of other projects' custom resources: made from their Go types, by the tool that they make them with.
+"""Schemas of other projects' custom resources: generated from their Go types, with their own tool.
 
-They are a product of the build, as programs are: controller-gen wants the types' sources, which tests cannot fetch.
+They are products of the build, like programs: controller-gen needs the types' sources, which tests cannot fetch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tests.cluster.golang import go, run_in
 
 
 def schema_folder() -> Path:
-    """Where the CustomResourceDefinitions lie, one a file, once they are made."""
+    """Folder of the generated CustomResourceDefinitions, one per file."""
     return building.folder_of(CONTROLLER_GEN.module) / "crds"
 
 
 def make_schemas(say: Say) -> None:
-    """Make the CustomResourceDefinitions if they are not there, of all packages that the module names, or none.
+    """Generate missing CustomResourceDefinitions, of all packages that the module names, or none.
 
     Raises:
-        ClusterError: they cannot be made.
+        ClusterError: they cannot be generated.
     """
     if schema_folder().exists():
         return

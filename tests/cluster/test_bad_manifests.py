@@ -1,6 +1,6 @@
-"""Manifests that are wrong: refused by the API server with the field, or told on the job with the field and the fix.
+"""Invalid manifests: refused by the API server with the field, or reported on the job with the field and the fix.
 
-All at once, to one operator, which has to get a good job done meanwhile.
+All at once, with one operator, which must complete a valid job meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TEMPLATE = "spec.podTemplates.all"
 
 @dataclass(frozen=True)
 class Wrong:
-    """A manifest that an API server takes and HeterPS cannot carry out.
+    """A manifest that the API server accepts and HeterPS cannot execute.
 
     Attributes:
-        spec: fields of a good job's spec that are wrong; `...` for one that is missing.
-        condition: that says so, by its type and reason.
-        words: that its message must have, the field among them.
+        spec: invalid fields of the spec; `...` for a missing one.
+        condition: the reporting condition, by type and reason.
+        words: expected words in its message, including the field.
     """
 
     spec: Json
@@ -56,13 +56,13 @@ INVALID = ("Planned", "InvalidSpec")
 FAILED_PLAN = ("Failed", "PlannerFailed")
 FAILING = {"name": "failing", "image": "heterps.test/base:1", "imagePullPolicy": "Never", "command": ["false"]}
 WRONG: dict[str, Wrong] = {
-    # What only a job in pods must have.
+    # Required only for jobs in pods.
     "no-image": Wrong({"image": ...}, INVALID, ("spec.image: must be set",)),
     "no-checkpoint": Wrong({"checkpoint.path": ...}, INVALID, ("spec.checkpoint.path: must be set",)),
     "relative-checkpoint": Wrong({"checkpoint.path": "here"}, INVALID, ("spec.checkpoint.path", '"here"')),
     "relative-data": Wrong({"data.train": "./data"}, INVALID, ("spec.data.train", "s3://bucket/folder")),
     "relative-test": Wrong({"data.evaluation": "größe"}, INVALID, ("spec.data.evaluation", "größe")),
-    # What has to fit the pools.
+    # Must match the pools.
     "no-pool": Wrong({"pools": [{"name": "nowhere-near"}], "scheduling": {}}, ("Planned", "PoolNotFound"),
                      ("spec.pools: there is no DevicePool nowhere-near",)),
     "longest-pool-name": Wrong({"pools": [{"name": "p" * 63}], "scheduling": {}}, ("Planned", "PoolNotFound"),
@@ -78,7 +78,7 @@ WRONG: dict[str, Wrong] = {
         INVALID, ("spec.scheduling.stages[0].units: the stages so far need 6",)),
     "no-nodes": Wrong({"pools": [{"name": "EMPTY"}], "scheduling": {}}, ("Profiled", "WaitingForCapacity"),
                       ("0 of 8 of cpu-", "-empty are free")),
-    # What only the measured model shows.
+    # Known only from the measured model.
     "unknown-layer": Wrong({"scheduling.stages": [{**STAGE, "lastLayer": "nonsense"}]}, FAILED_PLAN,
                            ("scheduling.stages[0].lastLayer", "nonsense")),
     "not-all-layers": Wrong({"scheduling.stages": [{**STAGE, "lastLayer": "linear"}]}, FAILED_PLAN,
@@ -89,7 +89,7 @@ WRONG: dict[str, Wrong] = {
                            ("Failed", "ThroughputFloorUnreachable"), ("minSamplesPerSecond",)),
     "smallest-budget": Wrong({"scheduling": {}, "objective.maxCostPerHour": "0.000001"},
                              ("Failed", "CostCeilingExceeded"), ("maxCostPerHour",)),
-    # What the API server says of a pod.
+    # The API server's messages about a pod.
     "misspelt": refused_pod({"workers.template.spec.nodeSelectr": {"a": "b"}}, 'unknown field "spec.nodeSelectr"'),
     "misspelt-inside": refused_pod({f"{CONTAINER}.imagePullPolice": "Never"}, "imagePullPolice"),
     "no-containers": Wrong({"workers.template.spec.containers": "heterps"}, ("PodsReady", "InvalidPod"),
@@ -113,7 +113,7 @@ WRONG: dict[str, Wrong] = {
     "spaces-in-image": Wrong({"image": " a:1 "}, ("PodsReady", "InvalidPod"), ("image: Invalid value",)),
     "too-large": Wrong({"workers.template.metadata": {"annotations": {"note": "x" * 1_100_000}}},
                        ("Planned", "TooLarge"), ("ConfigMap too-large-run", "templates")),
-    # What a node or the scheduler says of a pod.
+    # Messages of a node or the scheduler about a pod.
     "upper-case-image": Wrong({"image": "UPPER/Case:1"}, ("PodsReady", "InvalidImageName"), ("spec.image",)),
     "no-such-image": Wrong({"image": "heterps.test/none:1"}, ("PodsReady", "ErrImageNeverPull"), ("none:1",)),
     "no-registry": Wrong({"image": "registry.test/none:1", f"{CONTAINER}.imagePullPolicy": "Always"},
@@ -134,13 +134,13 @@ WRONG: dict[str, Wrong] = {
                        ("Failed", "ActiveDeadlineExceeded"), ("runPolicy.activeDeadlineSeconds",)),
     "given-up": Wrong({"workers.template.spec.nodeSelector": {"a": "b"}, "runPolicy.startDeadlineSeconds": 1},
                       ("Failed", "StartDeadlineExceeded"), ("runPolicy.startDeadlineSeconds",)),
-    # What the runtime finds.
+    # Found by the runtime.
     "no-module": Wrong({"model.entrypoint": "nothing.of:the_kind"}, ("Failed", "EntrypointError"),
                        ("model.entrypoint",)),
 }  # fmt: skip
-# Names of objects that somebody else has already.
+# Names of existing objects of other owners.
 TAKEN = ("Secret token", "ConfigMap state", "ConfigMap run", "Service", "NetworkPolicy", "Pod coordinator-1-1")
-# Fields of a pod, which a template may have of any type.
+# Fields of a pod, which may have any type in a template.
 FIELDS = ("affinity", "dnsPolicy", "hostAliases", "hostNetwork", "imagePullSecrets", "initContainers", "priority",
           "runtimeClassName", "securityContext", "topologySpreadConstraints")  # fmt: skip
 VALUES: tuple[Any, ...] = (17, "text", [True], {"a": {"b": 1}}, [[]], 1.5)
@@ -149,7 +149,7 @@ FITTING: dict[str, type] = {"affinity": dict, "dnsPolicy": str, "priority": int,
 
 
 def not_told(expected: dict[str, Wrong], jobs: list[Json]) -> list[str]:
-    """Jobs that do not say what they have to, and what they say instead."""
+    """Return jobs that do not report the expected problem, with their actual report."""
     known = {item["metadata"]["name"]: item.get("status") or {} for item in jobs}
     found = []
     for name, wrong in expected.items():
@@ -162,7 +162,7 @@ def not_told(expected: dict[str, Wrong], jobs: list[Json]) -> list[str]:
 
 
 def generated() -> dict[str, Wrong]:
-    """Templates with a value of another type in a field of a pod."""
+    """Return templates with a value of another type in a field of a pod."""
     draw = random.Random(5)
     result = {}
     for number, name in enumerate(FIELDS):
@@ -173,7 +173,7 @@ def generated() -> dict[str, Wrong]:
 
 
 def taken(name: str, what: str) -> Json:
-    """An object of somebody else that has the name of one of a job's."""
+    """Return another owner's object with the name of one of a job's objects."""
     kind, _, suffix = what.partition(" ")
     metadata = {"name": f"{name}-{suffix}" if suffix else name}
     match kind:
@@ -189,7 +189,7 @@ def taken(name: str, what: str) -> Json:
 
 
 def with_names(value: Any, names: Json) -> Any:
-    """A document with names in place of the words that stand for them."""
+    """Return a document with placeholders replaced by names."""
     match value:
         case dict():
             return {key: with_names(item, names) for key, item in value.items()}
@@ -206,7 +206,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     assert kubectl.namespace is not None
     good = make("good")
     names = {"POOL": f"{good.pool_name}-wide", "PAIRS": f"{good.pool_name}-pairs", "EMPTY": f"{good.pool_name}-empty"}
-    # Wrong jobs do not compete with the good one: they have a pool that any number of them fits into.
+    # Invalid jobs do not compete with the valid one: they have a pool with room for all of them.
     base = make("base")
     base.pool = changed(base.pool, "metadata.name", names["POOL"])
     base.pool["spec"]["autoscaled"] = True
@@ -238,7 +238,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     replies += [("name", server.ask("POST", collection(item, kubectl.namespace), item)) for item in handmade.values()]
     assert [(where, reply.message) for where, reply in replies if not reply.refused or where not in reply.message] == []
 
-    # Taken, and wrong all the same.
+    # Accepted, but invalid.
     wrongs = {**WRONG, **generated()}
     for number, what in enumerate(TAKEN):
         kubectl.apply(taken(f"taken-{number}", what))
@@ -248,7 +248,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
         )
     for name, wrong in wrongs.items():
         job = changed(copy.deepcopy(base.job), "metadata.name", name)
-        if name not in planned:  # no profile is known, so that a pod is wanted at once
+        if name not in planned:  # no profile is known, so that a pod is needed at once
             job = changed(job, "spec.model.arguments", {"other": name})
         for path, value in with_names(wrong.spec, names).items():
             job = changed(job, f"spec.{path}", value)
@@ -256,7 +256,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
         assert reply.code == 201, f"{name}: {reply.message}"
     assert len(replies) + len(wrongs) >= 60
 
-    # A good job that comes after them is not held up.
+    # A valid job after them is not delayed.
     good.submit()
     path = collection(base.job, kubectl.namespace)
     wait_until(

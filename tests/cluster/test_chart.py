@@ -1,4 +1,4 @@
-"""The chart, rendered and installed by Helm itself."""
+"""The chart, rendered and installed by Helm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.cluster.pods import project_template
 from tests.manifests.samples import JOB, changed, parsed
 
-NAMESPACE = "heterps-chart"  # of the release; other files' operators live beside it
+NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
@@ -190,7 +190,7 @@ def test_a_wrong_value_is_refused(helm: Helm, setting: str, words: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
-    """The chart is installed; its pod cannot start, for want of the image."""
+    """The chart is installed; its pod cannot start, as the image is missing."""
 
     def on_cluster(*arguments: str) -> Answer:
         answer = helm(*arguments, f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
@@ -204,7 +204,7 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     yield on_cluster
     helm("uninstall", "heterps", f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
     admin("delete", "namespace", NAMESPACE, "--wait=false")
-    # Later tests install them by themselves: without the marks of a release that is gone.
+    # Later tests install them themselves, without labels of a deleted release.
     admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "devicepools.heterps.io")
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
@@ -232,7 +232,7 @@ def test_a_job_that_cannot_run_in_pods_is_refused_at_apply(installed: Installed,
 
 
 def refused(admin: Kubectl, asked: list[tuple[str, str]], namespace: str = "default", user: str = USER) -> set[str]:
-    """Those of these verbs and resources (`pods/log`, `leases.coordination.k8s.io`) that a user has no right to."""
+    """Return those of these verbs and resources (`pods/log`, `leases.coordination.k8s.io`) that a user may not use."""
     reviews = []
     for verb, text in asked:
         name, _, subresource = text.partition("/")
@@ -240,7 +240,7 @@ def refused(admin: Kubectl, asked: list[tuple[str, str]], namespace: str = "defa
         attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
         spec = {"user": user, "resourceAttributes": {**attributes, "subresource": subresource}}
         reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
-    # kubectl prints a document per object: only the answers, one a line, in the order of the questions.
+    # kubectl prints a document per object: keep only the answers, one per line, in the order of the questions.
     said = admin("create", "--filename=-", '--output=jsonpath={.status.allowed}{"\\n"}', text=list_of(reviews)).split()
     return {f"{verb} {name}" for (verb, name), allowed in zip(asked, said, strict=True) if allowed != "true"}
 
@@ -334,7 +334,7 @@ def test_uninstalling_leaves_the_jobs(installed: Installed, kubectl: Kubectl, ad
 
 
 def values_of_this_checkout() -> Object:
-    """Values with which the operator's pod runs the programs of this checkout; all else is as the chart has it."""
+    """Values with which the operator's pod runs the programs of this checkout; everything else is the chart's."""
     template = project_template("operator")["spec"]
     [container] = template["containers"]
     repository, tag = container["image"].rsplit(":", 1)
@@ -351,7 +351,7 @@ def values_of_this_checkout() -> Object:
 def test_a_job_lives_with_the_operator_of_the_chart(
     installed: Installed, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
 ) -> None:
-    """The operator runs in the chart's own pods, of which one is killed; the person may `edit` in one namespace."""
+    """The operator runs in the chart's own pods, one of which is killed; the user may `edit` in one namespace."""
     assert kubectl.namespace is not None
     tmp_path.chmod(0o777)
     job = ClusterJob(
@@ -380,7 +380,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     assert "--clusterrole heterps-viewer" in refused_first.errors
     kubectl("create", "rolebinding", "ann", "--clusterrole=edit", f"--serviceaccount={kubectl.namespace}:ann")
     wait_until("the binding holds", lambda: heterps("status").code == 0, 20)
-    # Pools belong to whoever runs the cluster; the file that repeats them can be submitted all the same.
+    # Pools belong to cluster administrators; a file that repeats them can still be submitted.
     kubectl.apply(job.pool)
     job.keep_profile()
 
@@ -389,13 +389,13 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     installed("upgrade", "heterps", str(CHART), f"--values={values}", "--set=replicas=2", "--wait", "--timeout=120s")
 
     def active() -> str:
-        """The pod that has the Lease."""
+        """Return the pod that holds the Lease."""
         lease = json.loads(admin("get", "lease", "heterps", f"--namespace={NAMESPACE}", "--output=json"))
         return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
 
     try:
         with ThreadPoolExecutor(2) as executor:
-            with held(job):  # it trains while the commands look at it
+            with held(job):  # it trains while the commands observe it
                 waiting = executor.submit(heterps, "submit", str(file), "--wait")
                 wait_until("the job is there", lambda: heterps("status", "told").code == 0, 60)
                 wait_until("its first pod runs", lambda: job.pods("coordinator"), 120)
@@ -426,5 +426,5 @@ def test_a_job_lives_with_the_operator_of_the_chart(
         "explain": ("PlanComputed", "alternatives cannot be compared", "you are not allowed to get devicepools"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():
-        shown = " ".join(seen[command].output.split())  # whatever the width of the terminal
+        shown = " ".join(seen[command].output.split())  # independent of the terminal's width
         assert [words for words in expected if words not in shown] == []

@@ -1,4 +1,4 @@
-"""What people and programs see of the custom resources besides their fields: status, scale, columns, names."""
+"""The custom resources besides their fields: status, scale, columns, names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(kubectl: Kubectl) -> str:
 
 
 def reported(server: ApiServer, kubectl: Kubectl, status: Status) -> dict[str, Any]:
-    """Write a status as the controller does, and return what is stored of it."""
+    """Write a status as the controller does, and return the stored result."""
     job = JobSpec.from_manifests(kubectl.get("heterpsjob", "flights"), [parsed(CPU), parsed(GPU)])
     document = job_status(job, status, Bill(), (), generation=1, plan_config="flights-plan-1")
     reply = server.ask(
@@ -148,7 +148,7 @@ def test_an_autoscaler_leaves_a_job_alone_until_it_has_a_number(resources: Kubec
     wait_until("the autoscaler has looked", lambda: reason("ScalingActive") == "ScalingDisabled", 60)
     assert reason("AbleToScale") == "SucceededGetScale"
     resources("scale", "hpsj/flights", "--replicas=1")
-    # Less than its own smallest number: it needs no metrics to correct that.
+    # Less than its own minimum: it needs no metrics to correct that.
     wait_until(
         "the autoscaler has scaled",
         lambda: resources.get("hpsj", "flights")["spec"]["elasticity"]["workers"] == 2,

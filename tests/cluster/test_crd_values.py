@@ -1,4 +1,4 @@
-"""Hundreds of wrong and of extreme values: an API server and the command line agree about each."""
+"""Hundreds of invalid and extreme values: API server and command line agree about each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.manifests.test_malformed import MALFORMED
 
 pytestmark = pytest.mark.usefixtures("custom_resources")
 
-# What only the command line refuses, and why: an API server sees one object at a time.
+# Values that only the command line refuses, and why: an API server sees one object at a time.
 ONLY_IN_A_FILE = {
     "there is a DevicePool of this name already": "on a cluster the second is an update of the first",
     "must be the name of a DevicePool in this file": "on a cluster pools may come from elsewhere; the operator looks",
@@ -71,7 +71,7 @@ def test_malformed_files_are_refused_or_the_difference_is_known(server: ApiServe
         replies = []
         for document in (head + replacement + tail).split("---\n"):
             kind = "DevicePool" if "kind: DevicePool" in document else "HeterPSJob"
-            # As text: an API server reads YAML as strictly as JSON, and also finds keys that come twice.
+            # As text: an API server parses YAML as strictly as JSON, and also rejects duplicate keys.
             replies.append(server.would_create(collection({"kind": kind}, "default"), document, "application/yaml"))
         if any(reply.refused for reply in replies):
             refused += 1

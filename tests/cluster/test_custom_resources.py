@@ -1,4 +1,4 @@
-"""A cluster takes what the command line takes, and refuses what it refuses, in the same words."""
+"""A cluster accepts and refuses the same objects as the command line, with the same messages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("custom_resources")
 
 
 def words_of(manifest: Manifest, old: Manifest | None = None) -> list[str]:
-    """The rules that the command line finds broken: what must hold, and what to do."""
+    """Return the rules that the command line reports as broken: what must hold, and what to do."""
     kind = load_schemas()[manifest["kind"]]
     before = MISSING if old is None else kind.with_defaults(old)
     return [f"{fault.message}; {fault.fix}" for fault in kind.faults(kind.with_defaults(manifest), before)]
 
 
 class Store:
-    """Objects in a test's namespace, to which changes are proposed."""
+    """Objects in a test's namespace, for proposed changes."""
 
     def __init__(self, server: ApiServer, namespace: str) -> None:
         self.server, self.namespace = server, namespace
@@ -42,7 +42,7 @@ class Store:
         self._versions[manifest["metadata"]["name"]] = reply.body["metadata"]["resourceVersion"]
 
     def propose(self, manifest: Manifest) -> Reply:
-        """What the server would say to this in the place of what is kept under its name."""
+        """Return the server's response if this replaced the stored object of the same name."""
         name = manifest["metadata"]["name"]
         body = changed(manifest, "metadata.resourceVersion", self._versions[name])
         return self.server.ask("PUT", f"{collection(manifest, self.namespace)}/{name}?{DRY_RUN}", body)

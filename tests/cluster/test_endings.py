@@ -1,4 +1,4 @@
-"""How jobs end, and what they leave: deleted in any phase, given up, cleaned up; and what does not end them."""
+"""How jobs end and what they leave: deleted in any phase, failed, cleaned up; and events that do not end them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = {"training.steps": 1_000_000}
 
 
 def left_of(kubectl: Kubectl, *jobs: str) -> list[str]:
-    """Objects of these jobs."""
+    """Return the remaining objects of these jobs."""
     return [
         f"{item['kind']} {item['metadata']['name']}"
         for item in kubectl.items(KINDS, f"--selector=heterps.io/job in ({', '.join(jobs)})")
@@ -40,12 +40,12 @@ def wait_until_free(job: ClusterJob) -> None:
 
 
 def wait_until_held(job: ClusterJob, units: int) -> None:
-    """Wait until jobs hold at least so many units of the job's pool."""
+    """Wait until jobs hold at least this many units of the job's pool."""
     wait_until(f"{units} units of {job.pool_name} are held", lambda: job.held_units() >= units, PATIENCE_SECONDS)
 
 
 def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(make: Make, kubectl: Kubectl) -> None:
-    """In each phase: while profiles are taken, plans made, pods started, training, and stopping."""
+    """In each phase: profiling, planning, starting pods, training, and stopping."""
     roomy = {"maxUnits": 64}
     profiling = make("profiling", spec=NO_IMAGE, pool=roomy)
     profiling.pool["spec"]["autoscaled"] = True
@@ -55,21 +55,21 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     again = make("again", spec=ENDLESS, pool=roomy)
 
     profiling.submit(profiled=False)
-    profiling.wait_for_phase("Profiling")  # before there is a profile that it could take
+    profiling.wait_for_phase("Profiling")  # before a cached profile exists
     again.keep_profile()
     starting.keep_profile()
     for job in (again, starting):
         job.kubectl.apply(job.job)
     starting.wait_for_phase("Starting")
     again.wait_for_step(1)
-    planning.kubectl.apply(planning.job)  # for which the others leave no room
+    planning.kubectl.apply(planning.job)  # the others leave no room for it
     planning.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
     assert planning.status()["phase"] == "Planning"
     wait_until_held(profiling, 2)
 
     for job in (profiling, planning, starting, again):
         job.delete()
-    again.kubectl.apply(again.job)  # while pods of the first one still end
+    again.kubectl.apply(again.job)  # while pods of the first one are still terminating
     again.wait_for_step(1)
     again.patch({"runPolicy": {"suspend": True}})
     again.wait_for_phase("Stopping", "Suspended")
@@ -77,7 +77,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     again.kubectl("wait", "--for=delete", "heterpsjob/again", "--timeout=60s")
     again.job["spec"]["training"]["steps"] = 60
     again.job["spec"]["runPolicy"] = {"cleanPodPolicy": "All"}
-    # Another job, which must not go on from what the first two have left at its path.
+    # Another job, which must not resume from the others' checkpoints at its path.
     again.job["spec"]["checkpoint"]["path"] += "-third"
     again.kubectl.apply(again.job)
     wait_until(
@@ -107,7 +107,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
                    "spec": {"hard": {"pods": "1"}, **selector}})  # fmt: skip
     crashing = {"name": "crashing", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", "exit 1"],
                 "restartPolicy": "Always"}  # fmt: skip
-    nowhere = {"spec": {"nodeSelector": {"a": "b"}}}  # no pod of it takes the room that those of "crashing" need
+    nowhere = {"spec": {"nodeSelector": {"a": "b"}}}  # none of its pods uses the room that those of "crashing" need
     wrong: dict[str, tuple[Json, str, str]] = {
         "no-image": (NO_IMAGE, "ErrImageNeverPull", "load it onto the node"),
         "no-node": ({"workers.templates": {"cpu": nowhere, "ps": nowhere}}, "Unschedulable", "label nodes with a=b"),
@@ -129,7 +129,7 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
         print(f"{name}: told {lag(kubectl, name, reason):.0f} s after its pod showed it")  # noqa: T201
     wait_until_held(jobs["no-node"], 2 * len(jobs))
 
-    # They wait, and hold their units, until they are given up.
+    # They wait, and hold their units, until they fail.
     for job in jobs.values():
         job.patch({"runPolicy": {"startDeadlineSeconds": 1}})
     for job in jobs.values():
@@ -147,7 +147,7 @@ def runs(pod: Json) -> bool:
 
 
 def lag(kubectl: Kubectl, job: str, reason: str) -> float:
-    """Seconds from the first trouble that the cluster tells of a job's pods to the job's own event."""
+    """Seconds from the cluster's first event about a job's pods to the job's own event."""
 
     def time(event: Json) -> float:
         return datetime.fromisoformat(event.get("firstTimestamp") or event["eventTime"]).timestamp()
@@ -185,10 +185,10 @@ def test_a_job_gets_on_when_its_pool_its_spec_or_its_state_is_spoilt(
     assert {pod["metadata"]["uid"] for pod in job.pods()} == pods
     assert job.status()["restarts"] == 0
 
-    # Its state is what the operator knows of it: without that, everything starts again from the last checkpoint.
+    # Its state is the operator's memory of it: without it, everything restarts from the last checkpoint.
     spoil = json.dumps({"data": {"status.json": "{"}})
     kubectl("patch", "configmap", "spoilt-state", "--type=merge", f"--patch={spoil}")
-    kubectl("delete", "pod", job.pods("worker")[0]["metadata"]["name"], "--wait=false")  # there is something to decide
+    kubectl("delete", "pod", job.pods("worker")[0]["metadata"]["name"], "--wait=false")  # a reason to act
     condition = job.wait_for_condition("Planned", "False", "DamagedState", PATIENCE_SECONDS)
     assert "delete the ConfigMap spoilt-state" in condition["message"]
     kubectl("delete", "configmap", "spoilt-state")

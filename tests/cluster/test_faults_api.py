@@ -1,4 +1,4 @@
-"""The API server fails: the job ends with the very model that plain PyTorch trains."""
+"""The API server fails: the job still ends with exactly the model that plain PyTorch trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators end, crash and meet: each sample is applied once, and in `sync` the model is that of plain PyTorch."""
+"""Operators stop, crash and overlap: each sample is applied once, and in `sync` the model is that of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Model = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(1800)
 
-# Of 58 or more: what comes after a call that fails is none, and calls may fail on a slow machine.
+# Of 58 or more: a point after a failed call does not exist, and calls may fail on a slow machine.
 LEAST_POINTS = 50
-# Phases of the job's life below in which an operator dies before and after it keeps a decision, and tells of it.
+# Phases of the job's life below in which an operator crashes before and after it saves and reports a decision.
 PHASES = ("Profiling", "Planning", "Starting", "Running", "Restarting", "Stopping", "Suspended", "Succeeded")
-# ReportLost is one as well, unless a slow machine lets the coordinator find the loss itself.
+# ReportLost is one too, unless a slow machine lets the coordinator find the loss itself.
 ACTIONS = (
     "StartProcess coordinator",
     "StartProcess profile",
@@ -54,9 +54,9 @@ STEPS = ("taking up", "writing a plan", *(f"{what} {phase}" for what in ("keepin
 
 
 def test_training_needs_no_operator(make_alone: Make, make_operator: MakeOperator, expected_model: Model) -> None:
-    """One hands over in order, the next one crashes, then there is none for a while.
+    """One stops gracefully, the next one crashes, then none runs for a while.
 
-    Meanwhile one job trains to its end, and the other one loses its server.
+    Meanwhile one job trains to its end, and the other loses its server.
     """
     first, second = make_operator("first", *LASTING), make_operator("second", *LASTING)
     third = make_operator("third", "--lease-name", "third")
@@ -97,7 +97,7 @@ def test_two_operators_do_not_disturb_each_other(
 
 
 def test_operators_may_crash_at_any_point(make_alone: Make, make_operator: MakeOperator, own_cluster: Cluster) -> None:
-    """One dies at each point of the job's life at which something is half done, and the next one goes on."""
+    """One crashes at each point of the job's life with unfinished work, and the next one continues."""
     operator = make_operator("operator", program=(sys.executable, "-m", "tests.cluster.faulty_operator"))
     operator.start()
     job = counting_job(make_alone, "dying", "hybrid", units=2).submit(profiled=False)
@@ -110,13 +110,13 @@ def test_operators_may_crash_at_any_point(make_alone: Make, make_operator: MakeO
         job.wait_for_step(job.step() + 30)
     with held(job):
         job.patch({"runPolicy": {"suspend": True}})
-        # The worker's and the server's death, each counted once.
+        # The deaths of the worker and the server, each counted once.
         assert job.wait_for_phase("Suspended")["restarts"] == 2
-        # Going on with another plan: one worker in place of two.
+        # Resuming with another plan: one worker in place of two.
         job.job["spec"]["scheduling"]["stages"][0]["units"] = 1
         job.patch({"runPolicy": {"suspend": False}, "scheduling": job.job["spec"]["scheduling"]})
     status = job.wait_for_phase("Succeeded")
-    assert status["restarts"] == 0  # since it goes on
+    assert status["restarts"] == 0  # reset after resuming
     assert [stage["pods"] for stage in status["plan"]["stages"]] == [1]
     assert_every_sample_counted(job)
     points = re.findall(r"^dies (.+)$", operator.story(), re.MULTILINE)

@@ -1,8 +1,8 @@
-"""Processes in pods are stopped and go on: the job trains to its end, and each sample is applied once.
+"""Processes in pods are paused: the job trains to its end, and each sample is applied once.
 
-The suite stops a server for as long as was seen to leave a job waiting for ever, a worker for longer than it is waited
-for, and the coordinator, in one job. `--all-pauses` stops each of them for 1, 10, 28 and 60 s in each consistency: nine
-jobs of about three minutes.
+In one job, the suite pauses a server for a duration that once left a job waiting forever, a worker for longer than the
+timeout, and the coordinator. `--all-pauses` stops each of them for 1, 10, 28 and 60 s in each consistency: nine jobs of
+about three minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_pod_that_is_stopped_for_a_while_loses_nothing(
         with held(job):
             handles = stop(job, role)
             try:
-                time.sleep(seconds)  # not for an event: the pause is what is tested
+                time.sleep(seconds)  # not waiting for an event: the pause is the subject
             finally:
                 go_on(handles)
             wait_until(f"the job goes on after its {role}", further(job), PATIENCE_SECONDS, more=job.story)
@@ -56,7 +56,7 @@ def test_a_pod_that_is_stopped_for_a_while_loses_nothing(
 
 
 def stop(job: ClusterJob, role: str) -> list[int]:
-    """Stop all processes of a pod; returns handles of them, for their pids may be others' by the time they go on."""
+    """Stop all processes of a pod; return handles, as their pids may be reused before they continue."""
     handles = [os.pidfd_open(pid) for pid in processes_of(only_pod(job, role))]
     assert handles
     for handle in handles:
@@ -67,13 +67,13 @@ def stop(job: ClusterJob, role: str) -> list[int]:
 def go_on(handles: list[int]) -> None:
     while handles:
         handle = handles.pop()
-        with contextlib.suppress(ProcessLookupError):  # it has been replaced meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it has been replaced
             signal.pidfd_send_signal(handle, signal.SIGCONT)
         os.close(handle)
 
 
 def further(job: ClusterJob) -> Callable[[], bool]:
-    """Whether it has come further than now, after a restart from a checkpoint too."""
+    """Return whether it has progressed since, including after a restart from a checkpoint."""
     seen = [job.step()]
 
     def check() -> bool:

@@ -1,4 +1,4 @@
-"""Pods and nodes break: every sample is applied once, and in `sync` the model is the one that plain PyTorch trains."""
+"""Pods and nodes fail: every sample is applied once, and in `sync` the model is the one that plain PyTorch trains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(1800)
 def test_each_kind_of_pod_may_end_at_any_time(
     how: str, roles: Sequence[str], consistency: str, make: Make, own_cluster: Cluster
 ) -> None:
-    """Training is at its usual pace when a pod ends, and is held from then on until the pod's successor is there."""
+    """Training runs at its usual pace when a pod ends, and is then held until the pod's successor runs."""
     job = counting_job(make, how, consistency, units=2).submit()
     for number, role in enumerate(roles):
         job.wait_for_step(30 + 60 * number)
@@ -47,7 +47,7 @@ def test_each_kind_of_pod_may_end_at_any_time(
         with held(job):
             wait_for_successor(job, role, victim)
     status = job.wait_for_phase("Succeeded")
-    assert status["restarts"] == (3 if how == "killed" else 0)  # what others take away does not count
+    assert status["restarts"] == (3 if how == "killed" else 0)  # external deletions do not count
     assert_every_sample_counted(job)
 
 
@@ -65,10 +65,10 @@ def lonely_node(own_cluster: Cluster) -> Iterator[str]:
 def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
     make: Make, own_cluster: Cluster, lonely_node: str, expected_model: Model
 ) -> None:
-    """Two jobs have their workers on a node whose kubelet is killed; what runs there runs on.
+    """Two jobs have workers on a node whose kubelet is killed; its containers keep running.
 
-    One lets them wait for the node, and notices nothing but the silence. The other one gives them up after a second:
-    they are replaced on another node, while the old ones still try to take part.
+    One job tolerates the silent node. The other gives its workers up after a second: they are replaced on another node,
+    while the old ones still try to take part.
     """
     patient = small_job(make, "patient", worker_on=lonely_node, tolerated_seconds=900)
     hasty = counting_job(make, "hasty", "async", worker_on=lonely_node, tolerated_seconds=1)

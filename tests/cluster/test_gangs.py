@@ -1,4 +1,4 @@
-"""Groups of pods against the schemas of the schedulers that read them."""
+"""PodGroups against the schemas of their schedulers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = {"Volcano": "podgroups.scheduling.volcano.sh", "Coscheduling": "podgrou
 
 @pytest.fixture(scope="module")
 def pod_groups(admin: Kubectl) -> Iterator[None]:
-    """The PodGroups of both projects are known to the API server."""
+    """Install the PodGroup definitions of both projects."""
     if not schema_folder().exists():
         unbuilt("the schemas of other schedulers are")
     for file in sorted(schema_folder().iterdir()):

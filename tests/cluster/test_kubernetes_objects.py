@@ -1,4 +1,4 @@
-"""Pods and other objects of a job, against the API server: taken as they are, and nothing of them is lost."""
+"""Pods and other objects of a job, against the API server: accepted without changes or losses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def client(admin: Kubectl) -> KubernetesApi:
 
 @pytest.fixture
 def priority(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
-    """A PriorityClass, which belongs to no namespace."""
+    """A PriorityClass, which is cluster-scoped."""
     name = f"high-{kubectl.namespace}"
     admin("create", "priorityclass", name, "--value=1000")
     yield name
@@ -60,14 +60,14 @@ def priority(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
 
 
 def at(item: Json, kubectl: Kubectl) -> Json:
-    """The object in the test's namespace."""
+    """Return the object in the test's namespace."""
     moved = copy.deepcopy(item)
     moved["metadata"]["namespace"] = kubectl.namespace
     return moved
 
 
 def lost(sent: Any, stored: Any, path: str = "") -> list[str]:
-    """Paths whose values the server did not keep; what it adds is its own."""
+    """Return paths whose values the server did not keep; its additions are ignored."""
     if isinstance(sent, dict) and isinstance(stored, dict):
         return [fault for key, value in sent.items() for fault in lost(value, stored.get(key), f"{path}.{key}")]
     if isinstance(sent, list) and isinstance(stored, list) and len(sent) <= len(stored):
@@ -76,7 +76,7 @@ def lost(sent: Any, stored: Any, path: str = "") -> list[str]:
 
 
 def check(server: ApiServer, item: Json) -> None:
-    """Fail unless the server would keep the object as it is. Quantities are written in another way, amounts stay."""
+    """Fail unless the server would store the object unchanged. Quantities may be reformatted."""
     reply = server.would_create(object_path(item).rsplit("/", 1)[0], item)
     assert reply.code == 201, reply.message
     changed = [line for line in lost(item, reply.body) if ".resources." not in line]
@@ -126,7 +126,7 @@ def test_the_longest_names_fit(server: ApiServer, kubectl: Kubectl) -> None:
 
 def test_applying_again_changes_nothing(client: KubernetesApi, kubectl: Kubectl) -> None:
     for item in (at(item, kubectl) for item in all_objects()):
-        # An owner that does not exist would have the garbage collector delete it.
+        # The garbage collector would delete an object with a missing owner.
         del item["metadata"]["ownerReferences"]
         first = client.apply(object_path(item), item)
         again = client.apply(object_path(item), item)

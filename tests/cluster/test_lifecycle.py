@@ -1,4 +1,4 @@
-"""Clusters begin and end as they say, and leave nothing."""
+"""Clusters start and stop as documented, and leave nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cluster.pods import python_folders, shell_pod
 
 
 def names(place: Place) -> list[str]:
-    """Processes and control groups that carry a cluster's name."""
+    """Return processes and control groups with a cluster's name."""
     found = [str(top / place.folder.name) for top in cgroup_hierarchies() if (top / place.folder.name).exists()]
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:

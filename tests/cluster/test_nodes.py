@@ -1,4 +1,4 @@
-"""The cluster is what tests take it for."""
+"""The cluster has the properties that tests assume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cluster.cluster import ACCELERATOR, POOL_LABEL, Cluster
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.pods import Json, python_pod, shell_pod
 
-# Burns a quarter of a second of processor time, and tells how much longer that took and what share the kernel grants.
+# Burns a quarter of a second of processor time, and reports the elapsed time and the share that the kernel grants.
 BURN = """
 import json, pathlib, time
 end, started = time.process_time() + 0.25, time.monotonic()
@@ -58,7 +58,7 @@ def test_a_limit_makes_a_pod_slower(kubectl: Kubectl, own_cluster: Cluster) -> N
     kubectl.apply(python_pod("slow", BURN, {"limits": {"cpu": "250m"}}))
     kubectl.wait_for_phase("slow", "Succeeded")
     seen = json.loads(kubectl.logs("slow"))
-    # Four times as long, if nothing else runs on the machine; longer if something does.
+    # Four times as long if nothing else runs on the machine; longer otherwise.
     assert seen["ratio"] > 2
     assert seen["share"] == 0.25
 

@@ -1,4 +1,4 @@
-"""What a job says about failures, numbers of workers and changes, carried out in real pods."""
+"""Failure policies, numbers of workers and changes of a job, in real pods."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WORKER = "worker-0-0"
 
 
 def running(job: ClusterJob, process: str) -> str:
-    """Name of the running pod of a process; empty if there is none."""
+    """Return the name of the running pod of a process, or an empty string."""
     pods = [p for p in job.pods() if p["metadata"]["labels"]["heterps.io/process"] == process]
     names = [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
     return str(names[0]) if names else ""
 
 
 def told(job: ClusterJob, reason: str) -> list[str]:
-    """Messages of the job's events with this reason."""
+    """Return messages of the job's events with this reason."""
     return [str(event["message"]) for event in job.kubectl.items("events") if event["reason"] == reason]
 
 

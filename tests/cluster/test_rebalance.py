@@ -1,4 +1,4 @@
-"""Batch sizes follow the workers' speeds, as the processor time that their pods get changes."""
+"""Batch sizes follow the workers' speeds as their pods' CPU quotas change."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MEASURED_STEPS = 12
 
 
 class Division:
-    """The batch sizes of the two workers, whose sum is looked at every time."""
+    """The batch sizes of the two workers, whose sum is checked on every read."""
 
     def __init__(self, job: ClusterJob) -> None:
         self._client = job.coordinator()
 
     def look(self) -> tuple[int, int, int]:
-        """Committed steps, and the workers' batch sizes."""
+        """Return committed steps, and the workers' batch sizes."""
         status = self._client.status()
         first, second = (m["batchSize"] for m in sorted(status["members"], key=lambda m: m["name"]) if m["stage"] == 0)
         assert first + second == BATCH
         return int(status["committedSteps"]), first, second
 
     def step_seconds(self) -> float:
-        """Mean duration of the next steps; the first of them began before anybody looked."""
+        """Return the mean duration of the next steps; the first of them started earlier."""
         start = self.look()[0] + 2
         times: dict[int, float] = {}
         while not times or max(times) < start + MEASURED_STEPS:
@@ -70,7 +70,7 @@ def test_batch_sizes_follow_the_speeds_of_the_workers(make: Make, own_cluster: C
 
 
 def follow(job: ClusterJob, division: Division) -> None:
-    """Batch sizes follow the quotas, and steps get shorter."""
+    """Check that batch sizes follow the quotas, and steps get shorter."""
     assert division.look()[1:] == (BATCH // 2, BATCH // 2)
     before = division.step_seconds()
     assert division.look()[1:] == (BATCH // 2, BATCH // 2)

@@ -1,4 +1,4 @@
-"""Units follow the floor while the job trains; another division into stages needs a new start from the checkpoint."""
+"""Units follow the floor during training; another division into stages requires a restart from the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(1800)
-# One worker sleeps its way to 10,000 samples/s at most; by its profile it has 85,000.
+# One worker reaches at most 10,000 samples/s because it sleeps; its profile says 85,000.
 BATCH = 4096
-# A try that fails takes about two minutes and keeps for five, so this time has room for a few changes of three workers.
+# A failed trial takes about two minutes and is remembered for five, so this time allows a few changes of three workers.
 LOADED_STEPS, QUIET_STEPS, MOST_CHANGES = 600, 300, 8
 SPEC = {
     "training.steps": 1_000_000,
@@ -47,7 +47,7 @@ def workers(job: ClusterJob) -> dict[str, str]:
 
 @contextlib.contextmanager
 def busy_machine() -> Iterator[None]:
-    """As many programs as there are cores do nothing but compute; the cluster's own go before them."""
+    """As many programs as cores do nothing but compute; the cluster's own have priority."""
     loop = [sys.executable, "-c", "import os; os.nice(2)\nwhile True: pass"]
     programs = [subprocess.Popen(loop) for _ in range(os.cpu_count() or 1)]
     try:
@@ -59,14 +59,14 @@ def busy_machine() -> Iterator[None]:
 
 
 def revision(job: ClusterJob) -> int:
-    """Of its plan: each change of its units makes one more."""
+    """Return the plan's revision, which each change of units increases."""
     return int(job.status()["plan"]["revision"])
 
 
 def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     job = make("elastic", spec=SPEC, pool={"maxUnits": 4, "nodeSelector": {}})
     for layer in job.profile["layers"]:
-        layer["parallelFraction"] = 0.6  # two workers would cost more than one, as long as one suffices
+        layer["parallelFraction"] = 0.6  # two workers cost more than one while one suffices
     job.submit().wait_for_step(1)
     survivors = workers(job)
     assert list(survivors) == ["worker-0-0"]
@@ -98,7 +98,7 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
 
 @pytest.fixture
 def cordoned(own_cluster: Cluster) -> Iterator[Callable[[str], None]]:
-    """Lets nodes take no more pods, until the test ends."""
+    """Cordon nodes until the test ends."""
     nodes: list[str] = []
 
     def cordon(node: str) -> None:
@@ -121,11 +121,11 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
         job.submit().wait_for_step(6)
         [worker] = job.pods("worker")
         assert worker["spec"]["nodeName"] == "accelerator-0"
-        [coordinator] = job.pods("coordinator")  # which would have taken one of the two units there
+        [coordinator] = job.pods("coordinator")  # it would occupy one of the two units there
         assert coordinator["spec"]["nodeName"] != "accelerator-0"
         assert job.status()["plan"]["summary"] == f"{cheap} x1 [tables..output]"
 
-        # Only a pod that has to start anew finds no room.
+        # Only a pod that has to restart finds no room.
         cordoned("accelerator-0")
         job.kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=0", "--force")
         wait_until("it is told", lambda: job.told("PoolShrunk"), PATIENCE_SECONDS, more=job.story)

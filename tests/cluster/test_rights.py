@@ -1,6 +1,6 @@
-"""Who may do what: the operator in its namespaces, pods with the API server, strangers with a job's processes.
+"""Access rights: the operator in its namespaces, pods at the API server, strangers at a job's processes.
 
-All operators of these tests have the chart's rights and no others (`operator_kubeconfig`). Here it is those of an
+All operators of these tests have exactly the chart's rights (`operator_kubeconfig`). Here they are those of an
 installation for one namespace.
 """
 
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(900)
 
-OPEN = {PATH_HEALTH, PATH_METRICS}  # for probes and Prometheus; they tell of progress, and change nothing
+OPEN = {PATH_HEALTH, PATH_METRICS}  # for probes and Prometheus; read-only progress
 KINDS = "pods,services,configmaps,poddisruptionbudgets,networkpolicies,events"
 LISTENS = "0A"  # state of a socket in /proc/net/tcp
 HANDSHAKE = {
@@ -47,7 +47,7 @@ HANDSHAKE = {
 
 
 def routes() -> Iterator[tuple[str, str]]:
-    """Method and path of everything that a coordinator serves, from its own table."""
+    """Return method and path of every route of a coordinator, from its own table."""
     server = object.__new__(CoordinatorServer)
     server._token = "irrelevant"
     for route in server._application().router.routes():
@@ -55,7 +55,7 @@ def routes() -> Iterator[tuple[str, str]]:
 
 
 def answer(address: str, port: int, method: str, path: str, header: str | None = None) -> tuple[int, bytes]:
-    """What a server says to a request with this Authorization; 0: it does not speak HTTP."""
+    """Return a server's response code to a request with this Authorization; 0: it does not speak HTTP."""
     with closing(http.client.HTTPConnection(address, port, timeout=30)) as connection:
         try:
             connection.request(method, path, headers={} if header is None else {"Authorization": header})
@@ -66,7 +66,7 @@ def answer(address: str, port: int, method: str, path: str, header: str | None =
 
 
 def assert_nobody_is_let_in(address: str, token: str) -> None:
-    """Every route refuses wrong tokens, all in the same words, and paths that lead nowhere do, too."""
+    """Assert that every route, and every unknown path, refuses wrong tokens with the same response."""
     known = sorted(set(routes()))
     assert {path for _, path in known} > OPEN
     assert len(known) > 10
@@ -88,11 +88,11 @@ def assert_nobody_is_let_in(address: str, token: str) -> None:
     for path in OPEN:
         assert answer(address, COORDINATOR_PORT, "GET", path)[0] == 200
         assert token.encode() not in answer(address, COORDINATOR_PORT, "GET", path)[1]
-    assert answer(address, COORDINATOR_PORT, "GET", "/v1/status", f"Bearer {token}")[0] == 200  # the right one is one
+    assert answer(address, COORDINATOR_PORT, "GET", "/v1/status", f"Bearer {token}")[0] == 200  # the right one works
 
 
 def ports_of(process: int) -> set[int]:
-    """TCP ports that listen in the network of a process."""
+    """Return the TCP ports that listen in the network of a process."""
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]:
@@ -103,7 +103,7 @@ def ports_of(process: int) -> set[int]:
 
 
 def handshake(address: str, password: str | None) -> bool:
-    """Whether a ZeroMQ socket lets somebody in with this password; None: who does not even name himself."""
+    """Return whether a ZeroMQ socket accepts a client with this password; None: a client without credentials."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         if password is not None:
@@ -119,7 +119,7 @@ def handshake(address: str, password: str | None) -> bool:
 
 
 def assert_closed(address: str, port: int, token: str) -> str:
-    """A port serves figures to anybody and nothing else, or messages to who has the token; returns which."""
+    """Assert that a port serves only public metrics, or only messages to token holders; return which."""
     code, body = answer(address, port, "GET", PATH_METRICS)
     if code == http.HTTPStatus.OK:
         assert b"heterps_" in body
@@ -161,7 +161,7 @@ def test_an_installation_for_one_namespace_leaves_others_alone_and_its_jobs_are_
     operator.start()
     job.submit().wait_for_step(5)
 
-    # What its pods know of the cluster, and what they offer to others.
+    # What its pods know about the cluster, and what they expose.
     token = b64decode(kubectl.get("secret", "closed-token")["data"]["token"]).decode()
     roles = set()
     for pod in job.pods():
@@ -179,18 +179,18 @@ def test_an_installation_for_one_namespace_leaves_others_alone_and_its_jobs_are_
     assert roles == {"coordinator", "ps", "worker"}
     [coordinator] = job.pods("coordinator")
     assert_nobody_is_let_in(coordinator["status"]["podIP"], token)
-    # The object alone: the test cluster's network enforces no policies.
+    # Only the object: the test cluster's network does not enforce policies.
     policy = kubectl.get("networkpolicy", "closed")["spec"]
     assert policy["podSelector"] == {"matchLabels": {"heterps.io/job": "closed"}}
     assert policy["policyTypes"] == ["Ingress"]
 
-    # What the operator sees of other namespaces.
+    # The operator's view of other namespaces.
     narrow = Kubectl(kubeconfig, tmp_path / "cache")
     for scope in (f"--namespace={other}", "--all-namespaces"):
         for kind in ("pods", "heterpsjobs", "configmaps"):
             refused = narrow.try_to("get", kind, scope)
             assert "is forbidden" in refused.errors, f"{kind} {scope}: {refused.output}"
-    # No stranger has changed anything.
+    # The strangers have changed nothing.
     assert job.status()["restarts"] == 0
     step = job.coordinator().status()["committedSteps"]
     wait_until("it gets on", lambda: job.coordinator().status()["committedSteps"] > step, 60, more=job.story)

@@ -1,4 +1,4 @@
-"""Jobs on one pool: together they never have more units than it has, and who has to wait says for whom."""
+"""Jobs on one pool: together they never exceed its units, and a waiting job names the holders."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EACH = 2  # a worker and a parameter server
 
 
 class Units:
-    """The units that the pods of a namespace take together, after each event."""
+    """The units of a namespace's pods, after each event."""
 
     def __init__(self) -> None:
         self.seen = [0]
         self._held: dict[str, int] = {}
 
     def take(self, kind: str, pod: Json) -> None:
-        """Take note of an event."""
+        """Process an event."""
         uid, labels = str(pod["metadata"]["uid"]), pod["metadata"]["labels"]
         ended = kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed")
         if ended or "heterps.io/pool" not in labels:
@@ -49,7 +49,7 @@ def units(kubectl: Kubectl) -> Iterator[Units]:
 
 
 def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: Units, folder: Path) -> None:
-    (folder / HELD).touch()  # without end, but also without taking the processor from others
+    (folder / HELD).touch()  # without end, but also without using the processor
     spec = {"training.steps": 1_000_000, "model.entrypoint": MODEL}
     jobs = [
         make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}}).submit() for name in ("one", "two", "three")
@@ -73,7 +73,7 @@ def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: 
     wait_until("it says for whom", lambda: told(last, first, second), PATIENCE_SECONDS, more=last.story)
     assert f"0 of {MOST} of {last.pool_name} are free" in last.condition("Planned")["message"]
 
-    # What one gives back goes to who waits, and is not the first one's any more when it wants to go on.
+    # Released units go to the waiting job, and are gone when the first one wants to continue.
     first.patch({"runPolicy": {"suspend": True}})
     wait_until("the next one trains", lambda: last.step() > 0, PATIENCE_SECONDS, more=last.story)
     first.patch({"runPolicy": {"suspend": False}})

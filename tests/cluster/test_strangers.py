@@ -1,4 +1,4 @@
-"""Pods that only say that they are a job's: the operator tells them so, and jobs get all that there is."""
+"""Pods that falsely claim to belong to a job: the operator reports them, and jobs get all units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def stranger(name: str, pool: str, **process: Any) -> Json:
-    """A pod that waits for ever, with the label of a job and an annotation that somebody has made up."""
+    """Return a pod that waits forever, with a job's label and an invented annotation."""
     worker = ProcessSpec("worker-0-0", "worker", ("--stage", "0", "--index", "0"), pool, 1)
     text = json.dumps({**json.loads(process_text(worker)), **process}, separators=(",", ":"))
     return {
@@ -48,7 +48,7 @@ def stranger(name: str, pool: str, **process: Any) -> Json:
 
 
 def told(kubectl: Kubectl, name: str) -> list[Json]:
-    """Events of the operator on a pod."""
+    """Return the operator's events about a pod."""
     found = kubectl.items("events", f"--field-selector=involvedObject.kind=Pod,involvedObject.name={name}")
     return [event for event in found if event["source"].get("component") == "heterps-operator"]
 
@@ -56,7 +56,7 @@ def told(kubectl: Kubectl, name: str) -> list[Json]:
 def test_a_pod_that_only_says_that_it_is_a_job_s_harms_nobody(
     make_alone: Callable[..., ClusterJob], make_operator: Callable[..., Operator], kubectl: Kubectl, admin: Kubectl
 ) -> None:
-    """The operator that runs goes on, and the next one comes up among such pods."""
+    """The running operator continues, and the next one starts among such pods."""
     other = Kubectl(admin.kubeconfig, admin.cache, f"{kubectl.namespace}-other")
     admin("create", "namespace", str(other.namespace))
     try:
@@ -99,7 +99,7 @@ def test_nodes_and_pools_are_told_with_the_rights_of_one_namespace(
     kubectl: Kubectl, admin: Kubectl, helm: Helm, custom_resources: None, make_alone: Callable[..., ClusterJob],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The API server takes events of what has no namespace in `default` alone."""
+    """The API server accepts events about cluster-scoped objects in `default` only."""
     assert kubectl.namespace is not None
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)

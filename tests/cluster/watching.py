@@ -1,4 +1,4 @@
-"""Everything that happens to some objects, as it happens: a poll would miss what lasts for a moment only."""
+"""Every event of some objects as it happens: polling would miss short-lived states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Json = dict[str, Any]
 
 
 class Watching:
-    """`kubectl get --watch` as long as the context lasts.
+    """`kubectl get --watch` for the duration of the context.
 
     Args:
-        kubectl: in the namespace.
-        kind: of the objects: pods.
+        kubectl: kubectl in the namespace.
+        kind: kind of the objects: pods.
         take: called in another thread for each event, with ADDED, MODIFIED or DELETED and the object.
     """
 

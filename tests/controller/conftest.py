@@ -1,4 +1,4 @@
-"""Jobs and programs for the controller's tests: real processes, but none that needs torch."""
+"""Fixtures for the controller's tests: jobs and programs with real processes that do not need torch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ spec:
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts the tests may have a narrow terminal, in which tables break their words; pytest-xdist tells it."""
+    """Set a wide terminal: narrow ones wrap words in tables, and pytest-xdist inherits the width."""
     monkeypatch.setenv("COLUMNS", "240")
 
 
 @pytest.fixture
 def programs() -> Programs:
-    """A runtime and a planner that take no time."""
+    """A fake runtime and planner that answer at once."""
     return Programs(
         runtime=(sys.executable, "-I", "-S", str(HERE / "fake_runtime.py")),
         planner=(sys.executable, "-I", "-S", str(HERE / "fake_planner.py")),
@@ -58,7 +58,7 @@ def programs() -> Programs:
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A valid manifest in a folder of its own."""
+    """A valid manifest in its own folder."""
     path = tmp_path / "job.yaml"
     path.write_text(MANIFEST)
     return path

@@ -1,7 +1,7 @@
-"""A closed loop around `reconcile`: training whose throughput follows its workers, a load of others, and noise.
+"""A closed loop around `reconcile`: training whose throughput depends on its workers, an external load, and noise.
 
-The planner is the real one. Its profile is wrong in one respect: it believes that workers share out less of the work
-than they do. That is what makes a smaller number look sufficient that is not.
+The planner is the real one. Its profile has one error: it underestimates the part of the work that workers share. So
+too few workers look sufficient.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.scenarios.evaluate import evaluate
 from tests.controller.world import PROFILE, World, make_job
 
-Load = Callable[[float], float]  # seconds since training began -> part of the machine that others take
+Load = Callable[[float], float]  # seconds since training began -> part of the machine used by others
 
 BATCH = 4096
-TURN_SECONDS = 10.0  # what the coordinator's throughput is a mean over
+TURN_SECONDS = 10.0  # averaging window of the coordinator's throughput
 STARTUP_SECONDS = 25.0
 _FRESH = {"version": 1, "method": "optimal", "feasible": True, "cost": 0.01}
 
@@ -35,18 +35,18 @@ class ElasticWorld(World):
     A step takes the n-th part of the work, and an overhead that more workers do not shorten; both grow with the load.
 
     Args:
-        load: of the machine by others, from 0.
-        floor: samples/s that are wanted.
-        noise: relative standard deviation of what ten seconds of training measure.
-        believed: part of the work that the profile says workers share out.
+        load: external load of the machine, from 0.
+        floor: required samples/s.
+        noise: relative standard deviation of a measurement over ten seconds.
+        believed: part of the work that workers share, according to the profile.
         work: seconds of one worker's time per step.
-        overhead: seconds per step without a load, and how many more a load of 1 brings.
-        slowdown: how many times longer the work takes with a load of 1, less one.
+        overhead: seconds per step without load, and the increase for a load of 1.
+        slowdown: relative increase of the work's duration for a load of 1.
         workers: at the start.
-        seed: of the noise.
+        seed: seed of the noise.
         elasticity: settings.
-        max_units: of the pool; one is the server's.
-        restart_every: seconds after which another operator reads the state; None: never.
+        max_units: limit of the pool; one unit is the server's.
+        restart_every: seconds after which a new operator reads the state; None: never.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class ElasticWorld(World):
         return self._work * (1 + self._slowdown * load) / workers + (fixed + more * load) * waiting
 
     def needed(self, load: float) -> int:
-        """The fewest workers with which the floor is met; 0: none are enough."""
+        """The fewest workers that meet the floor; 0: no number does."""
         floor, most = self.job.min_samples_per_second or 0.0, (self.job.pools[0].max_units or 0) - 1
         return next((n for n in range(1, most + 1) if self.rate(n, load) >= floor), 0)
 
     # --- the loop ---
 
     def _train(self, workers: int) -> float:
-        """Bring it into training with a plan that somebody else's profile led to."""
+        """Start training with a plan based on a different profile."""
         self.settle()
         self.listen()
         self.settle()
@@ -118,7 +118,7 @@ class ElasticWorld(World):
         return self.time
 
     def run(self, seconds: float) -> ElasticWorld:
-        """Let time pass."""
+        """Advance time."""
         end = self.time + seconds
         while self.time < end:
             self.time += TURN_SECONDS
@@ -136,7 +136,7 @@ class ElasticWorld(World):
 
     @property
     def workers(self) -> int:
-        """Of the plan."""
+        """Workers of the plan."""
         return int((self.status.plan or {})["stages"][0]["pods"])
 
     def _plan(self, request: ComputePlan) -> None:
@@ -144,7 +144,7 @@ class ElasticWorld(World):
         self.answer({**found.to_json(), "version": 1})
 
     def _happen(self) -> None:
-        """Workers start and end, and steps are taken."""
+        """Start and stop workers, and make steps."""
         assert self.document is not None
         listed = {m["name"]: m for m in self.document["members"]}
         for name, process in list(self.processes.items()):
@@ -170,7 +170,7 @@ class ElasticWorld(World):
         )
 
     def _drop_ended(self, listed: dict[str, Any]) -> None:
-        """A worker whose process ended and that the plan names again is not there yet."""
+        """Remove a worker whose process ended, although the plan contains it again."""
         for name, member in listed.items():
             process: ProcessView | None = self.processes.get(name)
             if process is not None and not process.running and member["state"] == "ready":
@@ -179,12 +179,12 @@ class ElasticWorld(World):
     # --- what came of it ---
 
     def missed_share(self, since: float = 0.0) -> float:
-        """Part of the time that the floor was missed though it could be met."""
+        """Part of the time in which the floor was missed although it was reachable."""
         judged = [met for now, _, met, possible in self.seen if possible and now >= since]
         return 1 - sum(judged) / len(judged) if judged else 0.0
 
     def set_floor(self, floor: float) -> None:
-        """Somebody edits the job."""
+        """Change the floor in the spec."""
         self.job = replace(self.job, min_samples_per_second=floor)
 
 
@@ -192,22 +192,22 @@ class ElasticWorld(World):
 
 
 def steady(height: float, end: float) -> Load:
-    """A load that is always the same, until `end`."""
+    """A constant load until `end`."""
     return lambda t: height if t < end else 0.0
 
 
 def square(period: float, on: float, end: float, height: float = 1.0) -> Load:
-    """A load that is there for the first `on` seconds of each period, until `end`."""
+    """A load during the first `on` seconds of each period, until `end`."""
     return lambda t: height if t < end and t % period < on else 0.0
 
 
 def telegraph(seed: int, mean: float, end: float, height: float = 1.0) -> Load:
-    """A load that comes and goes at random, after `mean` seconds on average, until `end`."""
+    """A load that switches at random, after `mean` seconds on average, until `end`."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(mean, int(4 * end / mean) + 20))
     return lambda t: height if t < end and int(np.searchsorted(times, t)) % 2 else 0.0
 
 
 def drift(rise: float, end: float, height: float = 1.0) -> Load:
-    """A load that grows slowly for `rise` seconds, stays, and is gone at `end`."""
+    """A load that grows for `rise` seconds, stays, and stops at `end`."""
     return lambda t: 0.0 if t >= end else height * min(1.0, t / rise)

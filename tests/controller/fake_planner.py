@@ -1,4 +1,4 @@
-"""A stand-in for `heterps plan --problem FILE --output json`: always the same plan, or what $FAKE_PLANNER says.
+"""A fake of `heterps plan --problem FILE --output json`: always the same plan, or the behaviour in $FAKE_PLANNER.
 
 $FAKE_PLANNER: `infeasible`, `refuse` (bad input), `hang`, or nothing.
 """

@@ -1,12 +1,11 @@
-"""A stand-in for `python -m heterps_runtime`: the same command line and HTTP interface, no model.
+"""A fake of `python -m heterps_runtime`: the same command line and HTTP interface, no model.
 
-The coordinator commits a step whenever all members are there; what goes wrong, and when, is told by the JSON in
-$FAKE_SCENARIO:
+The coordinator commits a step whenever all members are present; the JSON in $FAKE_SCENARIO defines failures:
 
     totalSteps: int           steps of the training (default 30)
-    die: {NAME: {"how": "kill" | EXIT_CODE, "times": int, "atStep": int}}    members that end by themselves
+    die: {NAME: {"how": "kill" | EXIT_CODE, "times": int, "atStep": int}}    members that exit by themselves
     error: {"reason", "message", "atStep"}    the coordinator fails the job
-    ignoreStop: bool          the coordinator takes no notice of a request to stop
+    ignoreStop: bool          the coordinator ignores requests to stop
     slowProfile: bool         profilers never deliver
 """
 
@@ -114,7 +113,7 @@ class Job:
         }  # fmt: skip
 
     def metrics(self) -> str:
-        """The series that the control loop reads, as the real coordinator writes them."""
+        """Return the series that the control loop reads, in the real coordinator's format."""
         status, lines = self.status(), []
 
         def series(name: str, value: float, **labels: object) -> None:

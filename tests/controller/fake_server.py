@@ -1,4 +1,4 @@
-"""An API server in memory: objects by path with resourceVersions, watches that can break, logs of pods."""
+"""An in-memory API server: objects by path with resourceVersions, watches that can break, logs of pods."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CREATED = "2026-03-01T10:00:00Z"
 
 
 class FakeServer:
-    """What `cluster.server.Server` asks for.
+    """An API server for the client.
 
     Attributes:
-        refusals: by verb, errors that the next such calls raise, in order.
+        refusals: errors that the next calls raise, by verb, in order.
         requests: every call, as (verb, path).
-        streams: answers of `lines` to come, by path: lists of lines, or an error at their end.
-        steps: functions that are called one per watch, before its lines: the world goes on meanwhile.
+        streams: future responses of `lines`, by path: lists of lines, or an error at their end.
+        steps: functions called one per watch, before its lines, to simulate concurrent changes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class FakeServer:
         self._versions = itertools.count(100)
 
     def put(self, path: str, **fields: Any) -> Json:
-        """Put an object there, as another client would."""
+        """Store an object, as another client would."""
         collection, _, name = path.rpartition("/")
         parts = collection.split("/")
         metadata = {"name": name, "uid": f"uid-{name}", "generation": 1, "creationTimestamp": CREATED}
@@ -114,7 +114,7 @@ class FakeServer:
             yield line
 
     def event(self, kind: str, path: str, **changes: Any) -> str:
-        """A line of a watch: the object at that path, after changes to it."""
+        """Return a watch event with the object at that path, after changing it."""
         if changes:
             self._store(path, _merge(self.objects[path], changes))
         return json.dumps({"type": kind, "object": self.objects[path]})
@@ -131,14 +131,14 @@ class FakeServer:
 
 
 def for_cluster(job_file: Path) -> Path:
-    """A job file that pods can use: no path in it is relative to the file."""
+    """Return a job file for clusters: without paths relative to the file."""
     text = job_file.read_text().replace("train: data,", "train: /data/train,")
     job_file.write_text(text + "  checkpoint: {path: /data/checkpoints}\n")
     return job_file
 
 
 def forbidden(verb: str, resource: str, namespace: str = "") -> ApiError:
-    """A refusal in the words of an API server."""
+    """Return a refusal with an API server's wording."""
     where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
     text = f'{resource} is forbidden: User "ann" cannot {verb} resource "{resource}" in API group "heterps.io"{where}'
     return ApiError(403, "Forbidden", text)
@@ -151,7 +151,7 @@ def _field(value: Any, path: str) -> Any:
 
 
 def _merge(old: Any, new: Any) -> Any:
-    """A merge patch; for whole objects close enough to server-side apply."""
+    """Apply a merge patch; for whole objects this is close enough to server-side apply."""
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
         return copy.deepcopy(new)
     merged = copy.deepcopy(dict(old))

@@ -1,7 +1,7 @@
-"""A job's life on a cluster in memory: the real controller and API client's calls, played pods, coordinator, planner.
+"""A job's life on an in-memory cluster: the real controller and API calls, fake pods, coordinator and planner.
 
-Nothing happens by itself. Each step of `Life` is something that can happen to a job; between two of them the controller
-looks at it until there is nothing left to do.
+Nothing happens by itself. Each step of `Life` is a possible event; between two events the controller runs until it has
+nothing left to do.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ def _plan() -> Json:
 
 @dataclass
 class Coordinator:
-    """What a coordinator knows."""
+    """State of a fake coordinator."""
 
     phase: str = "Profiling"
     members: list[Json] = field(default_factory=list)
     profiles: Json = field(default_factory=dict)
     step: int = 0
     error: Json | None = None
-    ends: bool = False  # it was asked to
+    ends: bool = False  # it was asked to stop
     silent: bool = False
     batches: tuple[tuple[int, ...], ...] = ()
 
     def document(self) -> Json:
-        """Its status."""
+        """Return its status document."""
         return copy.deepcopy(
             {"phase": self.phase, "members": self.members, "committedSteps": self.step, "totalSteps": 100,
              "generation": 1, "samplesPerSecond": 50_000.0 if self.step else 0.0, "error": self.error}
         )  # fmt: skip
 
     def take(self, action: Action) -> None:
-        """Carry a request out; the same one again changes nothing."""
+        """Execute a request; repeating it has no effect."""
         match action:
             case SubmitPlan(plan, _):
                 known = {member["name"]: member for member in self.members}
@@ -91,7 +91,7 @@ class Coordinator:
 
 
 class _Server(Server):
-    """Pods are gone when their node says so, and events are not part of what a job is."""
+    """Pods are gone when their node reports it; events are not stored."""
 
     def delete(self, path: str, *arguments: Any, **options: Any) -> None:
         self._request("delete", path)
@@ -110,18 +110,18 @@ class _Server(Server):
 
 
 class Life(World):
-    """One job and what happens to it.
+    """One job and the events in its life.
 
     Args:
-        folder: for what planners write, which is nothing here.
-        monkeypatch: puts the played coordinator and planner in place.
+        folder: folder of the planners, which write nothing here.
+        monkeypatch: installs the fake coordinator and planner.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.coordinators: dict[str, Coordinator] = {}
         self.sent: list[Action] = []
-        self.asked = 0  # times that the coordinator was asked for its status
-        self.patience = 0.0  # seconds that are waited for one that is silent
+        self.asked = 0  # number of status requests to the coordinator
+        self.patience = 0.0  # seconds of waiting for a silent coordinator
         super().__init__(folder)
         life = self
 
@@ -149,7 +149,7 @@ class Life(World):
                 coordinator.take(action)
 
         class Planner:
-            """Answers at the next look."""
+            """Answers at the next turn."""
 
             def __init__(self, *_: Any, **__: Any) -> None:
                 self._answer: PlanOutcome | None = None
@@ -184,7 +184,7 @@ class Life(World):
     # --- looking ------------------------------------------------------------------------------------------------------
 
     def settle(self, controller: JobController | None = None) -> None:
-        """Let the controller look until it has nothing to do."""
+        """Run the controller until it has nothing to do."""
         for _ in range(30):
             before = self.state()
             (controller or self.operator).turn()
@@ -193,7 +193,7 @@ class Life(World):
         raise AssertionError(f"does not come to rest, phase {self.status.get('phase')}")
 
     def state(self) -> str:
-        """Everything that a controller can change, but for versions and events."""
+        """Return everything that a controller can change, except versions and events."""
         objects = {}
         for path, item in self.server.objects.items():
             if "/events/" not in path:
@@ -202,7 +202,7 @@ class Life(World):
         return json.dumps([objects, {place: asdict(known) for place, known in self.coordinators.items()}], indent=1)
 
     def look_of_another_operator(self, looks: int) -> None:
-        """Let another operator look that sees the same cluster and has seen nothing before; then it never was."""
+        """Run a turn of another operator that sees the same cluster for the first time, then remove that operator."""
         before = dict(self.server.objects)
         other = self.controller(self.make_cluster())
         for _ in range(looks):
@@ -211,7 +211,7 @@ class Life(World):
         self.server.objects = before
 
     def pods(self) -> dict[str, Json]:
-        """Pods by the name of their process, those that exist and have not ended."""
+        """Return pods that exist and have not ended, by process name."""
         found = {}
         for path, item in self.server.objects.items():
             if path.startswith(PODS) and (item.get("status") or {}).get("phase") not in _ENDED:
@@ -220,7 +220,7 @@ class Life(World):
 
     @property
     def coordinator(self) -> Coordinator | None:
-        """That of the running coordinator's pod."""
+        """Return the coordinator of the running coordinator pod."""
         pod = self.pods().get("coordinator")
         address = ((pod or {}).get("status") or {}).get("podIP")
         return self.coordinators[f"http://{address}:{COORDINATOR_PORT}"] if address else None
@@ -228,7 +228,7 @@ class Life(World):
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def nodes_act(self) -> None:
-        """Pods that were created run, those that were deleted are gone."""
+        """Start created pods, and remove deleted ones."""
         for path, item in list(self.server.objects.items()):
             if not path.startswith(PODS):
                 continue
@@ -243,7 +243,7 @@ class Life(World):
                 self._set(path, {"phase": "Running", "podIP": ip, "conditions": conditions})
 
     def end(self, name: str, code: int) -> None:
-        """A container ends."""
+        """End a container."""
         for path, item in list(self.server.objects.items()):
             if item is self.pods().get(name):
                 over = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": CREATED}
@@ -256,7 +256,7 @@ class Life(World):
                 self._set(path, status)
 
     def train(self) -> Coordinator:
-        """Live until the job trains; returns its coordinator."""
+        """Run until the job trains; return its coordinator."""
         for _ in range(20):
             self.settle()
             if self.coordinator is not None and self.coordinator.phase == "Training":
@@ -265,14 +265,14 @@ class Life(World):
         raise AssertionError(f"is still {self.status['phase']}")
 
     def remove(self, name: str) -> None:
-        """Somebody deletes a pod, and it is gone at once."""
+        """Delete a pod as another client, with immediate effect."""
         for path, item in list(self.server.objects.items()):
             if item is self.pods().get(name):
                 del self.server.objects[path]
                 self.cluster.pods.remove(item)
 
     def proceed(self) -> None:
-        """What a healthy job does next."""
+        """Make the progress of a healthy job."""
         coordinator, pods = self.coordinator, self.pods()
         if coordinator is None:
             return
@@ -296,13 +296,13 @@ class Life(World):
             coordinator.step += 5
 
     def replace_operator(self) -> None:
-        """The operator dies, and another one begins."""
+        """Stop the operator and start a new one."""
         self.operator.abandon()
         self.cluster = self.make_cluster()
         self.operator = self.controller()
 
     def happen(self, rng: np.random.Generator) -> str:
-        """Let something happen; says what."""
+        """Trigger an event; return its description."""
         names = sorted(self.pods())
         name = str(rng.choice(names)) if names else ""
         kind = str(
@@ -342,7 +342,7 @@ class Life(World):
         return f"{kind} {name}".strip()
 
     def go_on(self) -> str:
-        """Let nothing but what should happen do so."""
+        """Continue with only the expected events."""
         self.nodes_act()
         self.proceed()
         self.now += 0.5
@@ -355,7 +355,7 @@ class Life(World):
 
 
 class _Nothing:
-    """A job that is not measured."""
+    """A source without measurements."""
 
     pause_seconds = 1.0
 

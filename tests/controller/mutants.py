@@ -1,4 +1,4 @@
-"""Objects as an API server gives them, and what becomes of them when any one of their fields is something else."""
+"""Objects from an API server, and mutants with one changed field."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def pod() -> Json:
-    """A pod of a job, with everything that is read of pods."""
+    """Return a pod of a job, with every field that is read."""
     made = observed(CPU_WORKER, phase="Running", podIP="10.0.0.7", startTime=stamp(NOW), reason="x", message="x")
     made["metadata"]["deletionTimestamp"] = stamp(NOW)
     made["metadata"]["ownerReferences"].append({"apiVersion": "v1", "kind": "X", "name": "x", "uid": "x"})
@@ -61,7 +61,7 @@ def node() -> Json:
 
 
 def pool() -> Json:
-    """A device pool that chooses `node`."""
+    """Return a device pool that selects `node`."""
     tolerations = [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]
     made = make_pool(nodeSelector={"pool": "cpu"}, tolerations=tolerations)
     made["metadata"] |= {"uid": "pool"}
@@ -70,7 +70,7 @@ def pool() -> Json:
 
 
 def job() -> Json:
-    """A job that another operator manages: what is looked at of it is what every turn begins with."""
+    """Return a job that another operator manages: only the fields that every turn reads first are checked."""
     made = make_job(managedBy="example.com/other")
     made["metadata"] |= {"generation": 1, "finalizers": ["x"]}
     return made
@@ -80,14 +80,14 @@ GOOD = {POD: pod, NODE: node, POOL: pool, JOB: job}
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Every place in a document, the document itself first."""
+    """Return every path in a document, the document itself first."""
     yield path
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from paths(item, (*path, key))
 
 
 def changed(document: Any, path: Path, value: Any) -> Any:
-    """A copy of a document with something else in a place."""
+    """Return a copy of a document with another value at a path."""
     if not path:
         return copy.deepcopy(value)
     made = copy.deepcopy(document)
@@ -102,11 +102,11 @@ def changed(document: Any, path: Path, value: Any) -> Any:
 
 
 def mutants(kind: str, number: int | None = None) -> Iterator[tuple[str, Any]]:
-    """Wrong values in places of a good object of a kind: what was done, and the object.
+    """Yield mutants of a valid object of a kind: the change, and the object.
 
     Args:
-        kind: of the object.
-        number: of mutants, always the same ones; None: every value in every place.
+        kind: kind of the object.
+        number: number of mutants, always the same ones; None: every value at every path.
     """
     good = GOOD[kind]()
     places = [(path, value) for path in paths(good) for value in WRONG if path or value is not MISSING]

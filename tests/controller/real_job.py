@@ -1,7 +1,7 @@
-"""A small job, run by the real command with the real runtime: `heterps` in a process of its own.
+"""A small job, run by the real command with the real runtime: `heterps` in a child process.
 
-The profile of its one pool is put where an earlier run would have kept it, unless a test is about the profiler: to
-measure takes a minute, and any times will do for a plan that is given by hand.
+The profile of its one pool is stored in the cache, unless a test is about the profiler: measuring takes a minute, and
+any times will do for a hand-written plan.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PROFILE: dict[str, Any] = {
 
 
 def columns(rows: int = ROWS) -> dict[str, Any]:
-    """A data set without errors."""
+    """Return a data set without errors."""
     random = np.random.default_rng(0)
     return {
         "distance": random.normal(size=rows),
@@ -77,7 +77,7 @@ def columns(rows: int = ROWS) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """What somebody at the terminal is left with."""
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -88,20 +88,20 @@ class Result:
         return self.out + self.err
 
     def report(self) -> dict[str, Any]:
-        """The JSON document that stdout consists of."""
+        """The JSON document on stdout."""
         document: dict[str, Any] = json.loads(self.out)
         assert document["exitCode"] == self.code
         return document
 
 
 class RealJob:
-    """One job in a folder of its own.
+    """One job in its own folder.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         data: columns of the training data.
-        profiled: whether an earlier run has measured the pool.
-        max_units: of the pool.
+        profiled: whether the profile of the pool is cached.
+        max_units: limit of the pool.
         spec: changes of the manifest by dotted path below spec; None removes the field.
     """
 
@@ -140,7 +140,7 @@ class RealJob:
         (self.folder / "job.yaml").write_text(yaml.safe_dump_all(self._documents))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """`heterps ARGUMENTS` where the job lies, leading a process group as a shell's jobs do."""
+        """Start `heterps ARGUMENTS` in the job's folder, as the leader of a process group, like a shell's jobs."""
         environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(HERE / "__pycache__"))}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "heterps_operator", *arguments],
@@ -153,7 +153,7 @@ class RealJob:
         )
 
     def finish(self, process: subprocess.Popen[str]) -> Result:
-        """Wait for its end, and find nothing left of it."""
+        """Wait for its end, and check that no process is left."""
         try:
             out, err = process.communicate(timeout=_PATIENCE_SECONDS)
         finally:
@@ -167,11 +167,11 @@ class RealJob:
         return result
 
     def run(self, *arguments: str) -> Result:
-        """`heterps run job.yaml ARGUMENTS` to its end."""
+        """Run `heterps run job.yaml ARGUMENTS` to its end."""
         return self.finish(self.start("run", "job.yaml", *arguments))
 
     def status(self) -> dict[str, Any] | None:
-        """What the coordinator says now; None while there is none."""
+        """Return the coordinator's current status; None if it does not run."""
         try:
             address = json.loads((self.work / "coordinator.json").read_text())["http"]
             return CoordinatorClient(address, (self.work / "token").read_text()).status()
@@ -179,7 +179,7 @@ class RealJob:
             return None
 
     def await_status(self, process: subprocess.Popen[str], found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Ask the coordinator until something holds."""
+        """Poll the coordinator until a condition holds."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             status = self.status()
@@ -193,12 +193,12 @@ class RealJob:
         return self.await_status(process, lambda status: bool(status["committedSteps"] >= step))
 
     def pid(self, name: str) -> int | None:
-        """The running process of that name."""
+        """Return the pid of the running process of that name."""
         record = json.loads((self.work / "processes.json").read_text())
         return next((int(p["pid"]) for p in record["processes"] if p["name"] == name), None)
 
     def kill(self, process: subprocess.Popen[str], name: str, at_step: int) -> int:
-        """SIGKILL a process of the job once that step is committed; returns its pid."""
+        """SIGKILL a process of the job once a step is committed; return its pid."""
         self.await_step(process, at_step)
         pid = self.pid(name)
         assert pid is not None
@@ -206,11 +206,11 @@ class RealJob:
         return pid
 
     def await_replaced(self, process: subprocess.Popen[str], name: str, pid: int) -> None:
-        """Wait until another process has taken over that name, and the coordinator answers."""
+        """Wait until the process of that name is replaced, and the coordinator answers."""
         self.await_status(process, lambda status: self.pid(name) not in (None, pid))
 
     def survivors(self) -> dict[int, str]:
-        """Processes that still run for this job."""
+        """Return the processes of this job that still run."""
         marker = f"HETERPS_TEST_FOLDER={self.folder}\0".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -224,10 +224,10 @@ class RealJob:
         return found
 
     def logs(self) -> str:
-        """The last lines of every log, for a test that has failed."""
+        """Return the last lines of every log, for a failed test."""
         paths = sorted((self.work / "logs").glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in paths)
 
     def checkpoints(self) -> list[Path]:
-        """Folders of the complete checkpoints, the oldest first."""
+        """Return the folders of the complete checkpoints, the oldest first."""
         return sorted(path.parent for path in (self.work / "checkpoints").glob("*/manifest.json"))

@@ -1,4 +1,4 @@
-"""The smallest model that has everything: two tables, numbers, two linear layers. Tests copy it beside their job."""
+"""The smallest complete model: two tables, numbers, two linear layers. Tests copy it to their job's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Small(nn.Module):
 
 
 class Squaring(Small):
-    """Beyond float32 as soon as a number is beyond 1e19."""
+    """Overflows float32 for inputs beyond 1e19."""
 
     def forward(self, carrier: Tensor, origin: Tensor, dense: Tensor) -> Tensor:
         return super().forward(carrier, origin, dense * dense)
@@ -47,7 +47,7 @@ class Branching(Small):
 
 
 class Repeated(nn.Module):
-    """Much to compute with few parameters."""
+    """Much computation with few parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Repeated(nn.Module):
 
 
 class Deep(Small):
-    """As fast as its processor."""
+    """As slow as its processor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Deep(Small):
 
 
 class Sleeping(nn.Linear):
-    """Takes a tenth of a millisecond per sample, on however slow or busy a machine."""
+    """Takes a tenth of a millisecond per sample, on any machine."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(len(x) * 1e-4)
@@ -78,10 +78,10 @@ class Sleeping(nn.Linear):
 
 
 class Held(nn.Linear):
-    """Takes `least_seconds` per step, and the longer, the longer a file lies there: `held` beside this module.
+    """Takes `least_seconds` per step, and more the longer a file named `held` exists beside this module.
 
-    A step takes a fortieth of the time that it lies there, from half a second on: after ten minutes of it not half of
-    four hundred steps are done.
+    A step takes a fortieth of the file's age, from half a second on: after ten minutes fewer than half of four hundred
+    steps are done.
     """
 
     def __init__(self, inputs: int, outputs: int, file: str = "", least_seconds: float = 0.02) -> None:
@@ -90,7 +90,7 @@ class Held(nn.Linear):
         self.least_seconds = least_seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        # A length cannot be traced: so the layer stays as it is, and is called in every step.
+        # A length cannot be traced, so the layer stays intact, and is called in every step.
         time.sleep(self._held_seconds() if len(x) else self.least_seconds)
         return super().forward(x)
 
@@ -103,10 +103,10 @@ class Held(nn.Linear):
 
 
 class Counting(nn.Module):
-    """A model whose every parameter counts the samples that were applied to it: see `tests/counting.py`.
+    """A model in which every parameter counts the samples applied to it: see `tests/counting.py`.
 
     The gradient of a sample's loss is the same whatever the parameters are: -1 for the sample's own row and for the
-    biases, minus the sample's numbers for the weights. All parameters begin at 0 (the rows by `embeddingInit`).
+    biases, minus the sample's numbers for the weights. All parameters start at 0 (the rows by `embeddingInit`).
     """
 
     def __init__(self, samples: int, numbers: int, held: str, least_seconds: float) -> None:
@@ -124,7 +124,7 @@ class Counting(nn.Module):
 
 
 def count(counts: Tensor, label: Tensor) -> Tensor:
-    """The loss of `Counting`, (B,): one step down its gradient is one sample more."""
+    """The loss of `Counting`, (B,): each step along its negative gradient adds one sample."""
     return -counts
 
 

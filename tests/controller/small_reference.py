@@ -1,4 +1,4 @@
-"""What plain PyTorch trains, in one process and in float64, from the manifest of a small job."""
+"""The model that plain PyTorch trains from a small job's manifest, in one process and in float64."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["plain_model"]
 
 
 def plain_model(folder: Path, **spec: Any) -> dict[str, Any]:
-    """The model of a small job, by parameter; of HeterPS only the manifest, data, order and first values are used.
+    """Return the parameters of a small job's model; only manifest, data, order and initial values come from HeterPS.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         spec: changes of the manifest, as for `RealJob`; `training__precision` is fp64.
     """
     job = RealJob(folder, profiled=False, training__precision="fp64", **spec)
     manifest = load_manifest(folder / "job.yaml")
     config = RunConfig.from_json(manifest.run_configuration(job.work))
-    # The same module under the name that it has in this process.
+    # The same module under its name in this process.
     entrypoint = f"tests.controller.{config.entrypoint}"
     return train(dataclasses.replace(config, entrypoint=entrypoint), torch.float64)

@@ -1,7 +1,7 @@
-"""What somebody at the terminal sees when the input is wrong: `heterps run` with the real runtime, to its end.
+"""Terminal output for invalid input: `heterps run` with the real runtime, to its end.
 
-Each case costs the seconds that torch takes to load, so there is one of each kind (the wording of others is tested
-where it is made), they all run at once, two at a time, and the tests look at their ends.
+Each case costs the seconds that torch takes to load, so there is one of each kind (other wordings are tested
+elsewhere), they run two at a time, and the tests check their results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def with_label(value: int) -> dict[str, Any]:
 
 
 def with_extreme_at(step: int) -> dict[str, Any]:
-    """One sample with a number that no model here can square, and that the given step is the first to take."""
+    """One sample with a number that overflows in every model here, and that the given step is the first to use."""
     data = columns(MANY_ROWS)
     data["distance"][BatchOrder(MANY_ROWS, BATCH, SEED).rows(step, 3, 4)[0]] = 3e38
     return data

@@ -1,4 +1,4 @@
-"""The bill is the integral of price times units over the time of existence, to the last digit."""
+"""The bill is exactly the integral of price times units over the lifetime of processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_looking_often_costs_what_looking_once_costs(moments: list[float], units
     processes = [view("gpu", units, 10.0), view("cpu", 1, 3.3, ended=77_777.7)]
     often = Bill()
     for moment in sorted(moments):
-        # Saved and read back every time, as restarts of the controller would.
+        # Saved and restored every time, as by restarts of the controller.
         often = Bill.from_json(json.loads(json.dumps(often.accrue(processes, PRICES, moment).to_json())))
     assert often.accrue(processes, PRICES, 1e5).lines == Bill().accrue(processes, PRICES, 1e5).lines
 

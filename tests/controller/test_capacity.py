@@ -1,4 +1,4 @@
-"""Jobs that share pools: what others leave is what a job plans with and waits for."""
+"""Jobs that share pools: a job plans with and waits for the units that others leave."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_job_keeps_its_own_limit_where_others_leave_more() -> None:
 
 
 def waiting(**free: int) -> World:
-    """A job that has a plan with all units of its pools, and none in what is free."""
+    """A job whose plan uses all units of its pools while none is free."""
     world = profiled(**free)
     world.settle()
     world.answer(INFEASIBLE)
@@ -130,7 +130,7 @@ def test_a_job_that_has_all_pools_to_itself_and_no_plan_fails() -> None:
 def test_a_plan_that_others_were_faster_than_is_made_again() -> None:
     world = profiled(cpu=8, gpu=2)
     world.settle()
-    world.free_units = {"cpu": 8, "gpu": 0}  # somebody else took the cards while the planner was at work
+    world.free_units = {"cpu": 8, "gpu": 0}  # another job took the cards while the planner was running
     world.answer(PLAN)
     assert limits(world.settle()) == [{"cpu": 8, "gpu": 0}]
     assert world.status.plan is None
@@ -148,11 +148,11 @@ def test_a_plan_that_still_fits_is_taken() -> None:
 def test_a_pool_without_a_free_pod_is_measured_later() -> None:
     world = World()
     world.free_units = {"cpu": 0, "gpu": 2}
-    assert world.settle() == []  # a job that waits holds nothing
+    assert world.settle() == []  # a waiting job holds nothing
     condition = world.status.condition("Profiled")
     assert (world.status.phase, condition.reason) == ("Pending", "WaitingForCapacity")
     assert "0 of 8 of cpu" in condition.message
-    world.time += 100_000.0  # the time that pods may take does not run
+    world.time += 100_000.0  # the start deadline of pods does not run
     assert world.settle() == []
     world.free_units = {"cpu": 1, "gpu": 2}
     world.settle()
@@ -176,7 +176,7 @@ def test_a_job_that_waits_says_who_has_the_units() -> None:
 
 
 def suspended() -> World:
-    """A job that was stopped in order while it trained."""
+    """A job that was suspended during training."""
     world = World().training()
     world.stop_requested = True
     world.settle()
@@ -204,7 +204,7 @@ def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew
 
 
 def homeless() -> World:
-    """A job that trains, one of whose workers has come back to a pool without room for it."""
+    """A training job with a returning worker whose pool has no room for it."""
     world = World().training()
     world.end("worker-0-1", None, reason="NodeLost")
     world.settle()
@@ -273,7 +273,7 @@ def test_a_pod_that_finds_room_within_the_pause_is_waited_for_however_often_the_
 
 
 def test_a_pool_that_shrinks_again_and_again_costs_one_plan() -> None:
-    """What is planned anew fits the least room that there was, so the same loss of room cannot cost another plan."""
+    """The new plan fits the least room so far, so the same loss of room cannot cost another plan."""
     world = suspended()
     world.stop_requested, world.processes = False, {}
     world.accepted.clear()

@@ -1,4 +1,4 @@
-"""Every change of a spec has one effect, and none is passed over."""
+"""Every change of a spec has one effect, and none is ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def completed(manifest: dict[str, Any]) -> dict[str, Any]:
 
 OLD = completed(changed(parsed(JOB), "spec.pools", [{"name": "cpu", "maxUnits": 4}, {"name": "v100"}]))
 
-# Field below spec, its new value (`...`: none), what is said to differ, and the effect.
+# Field below spec, new value (`...`: none), reported difference, and effect.
 CHANGES: list[tuple[str, Any, str, Effect]] = [
     ("mode", "Plan", "mode", Effect.LIVE),
     ("runPolicy.suspend", True, "runPolicy.suspend", Effect.LIVE),

@@ -1,4 +1,4 @@
-"""What pods of HeterPS request of nodes is not there for a pool's units."""
+"""Node requests of HeterPS pods reduce the units of a pool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def core(cpu: str, *, sidecar: bool = False) -> Json:
 
 
 def pod_on(node: str, name: str, cpu: str, process: ProcessSpec = COORDINATOR, **spec: Any) -> Json:
-    """A pod whose only container requests so many cores."""
+    """Return a pod whose only container requests this number of cores."""
     return {
         "metadata": {
             "namespace": "ml", "name": name, "labels": {"heterps.io/job": "a"},
@@ -41,7 +41,7 @@ def pod_on(node: str, name: str, cpu: str, process: ProcessSpec = COORDINATOR, *
 
 
 def store_of(*pods: Json, known: bool = True, resources: Mapping[str, str] = RESOURCES) -> PodStore:
-    """Pods of the job `a`."""
+    """Return a store with the pods of the job `a`."""
     store = PodStore()
     store.set_resources(resources)
     store.know_job("ml", "a", known=known)
@@ -51,7 +51,7 @@ def store_of(*pods: Json, known: bool = True, resources: Mapping[str, str] = RES
 
 
 def kept(pod: Json) -> Json:
-    """What is kept of it."""
+    """Return the stored form of a pod."""
     return cast("Json", slim_pod(pod))
 
 
@@ -120,7 +120,7 @@ def test_pods_request_what_the_scheduler_counts(spec: Json, cores: str) -> None:
 
 
 def test_what_is_no_pools_is_claimed_beside_it() -> None:
-    worker = pod_on("a", "worker", "2", CPU_WORKER)  # which its annotation says to be four
+    worker = pod_on("a", "worker", "2", CPU_WORKER)  # its annotation claims four
     worker["spec"]["containers"].append({"resources": {"requests": {"cpu": "750m", "example.com/nic": "1"}}})
     charge = charge_of(kept(worker), RESOURCES)
     assert charge == Charge("cpu", "cpu", 2, 4)
@@ -149,7 +149,7 @@ def test_pods_that_have_ended_or_wait_claim_nothing(phase: str) -> None:
 
 
 def test_a_stranger_takes_what_it_has_on_a_node_and_no_units_of_a_pool() -> None:
-    """Whatever it says of itself."""
+    """Whatever its annotation claims."""
     stranger = pod_on("a", "stranger", "2", CPU_WORKER)
     del stranger["metadata"]["ownerReferences"]
     store = store_of(stranger, pod_on("b", "worker", "3", CPU_WORKER))
@@ -163,7 +163,7 @@ def test_a_stranger_takes_what_it_has_on_a_node_and_no_units_of_a_pool() -> None
 
 
 def test_pods_of_a_job_that_nobody_knows_count_against_the_limit_only_as_far_as_they_have_a_place() -> None:
-    """Of a job that was deleted while no operator ran. Two jobs must not get together what its pods have still."""
+    """The job was deleted while no operator ran. Two jobs must not together get the units that its pods still hold."""
     left = [pod_on("a", "worker", "2", CPU_WORKER), pod_on("gone", "other", "2", CPU_WORKER)]
     waiting = pod_on("a", "waiting", "900", CPU_WORKER)
     del waiting["spec"]["nodeName"]
@@ -177,7 +177,7 @@ def test_pods_of_a_job_that_nobody_knows_count_against_the_limit_only_as_far_as_
     assert pool_limit(autoscaled, capacity) == 1
     status = pool_status(make_pool(), capacity, 0, now=NOW)
     assert "2 units belong to pods whose jobs are gone, until they end" in condition(status, "Ready")["message"]
-    store.put(pod_on("a", "liar", "900", CPU_WORKER))  # more than its node has: no kubelet has taken it
+    store.put(pod_on("a", "liar", "900", CPU_WORKER))  # more than its node has: no kubelet has accepted it
     assert pool_capacity(make_pool(), nodes, store.claimed()).orphaned == 4
     store.know_job("ml", "a")
     assert store.occupied("ml", "a")["cpu"] == 2 + 2 + 900 + 900
@@ -210,7 +210,7 @@ def test_only_what_takes_units_away_is_news() -> None:
     store = store_of(pod_on("a", "worker", "2", CPU_WORKER))
     assert (store.claims_version, store.claims_version_beside) == (1, 0)
     coordinator = pod_on("a", "coordinator", "100m")
-    store.put({**coordinator, "spec": {}})  # not on a node yet
+    store.put({**coordinator, "spec": {}})  # not scheduled yet
     assert store.claims_version_beside == 0
     store.put(coordinator)
     store.put({**coordinator, "status": {"phase": "Running", "podIP": "10.0.0.7"}})

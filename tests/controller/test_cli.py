@@ -1,4 +1,4 @@
-"""Command lines that cannot be followed say why, with exit code 2; those that can print what they should."""
+"""Invalid command lines explain the problem and exit with code 2; valid ones print the expected output."""
 
 from __future__ import annotations
 

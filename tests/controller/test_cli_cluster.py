@@ -1,4 +1,4 @@
-"""The commands on a cluster: what they print, for people and for programs, and what they exit with."""
+"""The commands on a cluster: their output for users and programs, and their exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 
 def put_state(server: FakeServer, pool: str = "cpu") -> None:
-    """A job that trains, of which one worker cannot start."""
+    """Store a training job with one worker that cannot start."""
     worker = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1"), pool, 1)
     member = {"name": "worker-0-0", "role": "worker", "state": "ready", "stage": 0, "index": 0, "pool": "cpu"}
     result = {
@@ -307,7 +307,7 @@ def test_a_state_of_another_version_is_said(server: FakeServer, capsys: Any) -> 
 
 
 def at_a_terminal(monkeypatch: pytest.MonkeyPatch, command: str) -> io.StringIO:
-    """What the command writes goes to a terminal, and no time passes."""
+    """Connect the command's output to a terminal, and freeze time."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160, color_system="standard")
     monkeypatch.setattr(f"heterps_operator.cli.{command}.make_console", lambda stderr=False: console)
@@ -443,7 +443,7 @@ def test_a_job_without_pods_says_where_its_logs_are_gone(server: FakeServer, cap
 def test_explain_compares_with_alternatives_and_says_what_is_cheaper(
     server: FakeServer, job_file: Path, capsys: Any
 ) -> None:
-    # Above what is cheapest per sample, so that the floor costs something.
+    # Above the cheapest throughput per sample, so that the floor costs something.
     job_file.write_text(job_file.read_text().replace("minSamplesPerSecond: 20000", "minSamplesPerSecond: 60000"))
     assert main(["submit", str(job_file)]) == 0
     put_profiles(server)

@@ -1,4 +1,4 @@
-"""From the options and the environment to a client: which cluster, which namespace, and what to do if there is none."""
+"""Connecting a client from options and environment: cluster, namespace, and the errors without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.controller.fake_server import FakeServer
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
-    """What the API is connected with; neither this machine's kubeconfig nor a service account is in the way."""
+    """Record the connection's arguments; hide this machine's kubeconfig and service account."""
     asked: list[tuple[Any, ...]] = []
 
     def connect(*arguments: Any) -> FakeServer:

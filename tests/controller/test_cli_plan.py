@@ -1,4 +1,4 @@
-"""What `heterps plan` can do beyond one plan: each answer in words and JSON, and each slip explained."""
+"""Options of `heterps plan` beyond one plan: each answer as text and JSON, and each mistake explained."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_values_of_the_wrong_kind_are_shown(problem_file: str, option: str, valu
 
 
 def interrupting(inner: Callable[[Task], Found]) -> Callable[[Task], Found]:
-    """A method during which somebody presses Ctrl-C."""
+    """A method that is interrupted by Ctrl-C."""
 
     def find(task: Task) -> Found:
         os.kill(os.getpid(), signal.SIGINT)
@@ -253,7 +253,7 @@ def test_ctrl_c_leaves_out_the_methods_that_are_left(
 
 
 def test_a_second_ctrl_c_ends_the_command() -> None:
-    before = signal.getsignal(signal.SIGINT)  # a shell's background jobs ignore it
+    before = signal.getsignal(signal.SIGINT)  # background jobs of a shell ignore it
     with open_search(None, None) as search:
         os.kill(os.getpid(), signal.SIGINT)
         assert search.interrupted

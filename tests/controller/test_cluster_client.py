@@ -1,4 +1,4 @@
-"""The client: what it sends, what it makes of answers, what it says of refusals, how it survives lost connections."""
+"""The client: its requests, its parsing of responses, its error messages, and its handling of lost connections."""
 
 from __future__ import annotations
 
@@ -404,7 +404,7 @@ def put_plan(server: FakeServer, revision: int, plan: Any, name: str = "plan.jso
 
 
 def put_profiles(server: FakeServer) -> None:
-    """What the operator keeps once it has measured the pools of the job that is there."""
+    """Store the profiles that the operator keeps after measuring the pools of the existing job."""
     pools = [server.objects[POOL.replace("cpu", name)] for name in ("cpu", "accelerator")]
     manifest = read_objects(server.objects[JOB], pools)
     cache = ConfigMapProfileCache(server, "team", pod_configuration(manifest))  # type: ignore[arg-type]

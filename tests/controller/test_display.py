@@ -1,4 +1,4 @@
-"""What people see, rendered from recorded turns to a console in memory."""
+"""Terminal output, rendered from recorded turns to an in-memory console."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from heterps_runtime.contract import PlanDocument
 
 from .world import MEMBERS, PLAN, PROFILE, World, make_job
 
-LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added, and before some are given up
+LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added or removed
 
 
 def trained(
     world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50, past: float = LOOK
 ) -> World:
-    """Bring a job into training at a measured throughput, until right before the look after `past` seconds."""
+    """Bring a job into training at a measured throughput, until just before the review after `past` seconds."""
     figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(stages)]
     world.set_phase("Training", committedSteps=steps, samplesPerSecond=rate, stages=figures)
     world.settle()

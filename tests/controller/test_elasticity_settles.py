@@ -1,7 +1,7 @@
-"""Units come to rest: a job beside a load that comes and goes changes its units a few times, and not for ever.
+"""Units settle: a job beside a changing load changes its units a few times, not forever.
 
-Without a memory of what was tried, most of these jobs change their units about once a minute, and spend most of the
-time below their floor.
+Without a memory of trials, most of these jobs change their units about once a minute, and spend most of the time below
+their floor.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from heterps_operator.api.job import Elasticity
 from tests.controller.elastic_world import ElasticWorld, Load, drift, square, steady, telegraph
 
 HOUR = 3600.0
-END = HOUR  # of the load
+END = HOUR  # end of the load
 LENGTH = 2 * HOUR
-SHARED = {"slowdown": 0.5, "believed": 0.7}  # the load slows down what workers share out, too
+SHARED = {"slowdown": 0.5, "believed": 0.7}  # the load also slows down the shared work
 AT_ONCE = Elasticity(max_scale_down_percent=100)
-# Load, what else differs, seed, and the most changes: every number of workers fails a few times at doubling intervals.
+# Load, other settings, seed, and the maximum number of changes: every number of workers fails a few times at doubling
+# intervals.
 CASES: dict[str, tuple[Load, dict[str, Any], int, int]] = {
     "no load, no noise": (steady(0.0, END), {"noise": 0.0}, 0, 10),
     "no load": (steady(0.0, END), {}, 0, 10),
@@ -40,7 +41,7 @@ CASES: dict[str, tuple[Load, dict[str, Any], int, int]] = {
 
 
 def usual_workers(world: ElasticWorld) -> float:
-    """The usual number in the last quarter of an hour."""
+    """The most frequent number in the last quarter of an hour."""
     return float(np.median([workers for now, workers, _, _ in world.seen if now > world.seen[-1][0] - 900]))
 
 
@@ -95,7 +96,7 @@ def test_a_lower_floor_makes_what_failed_worth_a_try() -> None:
 def test_a_higher_floor_that_the_number_before_did_not_reach_is_the_planners_business() -> None:
     world = ElasticWorld(noise=0.0, floor=7_000.0, believed=0.6, overhead=(0.03, 0.0)).run(240)
     assert [workers for _, workers in world.changes] == [1]
-    world.set_floor(18_500.0)  # two workers had 17,400
+    world.set_floor(18_500.0)  # two workers reached 17,400
     world.run(240)
     assert [workers for _, workers in world.changes] == [1, 7], "in one step"
 
@@ -116,7 +117,7 @@ def test_other_settings_or_pools_make_what_failed_worth_a_try(what: str) -> None
 
 def test_workers_that_are_clearly_faster_than_when_it_failed_halve_the_wait() -> None:
     waits = []
-    for end in (380.0, END):  # until then, others take much of the machine
+    for end in (380.0, END):  # until then, others use much of the machine
         truth: dict[str, Any] = {"overhead": (0.03, 0.14), "noise": 0.005, "workers": 3, "believed": 0.4}
         world = ElasticWorld(steady(1.0, end), floor=11_400.0, **truth).run(1200)
         assert [workers for _, workers in world.changes[:3]] == [2, 3, 2], world.changes

@@ -1,4 +1,4 @@
-"""Rules of `runPolicy.failurePolicy`, and deaths that are not the job's fault."""
+"""Rules of `runPolicy.failurePolicy`, and deaths that the job did not cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world_with(*rules: FailureRule, backoff_limit: int = 2) -> World:
 
 
 def outcome(world: World) -> str:
-    """What the last death led to."""
+    """Return the consequence of the last death."""
     status = world.status
     if status.failure is not None:
         return status.failure.reason

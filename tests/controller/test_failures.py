@@ -1,4 +1,4 @@
-"""Who dies decides what is done; how often decides when it is too much."""
+"""The role of a dead process decides the reaction; the number of deaths decides when the job fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def started(actions: list[Action]) -> list[str]:
 
 
 def kill_worker(world: World, name: str = "worker-0-1", code: int = -9) -> None:
-    """A worker dies, is replaced, and its replacement joins."""
+    """Kill a worker, replace it, and let the replacement join."""
     world.end(name, code)
     world.settle()
     world.time += 100
@@ -188,7 +188,7 @@ def test_a_coordinator_that_cannot_start_does_not_hang() -> None:
     begun = replace(world.processes["coordinator"], begun=None)
     world.processes["coordinator"] = begun
     world.time += 2 * world.job.run_policy.hang_timeout_seconds
-    assert world.settle() == []  # startDeadlineSeconds says how long that may take
+    assert world.settle() == []  # startDeadlineSeconds limits the duration
     world.processes["coordinator"] = replace(begun, begun=world.time)
     world.time += 0.9 * world.job.run_policy.hang_timeout_seconds
     assert world.settle() == []

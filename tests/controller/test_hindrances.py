@@ -1,4 +1,4 @@
-"""What keeps a job from being taken up or changed, and what goes on all the same: with an API server in memory."""
+"""Obstacles to starting or changing a job, and what continues in spite of them, with an in-memory API server."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_damaged_state_is_told_and_a_lost_one_is_made_good(world: World, damag
     del world.server.objects[STATE]
     cluster = world.make_cluster()
     world.controller(cluster).turn()
-    # Nobody knows what was decided before: everything starts again, with pods that cannot be mistaken for those.
+    # Earlier decisions are unknown: everything restarts, with distinct pod names.
     state = json.loads(world.server.objects[STATE]["data"]["status.json"])
     assert state["incarnation"] == 2
 
@@ -125,10 +125,10 @@ def test_a_job_whose_pool_is_deleted_goes_on_and_says_so(world: World) -> None:
     end_coordinator(world)
     world.now += 60
     controller.turn()
-    assert world.status["phase"] == "Restarting"  # it is still looked after
+    assert world.status["phase"] == "Restarting"  # it is still reconciled
     assert world.condition("Planned")["lastTransitionTime"] == since
     assert [reason for reason, _ in events(world)].count("PoolNotFound") == 1
-    # An operator that comes later does not know the pool either, but what the pods were told.
+    # A later operator does not know the pool either, only what the pods were started with.
     later = world.controller(world.make_cluster())
     later.turn()
     assert (world.status["phase"], world.condition("Planned")["reason"]) == ("Restarting", "PoolNotFound")

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: decisions come to rest, and every job that is asked to end does."""
+"""In any order of events, decisions settle, and every job that is asked to end does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HAPPENINGS = st.one_of(
 
 
 def happen(world: World, event: tuple[object, ...]) -> None:
-    """Let something happen, if it can."""
+    """Trigger an event, if possible."""
     match event:
         case ("end", str(name), int(code)) if name in world.running():
             world.end(name, code)
@@ -46,7 +46,7 @@ def happen(world: World, event: tuple[object, ...]) -> None:
 
 
 def proceed(world: World) -> None:
-    """What a healthy world does next."""
+    """Make the progress of a healthy world."""
     if "coordinator" in world.running() and world.document is None:
         world.listen()
     elif world.planning:
@@ -64,7 +64,7 @@ def proceed(world: World) -> None:
 
 
 def obey(world: World) -> None:
-    """Everybody who was told to end does, and time passes."""
+    """End every process that was asked to end, and advance time."""
     for name, process in list(world.processes.items()):
         told = process.stopping or (name == "coordinator" and "shutdown" in world.accepted)
         if process.running and told:
@@ -76,7 +76,7 @@ def obey(world: World) -> None:
 @given(st.lists(HAPPENINGS, max_size=25))
 def test_decisions_come_to_rest_after_every_event_and_a_stop_always_ends(events: list[tuple[object, ...]]) -> None:
     world = World()
-    world.settle()  # asserts that another look does nothing, and that no process is started or ended twice
+    world.settle()  # asserts that another turn does nothing, and that no process is started or ended twice
     for event in events:
         happen(world, event)
         world.settle()
@@ -121,7 +121,7 @@ def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[obje
 def test_at_no_state_of_a_jobs_life_does_a_second_look_or_another_operator_do_anything(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The states are those that jobs really come to, with deaths, deletions, changes and operators that die."""
+    """The states are those of real job lives, with deaths, deletions, changes and operator crashes."""
     life, rng, story = Life(tmp_path, monkeypatch), np.random.default_rng(seed), ["begin"]
     for step in range(30):
         life.settle()
@@ -131,14 +131,14 @@ def test_at_no_state_of_a_jobs_life_does_a_second_look_or_another_operator_do_an
         life.operator.turn()
         assert (life.writes(), life.sent) == ([], []), f"a second look acts: {story}"
         if life.coordinator is not None and life.coordinator.silent:
-            story.append(life.happen(rng))  # for how long only this operator knows, so another one may decide otherwise
+            story.append(life.happen(rng))  # only this operator knows the duration, so another one may decide otherwise
             continue
         life.look_of_another_operator(2)
-        # What is told again bears the same name, and is counted.
+        # A repeated event has the same name, and is counted.
         made = [(verb, path) for verb, path in life.writes() if verb in ("create", "delete") and path != EVENTS]
         assert made == [], f"another operator acts: {story}"
         assert life.state() == reached, f"another operator changes something: {story}"
         if life.status["phase"] in ("Succeeded", "Failed"):
             return
-        # Troubles begin at another point of each life.
+        # Failures begin at a different point of each life.
         story.append(life.happen(rng) if step >= seed else life.go_on())

@@ -1,4 +1,4 @@
-"""One job's controller against an API server in memory: what it makes, keeps and says. Nothing runs in the pods."""
+"""One job's controller against an in-memory API server: its objects, state and events. The pods run nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVICE = "/api/v1/namespaces/ml/services/flights"
 
 
 class Server(FakeServer):
-    """The memory of an API server, with what the operator asks for."""
+    """An in-memory API server with the operator's methods."""
 
     def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
         self._request("create", path)
@@ -65,7 +65,7 @@ class Server(FakeServer):
 
 
 class World:
-    """A job, its pools, and controllers of it."""
+    """A job, its pools, and its controllers."""
 
     def __init__(self, folder: Path) -> None:
         manifest = load_manifest(FLIGHTS)
@@ -100,7 +100,7 @@ class World:
         return JobController(cluster or self.cluster, KEY, lambda: None)
 
     def edit(self, change: Callable[[Json], None]) -> None:
-        """Somebody changes the job."""
+        """Change the job as a user."""
         self.job = copy.deepcopy(self.job)
         change(self.job)
         self.job["metadata"]["generation"] += 1
@@ -145,7 +145,7 @@ def test_what_was_decided_is_kept_before_it_is_done(world: World) -> None:
 def test_a_look_without_news_writes_nothing(world: World) -> None:
     controller = world.controller()
     controller.turn()
-    controller.turn()  # keeps what the first one has started
+    controller.turn()  # keeps the processes that the first one started
     world.server.requests.clear()
     controller.turn()
     assert world.writes() == []
@@ -170,7 +170,7 @@ def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: Wo
 
 
 def planned(world: World, phase: str = "Starting") -> None:
-    """The state of a job that has a plan, and none of its pods yet; the plan's ConfigMap is of another state."""
+    """The state of a job that has a plan but no pods yet; the plan's ConfigMap belongs to another state."""
     world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
     plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
     status = replace(Status().with_phase(phase, world.now), plan=plan, plan_revision=1)
@@ -242,7 +242,7 @@ def test_a_missing_pool_is_named_with_what_there_is(world: World) -> None:
     assert world.names(PODS) == set()
     world.server.requests.clear()
     controller.turn()
-    assert world.writes() == []  # said once
+    assert world.writes() == []  # reported once
 
 
 def test_a_pool_that_was_deleted_and_made_anew_is_another_one(world: World) -> None:
@@ -366,7 +366,7 @@ def test_a_job_that_comes_to_a_full_pool_says_so_and_holds_nothing(world: World)
 def test_a_deleted_job_gives_its_units_back(world: World) -> None:
     controller = world.controller()
     controller.turn()
-    assert world.cluster.ledger.held("cpu") == 1  # for the profiler that is next
+    assert world.cluster.ledger.held("cpu") == 1  # for the next profiler
     world.cluster.jobs.remove(world.job)
     assert controller.turn() is None
     assert world.cluster.ledger.held("cpu") == 0

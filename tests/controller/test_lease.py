@@ -1,4 +1,4 @@
-"""One operator at a time."""
+"""Leader election: one operator at a time."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_lease_that_cannot_be_read_is_held_for_a_while_by_who_had_it_and_then_
     else:
         assert first.try_once(), "as if the API server were away"
     clock.now += 1
-    first.keep(threading.Event(), lost.set)  # the thread that keeps it ends in order, and so does the operator
+    first.keep(threading.Event(), lost.set)  # the renewing thread ends cleanly, and so does the operator
     assert lost.is_set()
     first.release()
     assert "cannot be read" in caplog.text

@@ -1,4 +1,4 @@
-"""Jobs together never hold more of a pool than it has."""
+"""Jobs together never hold more units of a pool than it has."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ COORDINATOR = ProcessSpec("coordinator", "coordinator")
 def make_pod(
     job: str, name: str, process: ProcessSpec | None = WORKER, phase: str = "Running", requests: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """A pod of a job, whose uid is its name; it requests what it says unless it is given otherwise."""
+    """Return a pod of a job, whose uid is its name; it requests the units of its annotation by default."""
     annotations = {} if process is None else {"heterps.io/process": process_text(process)}
     resource = "nvidia.com/gpu" if process is not None and process.pool == "gpu" else "cpu"
     own = {resource: str(process.units if process is not None else 2)} if requests is None else requests
@@ -99,7 +99,7 @@ def make_job(name: str, uid: str = "") -> dict[str, Any]:
 
 
 class Books:
-    """Accounts with the ledger that they keep."""
+    """Accounts with their ledger."""
 
     def __init__(self, **limits: int) -> None:
         self.ledger, self.pods = make_ledger(**limits), PodStore()
@@ -147,7 +147,7 @@ def test_pods_tell_a_restarted_operator_who_holds_what(jobs_first: bool) -> None
     ledger = books.ledger
     assert ledger.held_by("default/a") == {"cpu": 4, "gpu": 1}
     assert ledger.held_by("default/b") == {"cpu": 2}
-    ledger.restore("default/b", {"cpu": 4})  # its plan; two pods were not made yet
+    ledger.restore("default/b", {"cpu": 4})  # its plan; two pods were not created yet
     assert ledger.free("cpu") == 0
     assert not ledger.reserve("default/c", {"cpu": 1}).granted
 
@@ -198,7 +198,7 @@ def test_pods_of_a_deleted_job_hold_their_units_until_they_have_ended() -> None:
     books.accounts.job_gone(make_job("a"))
     books.ledger.release("default/a")
     assert books.ledger.holders("cpu") == (("default/a (deleted)", 4),)
-    books.accounts.job_seen(make_job("a", "another one"))  # of the same name
+    books.accounts.job_seen(make_job("a", "another one"))  # with the same name
     assert books.ledger.reserve("default/a", {"cpu": 4}).granted
     assert books.ledger.free("cpu") == 0, "beside what the earlier one's pods have still"
     books.see({**pods[0], "status": {"phase": "Failed"}})
@@ -224,7 +224,7 @@ def test_a_pool_that_comes_later_or_changes_counts_pods_anew() -> None:
 
 
 class Cluster(RuleBasedStateMachine):
-    """Jobs come, shrink, grow and end in any order; pods are made only within what was granted."""
+    """Jobs come, shrink, grow and end in any order; pods are created only within granted units."""
 
     def __init__(self) -> None:
         super().__init__()

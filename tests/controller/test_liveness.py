@@ -1,4 +1,4 @@
-"""Processes that run but do not take part: who is waited for, and who is ended."""
+"""Running processes that do not take part: which are awaited, and which are killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stopped(actions: list[Action]) -> list[str]:
 
 
 def silence(world: World, name: str, seconds: float | None, state: str = "absent") -> None:
-    """The coordinator has not heard a member for so long."""
+    """Let the coordinator not hear from a member for some seconds."""
     world.member(name).update(state=state, silentSeconds=seconds)
 
 
@@ -58,7 +58,7 @@ def test_the_silence_of_a_process_is_not_the_silence_of_the_one_that_replaces_it
     world.settle()
     world.time += 5
     world.settle()
-    silence(world, "worker-0-1", 80.0)  # it has only just been started, and has not said anything yet
+    silence(world, "worker-0-1", 80.0)  # it has just been started, and has not reported yet
     world.time += 60
     assert stopped(world.settle()) == []
     world.time += 61
@@ -85,7 +85,7 @@ def test_a_pod_whose_node_is_in_trouble_is_left_to_the_rules_for_nodes() -> None
     problem = PodProblem("NodeNotReady", "node a is not heard of")
     world.processes["worker-0-1"] = replace(process, problem=problem)
     assert stopped(world.settle()) == []
-    world.processes["worker-0-1"] = replace(process, begun=None)  # a pod that has no container yet
+    world.processes["worker-0-1"] = replace(process, begun=None)  # a pod without a container yet
     assert stopped(world.settle()) == []
 
 

@@ -1,4 +1,4 @@
-"""How often a job on a cluster is looked at, and what is not lost because that is seldom."""
+"""How often a job on a cluster is reconciled, and that nothing is lost by reconciling rarely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
 
 
 def pauses(life: Life, looks: int) -> list[float]:
-    """Pauses after looks at a job that goes on training."""
+    """Pauses after turns of a job that keeps training."""
     found = []
     for _ in range(looks):
         assert life.coordinator is not None
@@ -50,7 +50,7 @@ def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_
     while life.now < began + 80:
         life.operator.turn()
         life.now += 1
-    assert life.asked <= 7  # of eighty looks
+    assert life.asked <= 7  # in eighty turns
     coordinator.silent = False
     for _ in range(35):
         life.now += 1

@@ -1,4 +1,4 @@
-"""What people and programs are told of a plan that wants more cores than this machine has."""
+"""Messages about a plan that needs more cores than this machine has."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_live_view_says_it_too() -> None:
 
 @pytest.fixture
 def small(programs: Programs, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A machine of one core, a runtime that only pretends, and the real planner."""
+    """A machine with one core, a fake runtime, and the real planner."""
     monkeypatch.chdir(job_file.parent)
     monkeypatch.setenv("FAKE_SCENARIO", json.dumps({"totalSteps": 600}))
     return replace(Programs(cores=lambda: 1.0), runtime=programs.runtime)

@@ -1,4 +1,4 @@
-"""What decides about batch sizes and units comes from Prometheus series, all of one moment or none at all."""
+"""Decisions about batch sizes and units use Prometheus series, all from one moment or none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def speeds(view: CoordinatorView) -> list[float]:
 
 
 def text(measured_at: float = NOW, **changes: float) -> str:
-    """What a coordinator answers, in parts."""
+    """Return parts of a coordinator's response."""
     values = {"generation": 4, "samples": 50_000.0, "compute": 0.015, "batch": 300} | changes
     job = 'namespace="ml",job_name="flights"'
     worker = f'{job},stage="0",pool="cpu",worker="0"'
@@ -246,7 +246,7 @@ def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> 
 
 
 def vector(*texts: tuple[str, dict[str, str]]) -> str:
-    """An answer of Prometheus with the series of these scraped targets."""
+    """Return a Prometheus response with the series of these scraped targets."""
     result = []
     for exported, target in texts:
         for family in text_string_to_metric_families(exported):
@@ -337,14 +337,14 @@ def test_certificates_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> N
 
 
 class Source:
-    """Answers what a test says."""
+    """A source with scripted answers."""
 
     pause_seconds = 2.0
 
     def __init__(self) -> None:
         self.reads = 0
         self.error = ""
-        self.seconds = 0.0  # that a read takes
+        self.seconds = 0.0  # duration of a read
         self.watch: Watch | None = None
 
     def read(self, address: str) -> Figures:
@@ -357,7 +357,7 @@ class Source:
 
 
 class Watch:
-    """A meter with a clock that tests turn."""
+    """A meter with a clock that tests control."""
 
     def __init__(self) -> None:
         self.now, self.source = NOW, Source()

@@ -1,4 +1,4 @@
-"""The operator's metrics: counted once, gone with their job, and documented."""
+"""The operator's metrics: counted once, removed with their job, and documented."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_turn(world: World, *events: Event) -> Turn:
 
 
 def samples(registry: CollectorRegistry) -> Samples:
-    """By name and labels' values."""
+    """Values by name and labels."""
     found: Samples = {}
     for family in registry.collect():
         for sample in family.samples:
@@ -148,7 +148,7 @@ def test_the_series_of_a_job_that_is_gone_disappear() -> None:
     metrics.forget("ml", "flights")
     keys = {key[:2] for rows in of_jobs(metrics).values() for key in rows}
     assert keys == {("ml", "ads"), ("other", "flights")}
-    metrics.forget("ml", "flights")  # a second time does no harm
+    metrics.forget("ml", "flights")  # a second time has no effect
     metrics.forget("ml", "ads")
     metrics.forget("other", "flights")
     assert of_jobs(metrics) == {}
@@ -239,7 +239,7 @@ def test_the_port_serves_metrics_and_says_whether_the_loops_turn() -> None:
 
 
 def documented(section: str) -> dict[str, tuple[str, ...]]:
-    """Names and labels of the table under a heading of docs/metrics.md."""
+    """Names and labels in the table under a heading of docs/metrics.md."""
     text = (ROOT / "docs" / "metrics.md").read_text()
     [part] = [p for p in re.split(r"^## ", text, flags=re.M) if p.startswith(section)]
     rows = re.findall(r"^\| `(heterps_\w+)` \|([^|]*)\|([^|]+)\|([^|]+)\|$", part, re.M)

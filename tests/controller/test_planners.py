@@ -1,4 +1,4 @@
-"""A few planners at a time, in the order in which they were asked for."""
+"""A limited number of planners at a time, in FIFO order."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_a_place_goes_to_who_has_waited_longest_and_tells_so() -> None:
     assert told == ["c"]
     assert not places.ask("e", lambda: told.append("e")), "it has gone to c already"
     assert places.ask("c", lambda: None)
-    places.leave("d")  # does not want it any more
+    places.leave("d")  # no longer wants it
     places.leave("a")
     assert told == ["c", "e"]
     for who in "ce":
         places.leave(who)
-        places.leave(who)  # twice is once
+        places.leave(who)  # leaving twice has no further effect
     assert [places.ask(who, lambda: None) for who in "xyz"] == [True, True, False]
 
 
@@ -77,7 +77,7 @@ def test_planners_wait_for_their_place_and_get_it_unasked(tmp_path: Path) -> Non
     assert outcome.feasible
     assert events[1].wait(0), "told of its place by who had it before"
     events[1].clear()
-    assert second.poll() is None  # begins
+    assert second.poll() is None  # starts
     assert events[1].wait(60)
     outcome = second.poll()
     assert outcome is not None

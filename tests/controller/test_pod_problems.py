@@ -1,4 +1,4 @@
-"""Pods that do not start are told of in the condition PodsReady, once, whoever waits for them."""
+"""Pods that do not start are reported in the condition PodsReady, once, whatever process waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes of a pool have to give, and what its status says about them."""
+"""Capacity of a pool's nodes, and the pool's status."""
 
 from __future__ import annotations
 

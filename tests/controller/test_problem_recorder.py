@@ -1,4 +1,4 @@
-"""What is told of objects that cannot be read, how often, and how much of it is remembered."""
+"""Events about unreadable objects: content, frequency, and memory use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
 
 
 def drain(recorder: ProblemRecorder) -> None:
-    """Let everything be written that waits, in this thread."""
+    """Write everything that waits, in this thread."""
     recorder.close()
     recorder.run(threading.Event())
 

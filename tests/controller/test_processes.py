@@ -1,4 +1,4 @@
-"""The process substrate, with real processes that misbehave."""
+"""The process substrate, with misbehaving real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heterps_operator.documents import write_json
 from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, guarded, read_last_lines, start_identity
 from heterps_operator.state.values import ProcessSpec, ProcessView
 
-# Each role is a one-line program; `$HOME`-like paths come from the environment of the substrate.
+# Each role is a one-line program; variables such as `$HOME` come from the environment of the substrate.
 PROGRAM = """
 import os, signal, sys, time
 role = sys.argv[1]

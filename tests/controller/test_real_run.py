@@ -1,7 +1,7 @@
-"""Whole runs of the real command: interrupted, killed, damaged, and always the model that plain PyTorch trains.
+"""Complete runs of the real command: interrupted, killed, damaged, and always with the model that plain PyTorch trains.
 
-Training is synchronous and in float64, so that model is known to many digits, and no test needs to trust what a run
-says of itself. Runs take seconds of start-up each: one that is disturbed is disturbed more than once.
+Training is synchronous and in float64, so the model is known to many digits, and no test depends on a run's own report.
+Each run takes seconds to start, so one run covers several disturbances.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RealJob, Result]:
-    """A job that nobody has disturbed, and how it ended."""
+    """An undisturbed job, and how it ended."""
     job = real_job(tmp_path_factory.mktemp("trained") / "here")
     result = job.run("--output", "json")
     assert result.code == 0, result.text
@@ -78,7 +78,7 @@ def test_servers_are_part_of_the_planned_price_as_they_are_of_the_bill(
 def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    # Ctrl-C makes a checkpoint of its own.
+    # Ctrl-C writes its own checkpoint.
     job = real_job(tmp_path / "job", checkpoint__everySteps=10_000)
     process = job.start("run", "job.yaml", "--output", "json")
     job.await_step(process, 30)
@@ -92,7 +92,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     assert 30 <= step < STEPS
     assert f"small: stopped at step {step} of {STEPS}; checkpoint at step {step}" in stopped.err
 
-    # The next run goes on there. It is killed, and leaves nothing that runs.
+    # The next run resumes there. It is killed, and leaves no running process.
     job.change(checkpoint__everySteps=20)
     process = job.start("run", "job.yaml")
     job.await_status(process, lambda status: (status["checkpoint"]["lastStep"] or 0) >= step + 40)
@@ -103,7 +103,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     assert len(children) >= 4  # heterps itself, coordinator, server, worker
     await_none(job)
 
-    # The newest checkpoint is damaged: the last run starts from the one before.
+    # The newest checkpoint is damaged: the last run starts from the previous one.
     *_, before, newest = job.checkpoints()
     largest = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
@@ -117,7 +117,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A disk of its own for a folder."""
+    """A separate disk for a folder."""
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
@@ -151,7 +151,7 @@ def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was
         failed = job.await_status(process, lambda status: status["checkpoint"]["failures"] >= 2)
         result = job.finish(process)
         kept = sorted(path.parent.name for path in disk.glob("checkpoints/*/manifest.json"))
-        # Who has made room goes on where the last good checkpoint is.
+        # After making room, the run resumes at the last good checkpoint.
         (disk / "something").unlink()
         again = job.run()
     assert failed["checkpoint"]["lastStep"] >= 20
@@ -170,7 +170,7 @@ def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was
 def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     trained: tuple[RealJob, Result], expected: dict[str, Any]
 ) -> None:
-    """Runs last: it starts over the job that the others compare with."""
+    """Runs last: it starts the job over that the others compare with."""
     job, result = trained
     again = job.run("--output", "json")
     assert "small is already trained; to start over: heterps run job.yaml --fresh" in again.err
@@ -199,7 +199,7 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
 
 
 def await_none(job: RealJob) -> None:
-    """The kernel ends the children of a killed command, in its own time."""
+    """Wait until the kernel has killed the children of a killed command."""
     for _ in range(500):
         if not job.survivors():
             return

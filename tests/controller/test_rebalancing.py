@@ -15,7 +15,7 @@ from tests.controller.world import World, make_job
 
 
 def run_for(world: World, seconds: float, speeds: dict[str, float]) -> list[tuple[tuple[int, ...], ...]]:
-    """Let time pass; each worker takes `speeds` seconds per sample. Returns the allocations made."""
+    """Advance time; each worker takes `speeds` seconds per sample. Return the allocations made."""
     made = []
     for _ in range(int(seconds)):
         world.time += 1
@@ -76,15 +76,15 @@ def test_the_observations_survive_a_restart_of_the_controller() -> None:
 
 
 def run_beside(load: Callable[[float], float], *, noise: float = 0.03, seed: int = 0) -> tuple[int, float]:
-    """Train for an hour with two equal workers, one of which has a load beside it.
+    """Train for an hour with two equal workers, one of them under load.
 
     Args:
-        load: seconds -> how many times as long that worker takes.
+        load: seconds -> slowdown factor of that worker.
         noise: relative standard deviation of a step.
-        seed: of the noise.
+        seed: seed of the noise.
 
     Returns:
-        Changes of the division, and steps made over those that an equal division would have made.
+        Changes of the division, and steps relative to those of an equal division.
     """
     world, rng = World().training(), np.random.default_rng(seed)
     changes, steps, equal = 0, 0.0, 0.0

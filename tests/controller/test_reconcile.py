@@ -1,4 +1,4 @@
-"""What is decided in each phase, on values alone."""
+"""Decisions in each phase, on values alone."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_a_request_to_stop_before_training_ends_everything_at_once() -> None:
 
 def test_a_controller_that_has_not_heard_the_coordinator_yet_waits_before_it_gives_the_progress_up() -> None:
     world = World().training()
-    world.answers, world.last_contact, world.stop_requested = False, None, True  # it came later, in a busy moment
+    world.answers, world.last_contact, world.stop_requested = False, None, True  # it arrived later, in a busy moment
     assert world.settle() == []
     world.time += 5
     world.answers = True

@@ -1,4 +1,4 @@
-"""`heterps run` from beginning to end, with real processes that only pretend to train."""
+"""`heterps run` from beginning to end, with real processes and a fake runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 class Runner:
-    """Runs command lines of `heterps` in a folder of their own."""
+    """Runs command lines of `heterps` in a separate folder."""
 
     def __init__(self, folder: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         self.folder = folder
@@ -160,7 +160,7 @@ sys.exit(main(sys.argv[3:], Programs(runtime=(*base, runtime), planner=(*base, p
 
 
 def start(folder: Path, *arguments: str, **scenario: Any) -> subprocess.Popen[str]:
-    """`heterps` in a process of its own."""
+    """Start `heterps` in a child process."""
     fakes = [str(HERE / "fake_runtime.py"), str(HERE / "fake_planner.py")]
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, *fakes, *arguments],

@@ -1,4 +1,4 @@
-"""Units that a job had and others have now, as its controller sees them."""
+"""Units that a job lost to other jobs, as its controller sees them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB, OTHER = "ml/flights", "ml/other"
 
 
 def remembered(folder: Path, status: Status) -> World:
-    """A job that an operator has had before, with two units of the pool cpu, which has no more."""
+    """A job of an earlier operator, with two units of the pool cpu, which has no more."""
     world = World(folder)
     spec = world.job["spec"]
     JobState(cast("KubernetesApi", world.server), world.job).save(StoredState(status, Bill(), spec=spec))

@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster."""
+"""The operator's cache of the cluster."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_pod_stays_what_it_was_whatever_is_written_on_it_later() -> None:
     other = copy.deepcopy(changed)
     other["metadata"]["uid"] = "2"
     store.put(worker)
-    store.put(other)  # of the same name, and another pod
+    store.put(other)  # another pod of the same name
     assert names(store, "a") == set()
 
 
@@ -107,7 +107,7 @@ def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
     assert kept["status"] == {"phase": "Running"}
     assert kept["metadata"]["labels"] == {"heterps.io/job": "a"}
     made["metadata"]["resourceVersion"] = "18"
-    assert not store.put(made)  # something that nobody reads has changed
+    assert not store.put(made)  # a field that is not read has changed
 
 
 def test_heartbeats_of_a_node_are_no_news() -> None:

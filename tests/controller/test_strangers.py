@@ -1,4 +1,4 @@
-"""Nothing that one object of the cluster holds ends a thread, keeps other jobs waiting, or takes units from them."""
+"""No content of a single object ends a thread, delays other jobs, or takes units from them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Json = dict[str, Any]
 
 PATHS = {POD: PODS, NODE: NODES, POOL: POOLS, JOB: JOBS}
 SOME = 300  # mutants, where each takes a while
-SECONDS = 30  # that are waited for what another thread does; it takes none
+SECONDS = 30  # limit of waiting for another thread, which normally takes no time
 
 
 class Server(Lists):
-    """Lists, and what is written."""
+    """Lists, and recorded writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class Server(Lists):
             return [event for event in self.events if event["involvedObject"]["name"] == name]
 
     def wait_for(self, name: str) -> Json:
-        """The first event about an object of that name."""
+        """Wait for the first event about an object of that name."""
         with self.written:
             assert self.written.wait_for(lambda: self.told(name), SECONDS), f"nothing is told of {name}"
         return self.told(name)[0]
 
 
 class Turns(OperatorMetrics):
-    """Which jobs had turns."""
+    """Records which jobs had turns."""
 
     def __init__(self) -> None:
         super().__init__("test")
@@ -100,7 +100,7 @@ Run = Callable[[], contextlib.AbstractContextManager[tuple[Supervisor, Turns]]]
 
 @pytest.fixture
 def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Starts a new operator's supervisor, whose threads run inside the block, and at its end do so still."""
+    """Run a new operator's supervisor; its threads run inside the block, and still run at its end."""
     monkeypatch.setattr(recorder_module, "_PAUSE_SECONDS", 0.0)
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def named(kind: str, name: str) -> Json:
-    """A good object of a kind with a name of its own."""
+    """Return a valid object of a kind with its own name."""
     made = GOOD[kind]()
     made["metadata"] |= {"name": name, "uid": name}
     return made
@@ -129,7 +129,7 @@ def named(kind: str, name: str) -> Json:
 
 
 class Writes:
-    """An API server in which there is nothing, and which takes everything."""
+    """An empty API server that accepts everything."""
 
     def get(self, path: str) -> None:
         return None
@@ -151,7 +151,7 @@ def read_pod(item: Json) -> None:
         store.know_job("ml", "11111111-2222-3333-4444-555555555555")
         pool_capacity(pool(), [node()], store.claimed())
         store.occupied("ml", "11111111-2222-3333-4444-555555555555")
-        with contextlib.suppress(UnreadableError):  # its annotation: it is told of, and no process
+        with contextlib.suppress(UnreadableError):  # its annotation: reported, and not a process
             observe.view(kept, NOW + 1000)
             observe.view({**kept, "metadata": {**kept["metadata"], "deletionTimestamp": None}}, NOW + 1000)
         observe.runs_well(kept)
@@ -181,7 +181,7 @@ def read_pool(item: Json) -> None:
 
 def read_job(item: Json) -> None:
     kept = dict(slim_job(item))
-    kept["spec"] = {key: value for key, value in kept["spec"].items() if key != "managedBy"}  # it is this operator's
+    kept["spec"] = {key: value for key, value in kept["spec"].items() if key != "managedBy"}  # managed by this operator
     with tempfile.TemporaryDirectory() as folder:
         cluster = OperatorContext(cast("KubernetesApi", Writes()), Path(folder), clock=lambda: NOW)
         cluster.jobs.put(kept)
@@ -190,7 +190,7 @@ def read_job(item: Json) -> None:
 
 
 READ = {POD: read_pod, NODE: read_node, POOL: read_pool, JOB: read_job}
-# Wrong values at other places are none for who reads the object, or make it another good one.
+# Wrong values elsewhere are not read, or make another valid object.
 LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (500, 50), JOB: (150, 300)}
 
 
@@ -424,7 +424,7 @@ def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) ->
 def test_an_operator_that_cannot_begin_says_why(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And not that threads have not begun."""
+    """And not that threads have not started."""
 
     class Cut(Server):
         def get(self, path: str) -> None:

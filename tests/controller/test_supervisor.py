@@ -1,4 +1,4 @@
-"""What the operator makes of lists and watches of the same objects. Its threads do not run here."""
+"""How the operator merges lists and watches of the same objects. Its threads do not run here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pod(name: str, phase: str = "Running") -> Json:
 
 
 class Lists:
-    """The API server's lists; `meanwhile` happens after one was made and before it is read."""
+    """The API server's lists; `meanwhile` runs between the creation of a list and its processing."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[Json]] = {}
@@ -109,7 +109,7 @@ def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervi
     supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
     supervisor._wake_waiting()
     assert supervisor.schedule.known() == 0
-    supervisor._controller(("ml", "new"))  # of which nothing is known yet
+    supervisor._controller(("ml", "new"))  # an unknown job
     supervisor._wake_waiting()
     assert supervisor.schedule.known() == 1
 
@@ -128,7 +128,7 @@ def test_a_coordinator_on_a_node_takes_a_unit_from_its_pool(supervisor: Supervis
 
 
 def test_limits_are_those_of_pods_whose_jobs_are_known(supervisor: Supervisor, lists: Lists) -> None:
-    """A new operator must not take pods of jobs for those of jobs that are gone."""
+    """A new operator must not mistake pods of jobs for those of deleted jobs."""
     worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
     lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "4")], PODS: [worker]}
     lists.items[JOBS] = [{**job("a"), "metadata": {"name": "a", "namespace": "ml", "uid": "a"}}]
@@ -162,7 +162,7 @@ def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
     monkeypatch.setattr("heterps_operator.controller.supervisor._GATHER_SECONDS", 0.01)
     supervisor.start()
     try:
-        supervisor.pod_seen(pod("deleted"))  # and nobody says that it is gone
+        supervisor.pod_seen(pod("deleted"))  # no deletion is reported
         removed, remove = threading.Event(), supervisor._cluster.pods.remove
 
         def noted(item: Json) -> bool:

@@ -1,4 +1,4 @@
-"""A running job whose spec asks for another plan: it is stopped for a plan that there is, and for no other."""
+"""A changed spec of a running job that requires another plan: the job stops only for a feasible plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLIT = [
 
 
 class Running:
-    """A job that has begun to run by a plan, and whose operator knows its profiles."""
+    """A job that runs by a plan, and whose operator knows its profiles."""
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder)
@@ -43,7 +43,7 @@ class Running:
         assert self.phase == "Starting"
 
     def take_up(self, cluster: OperatorContext) -> JobController:
-        """As an operator that comes."""
+        """Let a new operator take over."""
         cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in self.world.pools})
         return JobController(cluster, KEY, self._woken.set)
 
@@ -52,7 +52,7 @@ class Running:
         return str(self.world.status["phase"])
 
     def turn_until(self, said: Callable[[], bool]) -> None:
-        """Look at the job whenever it is woken."""
+        """Run turns whenever the job is woken."""
         for _ in range(20):
             self._woken.clear()
             self.controller.turn()
@@ -62,7 +62,7 @@ class Running:
         raise AssertionError(self.world.status)
 
     def ask_for(self, field: str, value: Any) -> None:
-        """Somebody edits the spec."""
+        """Change the spec as a user."""
         group, _, name = field.partition(".")
         self.world.edit(lambda job: job["spec"].setdefault(group, {}).__setitem__(name, value))
 
@@ -102,7 +102,7 @@ def test_a_job_is_not_stopped_for_a_plan_that_there_is_not(
     job.controller.turn()
     assert job.phase == "Starting"
     assert (len(job.told(reason)), job.told("SpecChanged")) == (1, [])
-    # An operator that comes later finds the same.
+    # A later operator finds the same.
     job.controller = job.take_up(job.world.make_cluster())
     job.turn_until(lambda: job.world.condition("Planned")["reason"] == reason)
     assert job.phase == "Starting"

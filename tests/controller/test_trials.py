@@ -1,4 +1,4 @@
-"""What was measured and what was tried, as values."""
+"""Measurements and trials, as values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TRIAL = Trial((2,), (3,), 10_000.0, 13_000.0, time=0.0, wait=600.0, in_vain=Fals
 
 
 def series_of(rates: list[float], pause: float = 60.0) -> ThroughputSeries:
-    """Measured every ten seconds, from the moment at which all workers are at work."""
+    """Measured every ten seconds, from the moment when all workers are at work."""
     series = ThroughputSeries(1)
-    for number, rate in enumerate([0.0, 0.0, *rates]):  # the first ones are not taken in
+    for number, rate in enumerate([0.0, 0.0, *rates]):  # the first ones are ignored
         series = series.observe(Sample(1_000.0 + 10 * number, rate, (rate,)), pause)
     return series
 
@@ -62,11 +62,11 @@ def test_a_figure_that_the_source_repeats_is_one_measurement() -> None:
     [
         ([10_000.0, 10_100.0, 9_900.0], True),
         ([10_000.0, 10_100.0], False),  # too few
-        ([14_000.0, 7_000.0, 9_000.0], False),  # too much noise to say
+        ([14_000.0, 7_000.0, 9_000.0], False),  # too much noise
         ([14_000.0, 7_000.0, 9_000.0] * 4, False),
-        ([13_000.0, 7_000.0, 9_000.0] * 6, True),  # but not for ever
+        ([13_000.0, 7_000.0, 9_000.0] * 6, True),  # but not forever
         ([8_000.0] * 5 + [11_500.0], False),  # it is over
-        ([13_000.0] * 12 + [9_000.0] * 6, True),  # lately
+        ([13_000.0] * 12 + [9_000.0] * 6, True),  # recently
     ],
 )
 def test_a_miss_is_more_than_noise_and_still_there(rates: list[float], missed: bool) -> None:
@@ -115,10 +115,10 @@ def test_few_trials_are_kept() -> None:
     ("wanted", "now", "rate", "floor", "allowed"),
     [
         (2, 100.0, 13_000.0, FLOOR, 3),  # it has just failed
-        (2, 100.0, 20_000.0, FLOOR, 3),  # it would do now, but who knows for how long
-        (2, 300.0, 14_000.0, FLOOR, 3),  # 2 workers would have 10,769 by what was measured
+        (2, 100.0, 20_000.0, FLOOR, 3),  # sufficient now, but perhaps only briefly
+        (2, 300.0, 14_000.0, FLOOR, 3),  # 2 workers would reach 10,769 by the measurements
         (2, 300.0, 14_500.0, FLOOR, 2),  # and here 11,154
-        (1, 300.0, 14_500.0, FLOOR, 2),  # but nothing is known of 1
+        (1, 300.0, 14_500.0, FLOOR, 2),  # but 1 was not measured
         (2, 600.0, 13_000.0, FLOOR, 2),  # another try
         (1, 600.0, 13_000.0, FLOOR, 1),
         (2, 100.0, 13_000.0, 9_000.0, 2),  # the floor is lower now
@@ -133,11 +133,11 @@ def test_what_failed_is_barred_for_a_while(wanted: int, now: float, rate: float,
 @pytest.mark.parametrize(
     ("fewer", "wanted", "present", "allowed"),
     [
-        ((1,), (1,), (5,), (3,)),  # the middle
+        ((1,), (1,), (5,), (3,)),  # the median
         ((1,), (1,), (3,), (2,)),
         ((2, 2), (1, 2), (6, 2), (4, 2)),
-        ((2, 2), (1, 3), (6, 3), (1, 3)),  # another stage has more: nothing is known of that
-        ((4, 1), (1, 1), (3, 2), (3, 2)),  # it comes to rest whatever is remembered
+        ((2, 2), (1, 3), (6, 3), (1, 3)),  # another stage has more: no measurement of that
+        ((4, 1), (1, 1), (3, 2), (3, 2)),  # it settles, whatever the history
     ],
 )
 def test_units_are_given_up_as_far_as_nothing_is_in_the_way(

@@ -1,4 +1,4 @@
-"""The work directory: state that is whole, a lock, a secret, and what --fresh removes."""
+"""The work directory: consistent state, a lock, a secret, and the effect of --fresh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world of values for `reconcile`: actions take effect at once, everything else happens when a test says so."""
+"""A world of values for `reconcile`: actions take effect at once, everything else happens when a test requests it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_job(**changes: Any) -> JobSpec:
 
 
 class World:
-    """Holds what `Observed` shows and lets actions take effect."""
+    """Holds the content of `Observed` and applies actions."""
 
     def __init__(self, job: JobSpec | None = None, status: Status | None = None) -> None:
         self.job = job or make_job()
@@ -89,7 +89,7 @@ class World:
         self.cached: frozenset[str] = frozenset()
         self.planning = False
         self.outcome: PlanOutcome | None = None
-        self.asked = 1  # revision of the plan that the planner works on
+        self.asked = 1  # revision of the plan that the planner computes
         self.stop_requested = False
         self.free_units: dict[str, int] = {}
         self.room: dict[str, int] = {}
@@ -132,7 +132,7 @@ class World:
         return decision
 
     def settle(self) -> list[Action]:
-        """Turn until nothing is left to do; returns the actions on the way."""
+        """Run turns until nothing is left to do; return the actions."""
         done: list[Action] = []
         for _ in range(20):
             decision = self.turn()
@@ -173,7 +173,7 @@ class World:
                 self.accepted.add(action.request)
                 if self.document["phase"] == "Profiling":
                     self.document |= {"phase": "Starting", "members": self.make_members(plan)}
-                else:  # those that stay are as they were
+                else:  # the others keep their values
                     known = {m["name"]: m for m in self.document["members"]}
                     members = [known.get(m["name"], m) for m in self.make_members(plan)]
                     self.document |= {"members": members}
@@ -213,21 +213,21 @@ class World:
         return found
 
     def listen(self) -> None:
-        """The coordinator has started to answer."""
+        """Let the coordinator start to answer."""
         self.document = {"phase": "Profiling", "committedSteps": 0, "totalSteps": 100, "members": []}
 
     def deliver(self, pool: str) -> None:
-        """A profiler delivers and ends."""
+        """Let a profiler deliver and end."""
         self.profiles[pool] = PROFILE
         self.end(f"profile-{pool}", 0)
 
     def answer(self, document: dict[str, Any] | None = None, error: str = "") -> None:
-        """The planner answers."""
+        """Let the planner answer."""
         self.planning = False
         self.outcome = PlanOutcome(document, error, self.asked)
 
     def end(self, name: str, code: int | None, last_lines: tuple[str, ...] = ("last words",), reason: str = "") -> None:
-        """A process ends."""
+        """End a process."""
         process = self.processes[name]
         assert process.running
         self.processes[name] = replace(process, ended=self.time, exit_code=code, last_lines=last_lines, reason=reason)
@@ -235,7 +235,7 @@ class World:
             self.document = None
 
     def join(self, *names: str) -> None:
-        """Members report to the coordinator."""
+        """Let members report to the coordinator."""
         for name in names:
             self.member(name)["state"] = "ready"
 

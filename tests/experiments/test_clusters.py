@@ -1,4 +1,4 @@
-"""The clusters are what the document says they are."""
+"""The clusters match the document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m experiments --quick` as a user runs it, and what must be true of its rows whatever the numbers are."""
+"""`python -m experiments --quick` as users run it, and properties of its rows that hold for any numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells are computed once, kept, and taken up again."""
+"""Cells are computed once, stored, and reused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_progress_says_how_long_it_takes() -> None:
     now[0] = 100.0
     progress.show("toy", 1, 4, 2.0, 6.0)
     now[0] = 110.0
-    progress.show("toy", 2, 4, 4.0, 4.0)  # too soon after the line before
+    progress.show("toy", 2, 4, 4.0, 4.0)  # too soon after the previous line
     progress.show("toy", 4, 4, 8.0, 0.0)
     assert text.getvalue().splitlines() == [
         "toy: 0 of 4 cells",

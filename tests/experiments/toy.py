@@ -1,4 +1,4 @@
-"""An experiment that needs no time: processes import it by name."""
+"""An experiment that takes no time; processes import it by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong values for every field of the schemas, made from the schemas themselves."""
+"""Wrong values for every field of the schemas, generated from the schemas."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ FULL_JOB: Json = {
     },
 }  # fmt: skip
 FULL = (FULL_POOL, FULL_JOB)
-# Given together these would break a rule; a field of another object below takes their place.
+# Together these would break a rule; a field of another object below replaces them.
 LEFT_OUT = {
     "spec.model.embeddingInit.low",
     "spec.model.embeddingInit.high",
@@ -128,8 +128,8 @@ class Mutation:
     """One wrong value."""
 
     manifest: Json  # the whole object with it
-    field: str  # where it is, as messages name it
-    what: str  # what is wrong
+    field: str  # its path, as in messages
+    what: str  # the fault
 
     def __str__(self) -> str:
         return f"{self.manifest['kind']} {self.field} {self.what}"
@@ -142,7 +142,7 @@ def fields(manifest: Json) -> Iterator[tuple[tuple[str | int, ...], Any, Json]]:
 
 
 def mutations(manifest: Json) -> Iterator[Mutation]:
-    """Every kind of fault that a schema rules out, at every field of an object."""
+    """Yield every kind of fault that a schema excludes, at every field of an object."""
     for path, value, schema in fields(manifest):
         for what, wrong in _wrong(value, schema):
             yield Mutation(changed(manifest, _dotted(path), wrong), path_text(path), what)
@@ -154,7 +154,7 @@ def mutations(manifest: Json) -> Iterator[Mutation]:
 
 
 def boundaries(manifest: Json) -> Iterator[Mutation]:
-    """The smallest and largest values that a schema allows, and every name of an enumeration."""
+    """Yield the smallest and largest values that a schema allows, and every name of an enumeration."""
     for path, value, schema in fields(manifest):
         for what, allowed in _allowed(value, schema):
             yield Mutation(changed(manifest, _dotted(path), allowed), path_text(path), what)
@@ -222,14 +222,14 @@ def _allowed(value: Any, schema: Json) -> Iterator[tuple[str, Any]]:
 
 
 def _numbered(item: Any, number: int) -> Any:
-    """An item that differs from others with another number."""
+    """Return an item that differs from others by its number."""
     if isinstance(item, dict):
         return {**item, "name": f"{item['name']}{number}"} if "name" in item else item
     return f"{item}{number}" if isinstance(item, str) else number
 
 
 def _closed(schema: Json) -> bool:
-    """Whether only the fields that are listed may be there."""
+    """Whether only the listed fields are allowed."""
     open_ended = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
     return schema.get("type") == "object" and not open_ended
 

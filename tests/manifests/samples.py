@@ -1,4 +1,4 @@
-"""Manifests to start from, and ways to change them."""
+"""Sample manifests, and ways to change them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of a manifest with one field set; `...` removes it. Steps between dots are names or indices."""
+    """Return a copy of a manifest with one field set; `...` removes it. Steps between dots are names or indices."""
     result = copy.deepcopy(manifest)
     place: Any = result
     *steps, last = path.split(".")
@@ -60,12 +60,12 @@ def changed(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def dumped(*manifests: dict[str, Any]) -> str:
-    """A file with these objects. JSON is YAML, but PyYAML would leave the quotes off "1e-8", which kubectl needs."""
+    """A file with these objects. JSON is YAML, but PyYAML would drop the quotes of "1e-8", which kubectl needs."""
     return "\n---\n".join(json.dumps(manifest) for manifest in manifests)
 
 
 def refused(folder: Path, text: str) -> list[str]:
-    """The problems of a file that must have some, one a line."""
+    """Return the problems of an invalid file, one per line."""
     file = folder / "job.yaml"
     file.write_text(text)
     with pytest.raises(ManifestError) as caught:

@@ -1,4 +1,4 @@
-"""The CRD files themselves: what a person reads in them, and what keeps an API server safe."""
+"""The CRD files themselves: descriptions for users, and limits that protect an API server."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_default_is_valid_by_itself() -> None:
 
 
 def test_rules_hold_on_defaults_as_they_are_written() -> None:
-    """An API server evaluates them so when it is given the file, before it fills in what lies within a default."""
+    """An API server evaluates them on the raw file, before it fills in nested defaults."""
     defaults = [(path, node) for path, node in SPEC if "default" in node and "x-kubernetes-validations" in node]
     assert len(defaults) >= 8
     for path, node in defaults:

@@ -1,4 +1,4 @@
-"""What people get wrong, and what they are told: each line names the file's line, the object, the field and the fix."""
+"""Common mistakes and their messages: each names the line, the object, the field and the fix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.manifests.samples import CPU, FILE, GPU, JOB, refused
 
-# The text of the sample file that is replaced, what it is replaced with, and the problems that are found.
-# Lines 1-4 of the file are the pool cpu, 6-9 the pool v100, 11-18 the job.
+# The replaced text of the sample file, its replacement, and the expected problems. Lines 1-4 of the file are the pool
+# cpu, 6-9 the pool v100, 11-18 the job.
 MALFORMED: list[tuple[str, str, list[str]]] = [
     # --- names of fields
     ("label: late", "lable: late", [
@@ -41,7 +41,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "remove it, or use one of metadata, spec"]),
     ("  model: {", "  model: {arguments: {a: 1}, argument: 2, ", [
         "job.yaml:15: HeterPSJob flights: spec.model.argument: is not a field (found 2); did you mean arguments?"]),
-    # --- fields that are missing
+    # --- missing fields
     ("entrypoint: \"flights.model:build\"", "", [
         "job.yaml:15: HeterPSJob flights: spec.model.entrypoint: is required; add it, "
         "for example entrypoint: \"flights.model:build\""]),
@@ -132,7 +132,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("name: flights", "name: " + "f" * 41, [
         f"job.yaml:13: HeterPSJob {'f' * 41}: metadata.name: a job's name must have at most 40 characters "
         f"(found \"{'f' * 41}\"); shorten it, names of pods are made from it"]),
-    # --- names that are none of those allowed
+    # --- invalid names
     ("label: late", "label: late, format: parket", [
         "job.yaml:16: HeterPSJob flights: spec.data.format: must be one of parquet, arrow, csv, criteo-tsv, "
         "is \"parket\"; did you mean parquet?"]),
@@ -152,7 +152,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("name: flights", "name: Flights", [
         "job.yaml:13: HeterPSJob Flights: metadata.name: must be like \"flights\", is \"Flights\"; correct it (Name of "
         "the object: a-z, 0-9, '-' and '.', beginning and ending with a letter or digit)"]),
-    # --- things that come twice
+    # --- duplicates
     ("[carrier, origin]", "[carrier, carrier]", [
         "job.yaml:16: HeterPSJob flights: spec.data.sparse[1]: must not be in the list twice, \"carrier\" is item 0 "
         "already; remove or rename one of the two"]),
@@ -166,7 +166,7 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "\"cpu\"); rename or remove one",
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
         "is \"v100\"; correct the name, or add a DevicePool document (the file has cpu)"]),
-    # --- the documents of a file together
+    # --- the documents of a file as a set
     ("{name: v100}]", "{name: a100}]", [
         "job.yaml:18: HeterPSJob flights: spec.pools[1].name: must be the name of a DevicePool in this file, "
         "is \"a100\"; correct the name, or add a DevicePool document (the file has cpu, v100)"]),

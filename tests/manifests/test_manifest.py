@@ -1,4 +1,4 @@
-"""What a job file becomes: defaults, paths, pools, and the run configuration."""
+"""Reading a job file: defaults, paths, pools, and the run configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_job(**fields: Any) -> str:
 
 
 def test_defaults_are_those_that_kubernetes_fills_in() -> None:
-    """The fixture is what an API server of Kubernetes 1.34 answered to the same three objects."""
+    """The fixture contains the responses of an API server of Kubernetes 1.34 for the same three objects."""
     stored = json.loads((FIXTURES / "defaulted.json").read_text())
     assert [load_schemas()[value["kind"]].with_defaults(value) for value in map(parsed, (CPU, GPU, JOB))] == stored
 

@@ -1,4 +1,4 @@
-"""Every field of the schemas with every kind of wrong value; tests/cluster holds the same against an API server."""
+"""Every field of the schemas with every kind of wrong value; tests/cluster runs the same against an API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.manifests.mutations import FULL, LEFT_OUT, Mutation, boundaries, fiel
 
 
 def places(mutation: Mutation) -> list[str]:
-    """Where the command line finds the object's structure wrong."""
+    """Paths at which the command line reports structural faults."""
     schema = load_schemas()[mutation.manifest["kind"]]
     value = schema.with_defaults(mutation.manifest)
     return [path_text(path) for path, *_ in structural_faults(schema.openapi, value, {})]

@@ -1,4 +1,4 @@
-"""The reference of the manifests says what the CRD files say."""
+"""The manifest reference matches the CRD files."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ UNIFORM = {"distribution": "uniform", "low": "-1", "high": "1"}
 RULES, GANG = "spec.runPolicy.failurePolicy.rules", "spec.runPolicy.schedulingPolicy"
 KEEP_OUT = {"key": "pool", "effect": "NoExecute"}
 
-# Object, field, value that is allowed, value that is refused, and what is said about it.
+# Object, field, allowed value, refused value, and the message.
 CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "metadata.name", "a" * 40, "a" * 41, "metadata.name: a job's name must have at most 40 characters"),
     (JOB_VALUE, "metadata.name", "f-1", "1-f", "metadata.name: a job's name must start with a letter"),
@@ -109,7 +109,7 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
      "tolerationSeconds is used only with effect NoExecute"),
 ]  # fmt: skip
 
-# Object before, field, value that may take its place, value that may not, and what is said about it.
+# Previous object, field, allowed new value, refused new value, and the message.
 UPDATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.model.arguments", {}, {"width": 3}, "spec.model: the model of a job cannot be changed; create"),
     (JOB_VALUE, "spec.data.format", "parquet", "csv", "spec.data: the data of a job cannot be changed"),

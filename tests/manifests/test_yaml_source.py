@@ -1,4 +1,4 @@
-"""YAML is read as kubectl reads it, and what is wrong with it is said with its line."""
+"""YAML is parsed as kubectl parses it, and errors name their line."""
 
 from __future__ import annotations
 

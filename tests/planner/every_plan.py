@@ -1,4 +1,4 @@
-"""All plans of a tiny problem, one by one: the yardstick of the methods that look at several costs at once."""
+"""All plans of a tiny problem, one by one: the oracle for methods that compare several costs at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Everything:
 
 
 def every_plan(problem: Problem) -> Everything:
-    """Enumerate all stages and all numbers of pods; for a few layers and pods only."""
+    """Enumerate all stages and all numbers of pods; only for few layers and pods."""
     segments = build_segments(problem)
     choices, used = [], []
     for stages in _schedules(len(problem.layers), len(problem.pools)):

@@ -1,4 +1,4 @@
-"""Random and hand-made planning problems for the tests."""
+"""Random and hand-written planning problems."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_problem(
     specialised: bool = False,
     server: str = "none",
 ) -> Problem:
-    """A problem with one slow and several fast pools, without a floor."""
+    """Return a problem with one slow and several fast pools, without a floor."""
     pools, speeds = [], []
     for t in range(num_pools):
         speed = 1.0 if t == 0 else float(rng.uniform(2, 20))
@@ -50,7 +50,8 @@ def random_problem(
     layers = []
     for i in range(num_layers):
         base = float(10 ** rng.uniform(-2, 0))
-        favourite = i % num_pools  # of a specialised model, so that stages alternate and share the pools' limits
+        # preferred by a specialised model, so that stages alternate and share the pools' limits
+        favourite = i % num_pools
         times: dict[str, LayerTimes] = {}
         for t, pool in enumerate(pools):
             if holes and num_pools > 1 and rng.random() < 0.3 and (times or t < num_pools - 1):
@@ -85,7 +86,7 @@ def random_problem(
 
 
 def with_tables(rng: np.random.Generator, problem: Problem) -> Problem:
-    """Give most layers tables: speed-ups that fade, noise, and numbers of units from which on more is slower."""
+    """Give most layers tables: diminishing speed-ups, noise, and a number of units beyond which times grow."""
     layers = []
     for layer in problem.layers:
         pools = dict(layer.pools)
@@ -120,19 +121,19 @@ def with_memory(rng: np.random.Generator, problem: Problem) -> Problem:
 
 
 def with_floor(problem: Problem, fraction: float) -> Problem:
-    """Set the floor to a fraction of what the pools can reach; above 1 it is out of reach."""
+    """Set the floor to a fraction of the reachable throughput; above 1 it is unreachable."""
     best, _ = fastest(build_segments(problem))
     return replace(problem, min_samples_per_second=best * fraction)
 
 
 def with_rough_floor(problem: Problem, fraction: float) -> Problem:
-    """The same with a bound on what the pools can reach: five times quicker, and more floors are out of reach."""
+    """The same with a bound on the reachable throughput: five times faster, but more floors are unreachable."""
     bound = fastest_bound(build_segments(problem))
     return replace(problem, min_samples_per_second=bound * fraction * 0.85)
 
 
 def small_problem(seed: int, floor: Callable[[Problem, float], Problem] = with_floor) -> Problem:
-    """One of endlessly many small problems; between them they have every feature."""
+    """Return one of infinitely many small problems; together they cover every feature."""
     rng = np.random.default_rng(seed)
     problem = random_problem(
         rng,
@@ -154,7 +155,7 @@ def small_problem(seed: int, floor: Callable[[Problem, float], Problem] = with_f
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A problem file of two layers and two pools that is easy to compute by hand.
+    """Return a problem file of two layers and two pools that is easy to compute by hand.
 
     Per sample: first layer on cpu 0.001 (half of it parallel), second on gpu 0.0005 (all parallel).
     """

@@ -103,7 +103,7 @@ def test_the_penalty_grows_with_the_distance_from_the_limits() -> None:
     segments = build_segments(with_floor(problem, 0.9))
     one = np.array([[0, 0, 0, 0]])
     scores = []
-    for factor in (1.0, 2.0, 4.0, 1e6):  # the floor rises; at last no number of pods suffices
+    for factor in (1.0, 2.0, 4.0, 1e6):  # the floor rises; in the end no number of pods suffices
         harder = Segments(**{**segments.__dict__, "floor": segments.floor * factor})
         evaluator = Evaluator(harder)
         assert math.isinf(evaluator.rates(one)[0])

@@ -1,4 +1,4 @@
-"""Division of a batch: exact where it should be, conserving always."""
+"""Division of a batch: exact where required, and always conserving."""
 
 from __future__ import annotations
 

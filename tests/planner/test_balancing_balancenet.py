@@ -1,4 +1,4 @@
-"""BalanceNet's rule as printed: what it gives, and that it keeps no global batch."""
+"""BalanceNet's rule as printed: its results, and that it does not conserve the global batch."""
 
 from __future__ import annotations
 

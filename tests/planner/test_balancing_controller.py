@@ -1,4 +1,4 @@
-"""The controller of batch sizes in closed loop: it finds the optimum, keeps it under noise, and follows changes."""
+"""The batch-size controller in closed loop: it finds the optimum, keeps it under noise, and follows changes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_worker_that_leaves_or_joins_gets_the_batch_divided_at_once() -> None:
         controller.decide({"a": (100, 0.1), "b": (100, 0.3)})
     assert controller.decide({"a": (100, 0.1)}) == {"a": 200}
     assert controller.decide({"a": (200, 0.2), "c": (0, 0.01)}) is None
-    # Nothing is known of a newcomer: it counts as like the others.
+    # A new worker has no estimate: it counts as average.
     assert controller.decide({"a": (150, 0.2), "c": (0, 0.01)}) == {"a": 100, "c": 100}
 
 

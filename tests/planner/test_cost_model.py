@@ -208,8 +208,8 @@ def test_erratum_7_a_plan_that_reaches_exactly_the_floor_is_feasible() -> None:
 
 
 def test_erratum_8_the_cheapest_provision_may_lie_above_the_floor() -> None:
-    # Stage a takes 0.0004 s on a unit of 1 $/h, stage b 0.00205 s on a unit of 0.1 $/h, all parallel. The dear unit is
-    # paid in any case, so it pays to add cheap ones until it is nearly busy.
+    # Stage a takes 0.0004 s on a unit of 1 $/h, stage b 0.00205 s on a unit of 0.1 $/h, all parallel. The expensive
+    # unit is paid in any case, so adding cheap ones pays until it is nearly busy.
     a = LayerTimes(0.0004, 1.0)
     b = LayerTimes(0.00205, 1.0)
     problem = Problem(

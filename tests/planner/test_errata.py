@@ -1,4 +1,4 @@
-"""Every erratum has a row in docs/errata.md and a test; those that have no better place are tested here."""
+"""Every erratum has a row in docs/errata.md and a test; those without a better place are tested here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = re.compile(r"test_errat(?:um|a)_(\d+)(?:_and_(\d+))?_")
 
 
 def numbers_of_tests() -> set[int]:
-    """The numbers in the names of all test functions."""
+    """Return the numbers in the names of all test functions."""
     numbers = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

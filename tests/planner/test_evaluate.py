@@ -1,4 +1,4 @@
-"""Plans given by hand."""
+"""Hand-written plans."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bad values for every field of a problem file, generated from one document that has all of them.
+"""Invalid values for every field of a problem file, generated from one complete document.
 
-Whatever stands in a field, the answer is an error that names a field, or a plan in finite numbers. `test_problem_input`
-has the errors word for word.
+For any value of a field, the result is an error that names a field, or a plan with finite numbers. `test_problem_input`
+checks the error texts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.planner.problems import document
 Key = tuple[str | int, ...]
 SERVERS: list[dict[str, Any]] = [{"pool": "cpu", "coresPerSamplePerSecond": 0.001}, {"pool": "cpu", "units": 2}]
 ABSENT: Any = object()
-# No field of any kind takes these.
+# No field accepts these.
 NUMBERS_THAT_ARE_NONE = [math.nan, math.inf, -math.inf, 10**400, -1, -1e300]
 OTHER_KINDS: dict[type, list[Any]] = {
     float: ["1", True, [], [1], {}, {"a": 1}],
@@ -35,7 +35,7 @@ OTHER_KINDS: dict[type, list[Any]] = {
     list: [1, "a", True, {}, {"a": 1}, []],
     dict: [1, "a", True, [], [{}]],
 }
-# These some fields take.
+# Some fields accept these.
 EDGES: dict[type, list[Any]] = {
     float: [ABSENT, None, 0, -0.0, 5e-324, 1e-12, 0.5, 1, 7, 1e9, 2**53, 1e18, 1e300, 10**30],
     str: [ABSENT, None, "", "cpu", "gpu", "GPU", "x" * 10_000, "\x00", "ü\n[bold]"],
@@ -45,7 +45,7 @@ EDGES: dict[type, list[Any]] = {
 
 
 def everything(server: int = 0) -> dict[str, Any]:
-    """A problem file in which no field is missing."""
+    """Return a problem file with all fields."""
     value = document(
         globalBatchSize=64,
         microBatches=2,
@@ -87,7 +87,7 @@ def everything(server: int = 0) -> dict[str, Any]:
 
 
 def keys(value: Any, key: Key = ()) -> Iterator[Key]:
-    """All places of a document but the root."""
+    """Return all paths of a document except the root."""
     if key[:1] == ("provenance",) and len(key) > 1:
         return
     if key:
@@ -121,7 +121,7 @@ def kind_of(value: Any) -> type:
     return float if isinstance(value, int | float) else type(value)
 
 
-# The second of everything is read by the same code as the first; the second's times are in the first's, too.
+# The second of everything is parsed by the same code as the first, whose times cover the second's too.
 PLACES = [(key, 0) for key in keys(everything()) if key[:2] not in (("pools", 1), ("layers", 1))]
 PLACES += [(key, 1) for key in keys(everything(1)) if key[0] == "parameterServer" and len(key) > 1]
 IDS = [dotted(key) + f"({server})" * server for key, server in PLACES]
@@ -135,7 +135,7 @@ def read(value: dict[str, Any]) -> tuple[str, Problem | None]:
 
 
 def check_answer(value: dict[str, Any]) -> tuple[Problem, Plan] | None:
-    """An error that names a field, or an answer in finite numbers; returns a plan."""
+    """Check for an error that names a field, or a result with finite numbers; return a plan."""
     refusal, problem = read(value)
     if problem is None:
         assert refusal.startswith("problem")
@@ -157,7 +157,7 @@ def check_answer(value: dict[str, Any]) -> tuple[Problem, Plan] | None:
 
 
 def test_no_field_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read is in the document above, and nothing else is in it."""
+    """The parser reads exactly the fields of the document above."""
     known: set[str] = set()
 
     def note(self: Fields, name: str) -> None:
@@ -180,7 +180,7 @@ def test_no_field_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         value = everything(server)
         Problem.from_json(value)
         present |= {dotted(key) for key in keys(value)}
-    # Entries of lists and of the layers' tables of pools are no fields by name.
+    # Entries of lists and of the layers' pool tables have no field name.
     entries = {place for place in present if place.endswith(("]", ".pools.cpu", ".pools.gpu"))}
     assert known == present - entries
 
@@ -199,7 +199,7 @@ def test_a_value_that_is_none_is_refused_by_name(key: Key, server: int) -> None:
         with pytest.raises(ProblemError) as caught:
             Problem.from_json(with_value(key, wrong, server))
         path = caught.value.path
-        # An unknown field or an entry within is as good a name as the field itself.
+        # The message may also name an unknown field or an entry within.
         assert path == dotted(key) or path.startswith((dotted(key) + ".", dotted(key) + "[")), (
             wrong,
             str(caught.value),
@@ -217,7 +217,7 @@ def test_edges_are_refused_or_planned(key: Key, server: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_edges_together_are_refused_or_planned(seed: int) -> None:
-    """Several fields at once, none of which is refused alone."""
+    """Several fields at once, each of them valid alone."""
     rng = np.random.default_rng(seed)
     value = everything(seed % 2)
     numbers = [key for key in keys(value) if kind_of(at(value, key)) is float and key != ("version",)]

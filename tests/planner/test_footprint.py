@@ -1,4 +1,4 @@
-"""What `heterps plan --problem FILE` loads and holds: no framework, no compiler, little memory."""
+"""Imports and memory of `heterps plan --problem FILE`: no framework, no compiler, little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frontier: every step of the staircase, each of them the cheapest there is."""
+"""The frontier: every step of the staircase, each with the cheapest plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.planner.problems import random_problem
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_step_is_missing(seed: int) -> None:
-    """Against all plans: on the frontier is what no other plan beats in price without being slower."""
+    """Against all plans: the frontier holds the plans that no other plan beats in price without being slower."""
     rng = np.random.default_rng([seed, 5])
     server = ["none", "rate", "fixed"][seed % 3]
     problem = random_problem(rng, 3, 2, most_pods=4, specialised=True, pods=seed % 2 == 0, server=server)

@@ -1,4 +1,4 @@
-"""What must hold for any problem (Hypothesis draws the seeds)."""
+"""Invariants of any problem (Hypothesis draws the seeds)."""
 
 from __future__ import annotations
 
@@ -133,8 +133,7 @@ def test_a_pool_that_costs_more_and_is_slower_than_another_changes_nothing(seed:
         for layer in problem.layers
         for t in [layer.pools[best.name]]
     )
-    # Unlimited and without a boundary of its own the worse pool could only serve to split a stage in two (erratum 23);
-    # a single layer rules that out.
+    # An unlimited worse pool could only serve to split a stage in two (erratum 23); a single layer excludes that.
     one = replace(problem, layers=problem.layers[:1])
     assert solve(replace(one, pools=(*one.pools, worse), layers=layers[:1])).rate == pytest.approx(
         solve(one).rate, rel=1e-8

@@ -1,4 +1,4 @@
-"""Jobs that share pools: the joint plan is the best of all, keeps every limit, and says so when there is none."""
+"""Jobs that share pools: the joint plan is optimal, keeps every limit, and infeasibility is reported."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def jobs_on_one_cluster(seed: int, count: int, layers: int, pools: int, most_pod
 
 
 def best_of_all(jobs: list[Problem]) -> float:
-    """The least sum of costs over all plans of all jobs, one pool being shared by all: exhaustive."""
+    """The least sum of costs over all plans of all jobs that share one pool: exhaustive."""
     limit = np.array([float(pool.max_pods) for pool in jobs[0].pools])
-    totals: dict[tuple[float, ...], float] = {(0.0,) * len(limit): 0.0}  # pods taken -> least cost of the jobs so far
+    totals: dict[tuple[float, ...], float] = {(0.0,) * len(limit): 0.0}  # pods used -> least cost of the jobs so far
     for job in jobs:
         plans = every_plan(job)
         cheapest: dict[tuple[float, ...], float] = {}

@@ -1,4 +1,4 @@
-"""Plans whose processes share the cores of one machine: the bound, its limits, and what becomes of plan and reasons."""
+"""Plans whose processes share the cores of one machine: the bound, its limits, and the effect on the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 100
 
 
 def measured_document(**changes: Any) -> dict[str, Any]:
-    """The problem of two layers, with processor seconds that are easy to add up (per batch of 100 samples)."""
+    """The problem of two layers, with processor seconds that are easy to add (per batch of 100 samples)."""
     value = document(minSamplesPerSecond=0, **changes)
     seconds = {"cpu": (0.12, 0.02), "gpu": (0.06, 0.01)}
     for layer in value["layers"]:
@@ -25,7 +25,7 @@ def measured_document(**changes: Any) -> dict[str, Any]:
             if times:
                 times["processorSeconds"], times["processorFixedSeconds"] = seconds[name]
     value["layers"][0]["pools"]["cpu"] |= {"transferProcessorSeconds": 0.03, "transferProcessorFixedSeconds": 0.01}
-    for times in value["layers"][1]["pools"].values():  # of no consequence after the last layer
+    for times in value["layers"][1]["pools"].values():  # irrelevant after the last layer
         times |= {"transferProcessorSeconds": 0.5, "transferProcessorFixedSeconds": 0.5}
     for pool, own, overhead in zip(value["pools"], (0.02, 0.04), (0.01, 0.02), strict=True):
         pool |= {"stageProcessorSeconds": own, "stageSeconds": overhead, "stageFixedSeconds": overhead}

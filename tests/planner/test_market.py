@@ -1,4 +1,4 @@
-"""Following prices: every dollar is accounted for, interruptions are survived, and wrong series are explained."""
+"""Following prices: every dollar is accounted for, interruptions are survived, and invalid series are explained."""
 
 from __future__ import annotations
 

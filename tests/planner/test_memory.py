@@ -1,4 +1,4 @@
-"""Memory limits: what fits into a pod, what needs several, and what is said if nothing fits."""
+"""Memory limits: what fits into a pod, what needs several, and the message if nothing fits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH = {"cpu": LayerTimes(0.002, 0.9), "gpu": LayerTimes(0.0002, 0.9)}
 
 
 def towers(gpu_memory: float | None, *, batch: int = 100, micro_batches: int = 1, floor: float = 0.0) -> Problem:
-    """Two layers: the first holds 10 bytes and 1 a sample, the second 40 bytes and 2 a sample."""
+    """Two layers: the first holds 10 bytes and 1 per sample, the second 40 bytes and 2 per sample."""
     return Problem(
         batch_size=1,
         samples=1e6,
@@ -51,7 +51,7 @@ def test_the_least_pods_hold_the_share_of_a_batch() -> None:
 
 
 def test_the_last_stage_of_several_holds_one_micro_batch_at_a_time() -> None:
-    # The first stage may have its whole share under way, a plan of one stage computes it at once.
+    # The first stage may have its whole share in flight; a plan of one stage computes it at once.
     assert least(towers(100.0, micro_batches=4)) == [[2.0, 7.0], [0.0, 1.0]]
 
 

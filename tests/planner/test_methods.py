@@ -1,4 +1,4 @@
-"""What holds for every registered method, and what is special about each of the paper's baselines."""
+"""Properties of every registered method, and of each of the paper's baselines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUMBERS = 20 * 48  # rounds x size of the problems below
 
 @pytest.fixture(autouse=True)
 def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial of a Gaussian process takes some tenths of a second, each round of a policy some hundredths."""
+    """Each trial of a Gaussian process takes tenths of a second, each round of a policy hundredths."""
     monkeypatch.setattr(learning, "_MOST_NUMBERS", NUMBERS)
     monkeypatch.setattr(bayesian, "_RANDOM", RANDOM)
     monkeypatch.setattr(bayesian, "_MODELLED", MODELLED)
@@ -136,14 +136,14 @@ print(json.dumps({{method: plan_with_seed(method) for method in METHODS}}))
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_same_seed_gives_the_same_plan(method: str, plans_of_another_process: dict[str, str]) -> None:
-    """In this process, where others were made before, and in another one."""
+    """In this process, after other plans, and in another process."""
     assert plan_with_seed(method) == plan_with_seed(method) == plans_of_another_process[method]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("moment", [0, 1, 2, 6])
 def test_a_deadline_gives_the_best_plan_so_far_or_an_error(method: str, moment: int) -> None:
-    """The clock is the number of times that a method asked for it."""
+    """The clock is the number of times that a method read it."""
     problem = easy_problem(1)
     now = -1.0
 
@@ -157,7 +157,7 @@ def test_a_deadline_gives_the_best_plan_so_far_or_an_error(method: str, moment: 
     except DeadlineError:
         return
     if isinstance(result, Infeasible):
-        # Said of the whole problem it would be wrong; of some schedules it has to be true.
+        # For the whole problem this would be wrong; for some schedules it must be true.
         assert method in RESTRICTED
         assert isinstance(plan(problem, method), Infeasible)
         return
@@ -196,7 +196,7 @@ def test_a_search_asks_for_the_time_after_every_batch(method: str, monkeypatch: 
     try:
         METHODS[method](Task(problem, build_segments(problem), 0, should_stop))
     except DeadlineError:
-        assert method != "genetic"  # whose first batch holds feasible plans
+        assert method != "genetic"  # its first batch contains feasible plans
     assert asked == 4
     assert len(batches) == 3
     assert max(batches) <= 256
@@ -270,7 +270,7 @@ def test_greedy_takes_the_cheapest_prefix_layer_by_layer() -> None:
     segments = build_segments(problem)
     chosen: list[int] = []
     for layer in range(4):
-        # The oracle: a problem that really ends after this layer, whose last stage sends nothing.
+        # The oracle: a problem that really ends after this layer, with a last stage that sends nothing.
         short = build_segments(replace(problem, layers=problem.layers[: layer + 1]))
         rates = Evaluator(short).rates(np.array([[*chosen, t] for t in range(3)]))
         chosen.append(int(rates.argmin()))
@@ -331,7 +331,7 @@ def test_the_genetic_method_improves_on_its_first_population() -> None:
 
 
 def test_the_bayesian_method_learns_from_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its proposals cost less on average than random schedules of the same number."""
+    """Its proposals cost less on average than the same number of random schedules."""
     monkeypatch.setattr(bayesian, "_MODELLED", 6)
     problem = roomy_problem(6)
     segments = build_segments(problem)
@@ -353,7 +353,7 @@ def test_the_bayesian_method_learns_from_what_it_has_seen(monkeypatch: pytest.Mo
 
 
 def test_the_bayesian_method_stops_in_the_middle_of_a_fit() -> None:
-    """The clock is the number of times that somebody asked for it; the fit asks at each of its many steps."""
+    """The clock is the number of times it was read; the fit reads it at each of its many steps."""
     problem = roomy_problem(6)
     trials = 3 + RANDOM + MODELLED
     asked = 0

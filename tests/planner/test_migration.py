@@ -1,4 +1,4 @@
-"""Changing a running plan: exact over all plans, and readier to change the more samples are left."""
+"""Changing a running plan: exact over all plans, and more likely to change with more remaining samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decide(problem: Problem, running: Plan, left: float | None = None) -> Move |
 
 
 def best_of_all(problem: Problem, running: Plan) -> float:
-    """The least cost over all plans, each with its own change; exhaustive."""
+    """The least cost over all plans, each with its own cost of change; exhaustive."""
     plans = every_plan(problem)
     have = dict.fromkeys((pool.name for pool in problem.pools), 0)
     for stage in running.stages:

@@ -33,7 +33,7 @@ NUM_PROBLEMS = 2000
 
 
 def check_choice(segments: Segments, choice: Choice, floor: float) -> None:
-    """The plan is what it claims to be."""
+    """Assert that the plan is consistent."""
     again = choice_of(segments, list(choice.stages), list(choice.pods), choice.server_pods)
     assert again.throughput == pytest.approx(choice.throughput, rel=1e-12)
     assert again.throughput >= floor * (1 - 2e-9)
@@ -72,7 +72,7 @@ def test_the_optimum_equals_brute_force_on_two_thousand_random_problems() -> Non
         assert result.bound == result.rate, seed
         kinds["limits matter"] += result.limits_mattered
         check_choice(segments, result.choice, problem.min_samples_per_second)
-    # The sample is worth something only if it has all of these; none may be the rule. The next test has more limits.
+    # The sample is useful only if all of these occur; none may dominate. The next test has more limits.
     assert kinds.pop("limits matter") >= NUM_PROBLEMS // 50
     assert set(kinds) == {"one layer", "one pool", "equal prices", "no floor", "out of reach"}
     assert min(kinds.values()) >= NUM_PROBLEMS // 20, kinds
@@ -101,7 +101,7 @@ def test_the_optimum_equals_brute_force_where_shared_limits_bind() -> None:
         unlimited = replace(segments, limit_T=segments.limit_T * 100)
         binding += minimise(unlimited).rate < result.rate * (1 - 1e-6)
         searched += result.num_labels > 0
-    # The sample is worth something only if limits bind and the label search is needed.
+    # The sample is useful only if limits bind and the label search is needed.
     assert binding >= 48
     assert searched >= 18
 
@@ -115,7 +115,7 @@ def test_the_optimum_equals_brute_force_on_longer_models(seed: int) -> None:
 
 
 def highs_price(segments: Segments, theta: float) -> float:
-    """Least price per hour at a throughput by mixed-integer programming, infinity if there is none."""
+    """Least price per hour at a throughput by mixed-integer programming, infinity if infeasible."""
     need = segments.pods(np.array([theta]))[0]
     usable = [tuple(map(int, index)) for index in np.argwhere(np.isfinite(need))]
     pods = np.array([need[index] for index in usable])
@@ -269,7 +269,7 @@ def test_a_search_that_was_never_begun_gives_a_valid_bound_that_says_something()
 
 
 def test_a_label_search_asks_for_the_time_again_and_again() -> None:
-    """A thousand labels at a time, however many come from one."""
+    """A thousand labels at a time, even if they come from one."""
     segments = build_segments(with_floor(random_problem(np.random.default_rng(5), 40, 6, most_pods=9), 0.93))
     points = Points(segments, search_prices(segments), np.array([segments.floor]))
     asked = 0

@@ -1,4 +1,4 @@
-"""Plans as users see them: JSON, methods, refusals, reasons, deadlines."""
+"""Plans as users see them: JSON, methods, refusals, explanations, deadlines."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_pool_that_cannot_run_a_layer_is_never_chosen(cell: str) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_draws_follow_the_probabilities_along_the_drawn_choices(cell: str) -> None:
-    """Frequencies of whole schedules against the likelihood that the forced run gives them."""
+    """Frequencies of whole schedules against the likelihood from the forced run."""
     problem = problem_of(13, num_layers=3, num_pools=2)
     weights = initial_parameters(np.random.default_rng(3), cell, dtype=np.float64)
     encoded = Network(weights, cell).encode(inputs_of(problem))

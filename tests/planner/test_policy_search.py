@@ -1,4 +1,4 @@
-"""Segment moves: prices of all neighbours against a direct computation, and what descents reach."""
+"""Segment moves: prices of all neighbours against a direct computation, and the results of descents."""
 
 from __future__ import annotations
 

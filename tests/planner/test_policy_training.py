@@ -1,4 +1,4 @@
-"""Training of the shipped policy: jobs with their optima, groups that are kept, and a network that learns from them."""
+"""Training of the shipped policy: jobs with their optima, stored groups, and a network that learns from them."""
 
 from __future__ import annotations
 

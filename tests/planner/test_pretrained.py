@@ -1,4 +1,4 @@
-"""The method pretrained: its file, the problems it refuses, and what it answers on models it has never seen."""
+"""The method pretrained: its file, the problems it rejects, and its plans for unseen models."""
 
 from __future__ import annotations
 

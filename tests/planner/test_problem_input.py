@@ -1,4 +1,4 @@
-"""Every field of a problem file: what is wrong with it is said, and where."""
+"""Every field of a problem file: errors state the fault and its path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING = object()
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The hand-made problem with one field changed (or removed)."""
+    """Return the hand-written problem with one field changed (or removed)."""
     result = copy.deepcopy(document())
     target: Any = result
     *parents, name = path.split("/")

@@ -1,4 +1,4 @@
-"""The methods rl-lstm and rl-rnn: they learn, they are reproducible, they end; and Algorithm 1 with its errata."""
+"""The methods rl-lstm and rl-rnn: learning, reproducibility, termination; and Algorithm 1 with its errata."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def learned(problem: Problem, cell: str, seed: int, settings: Settings) -> tuple
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_policy_itself_gets_better_than_its_first_samples(cell: str) -> None:
-    """Without segment moves: what improves is what the network draws, on average and not only at best."""
+    """Without segment moves: the network's own draws improve, on average and not only at best."""
     settings = Settings(rounds=60, samples=32, patience=60, starts=0, replayed=8)
     learning, _ = learned(problem_of(3), cell, 0, settings)
     first, last = np.mean(learning.mean_score[:3]), np.mean(learning.mean_score[-3:])
-    assert last < first - 0.3  # log cost: a quarter cheaper or much less infeasible
+    assert last < first - 0.3  # log cost: a quarter cheaper or much closer to feasible
     assert learning.entropy[-1] < 0.7 * learning.entropy[0]
     assert learning.best_score == sorted(learning.best_score, reverse=True)
 
@@ -72,7 +72,7 @@ def test_learning_ends_when_it_has_converged() -> None:
     learning, evaluator = learned(problem, "lstm", 0, Settings(rounds=100, samples=8, patience=5))
     assert learning.converged
     assert len(learning.mean_score) < 20
-    assert evaluator.num_evaluated <= 8  # all schedules there are
+    assert evaluator.num_evaluated <= 8  # the number of all schedules
 
 
 def test_learning_stops_within_a_round_of_the_deadline() -> None:
@@ -108,7 +108,9 @@ CORRECTED = replace(VARIANTS["best plan"], rounds=80, plans=16, rate=2e-2)
 
 
 def gain(variant: Variant, num_layers: int = 6) -> float:
-    """How much cheaper the plans of the last rounds are than those of the first; without a floor all have a cost."""
+    """Return how much cheaper the plans of the last rounds are than those of the first; without a floor all have a
+    cost.
+    """
     problem = random_problem(np.random.default_rng(4), num_layers, 2, most_pods=400)
     costs = run(problem, variant, 0).mean_cost
     return 1 - float(np.mean(costs[-5:]) / np.mean(costs[:5]))

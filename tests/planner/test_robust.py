@@ -1,4 +1,4 @@
-"""Robust plans, in worlds that were drawn after the plan was made."""
+"""Robust plans, in worlds drawn after planning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_WORLDS = 2_000
 
 
 def throughputs(problem: Problem, found: Plan, error: float, rng: np.random.Generator) -> FloatArray:
-    """What a plan reaches in worlds whose times differ from the profile by independent lognormal errors."""
+    """The throughput of a plan in worlds whose times differ from the profile by independent lognormal errors."""
     slowest = np.zeros(NUM_WORLDS)
     for stage in found.stages:
         compute = np.zeros(NUM_WORLDS)
@@ -53,7 +53,7 @@ def test_the_robust_plan_keeps_the_floor_in_worlds_where_the_nominal_one_misses_
         missed_robust.append(float((reached < floor).mean()))
         assert robust.robust is not None
         assert robust.robust.confidence == pytest.approx(1 - missed_robust[-1], abs=0.02)
-        # The promised throughput is the one that holds, the expected one that of a correct profile.
+        # The promised throughput is the guaranteed one, the expected throughput that of a correct profile.
         assert float((reached < robust.throughput).mean()) <= 0.06
         assert float(np.median(reached)) <= robust.robust.expected_throughput * 1.05
         assert robust.robust.expected_throughput >= robust.throughput
@@ -62,7 +62,7 @@ def test_the_robust_plan_keeps_the_floor_in_worlds_where_the_nominal_one_misses_
     assert len(missed_robust) >= 10
     assert max(missed_robust) < 0.05
     assert max(missed_nominal) > 0.2
-    # A margin has its price, in this sample about three times the error: sequential parts make speed dear.
+    # A margin has a price, in this sample about three times the error: sequential parts make speed expensive.
     assert -1e-9 <= float(np.mean(dearer)) < 4 * error
 
 

@@ -177,7 +177,7 @@ def test_lines_of_a_table() -> None:
     assert lines([1, 2], [1.0, 0.75]) == [(0.0, 0.5, 0.5), (1.0, 0.5, 0.5), (2.0, 0.5, 0.5)]
     # Faster than in proportion: beyond the table it stays in proportion, no time becomes negative.
     assert lines([1, 2], [1.0, 0.25])[-1] == (2.0, 0.0, 0.5)
-    # Slower with more units: fewer units than measured are not taken to be faster.
+    # Slower with more units: fewer units than measured are not assumed faster.
     assert lines([2, 4], [1.0, 1.5])[0] == (0.0, 1.0, 0.0)
 
 

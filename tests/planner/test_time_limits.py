@@ -1,4 +1,4 @@
-"""What a method still does after its time is up, counted in steps and not in seconds."""
+"""Work of a method after its deadline, counted in steps and not in seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tight(num_layers: int, num_pools: int) -> Problem:
 
 
 class Steps:
-    """A time limit that ends at a certain look at the clock, and the steps taken after it."""
+    """A time limit that ends at the n-th reading of the clock, and the steps after it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
         self.left = looks

@@ -1,4 +1,4 @@
-"""What-if settings change exactly what they name, and wrong ones are explained."""
+"""What-if settings change exactly the named fields, and invalid ones are explained."""
 
 from __future__ import annotations
 

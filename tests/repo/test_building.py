@@ -1,4 +1,4 @@
-"""How the test cluster's programs are built and fetched, with a Go that only pretends to compile."""
+"""Building and fetching the test cluster's programs, with a fake Go."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.golang import environment, go_problem
 from tests.cluster.schemas import make_schemas, schema_folder
 
-# Writes what it is asked into `asked`, and a program for each package, unless a file `broken` names the module.
-# The program is a controller-gen: it writes a schema for each package that it is given.
+# Writes its arguments to `asked`, and a program for each package, unless a file `broken` names the module. The program
+# acts as controller-gen: it writes a schema for each package that it is given.
 GO = """\
 #!/bin/sh
 echo "$(basename "$PWD") $1" >> "$HERE/asked"
@@ -36,7 +36,7 @@ done
 
 
 class Machine:
-    """A machine with that Go."""
+    """A machine with the fake Go."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Machine:
         (self.folder / file).write_text(text)
 
     def asked(self, verb: str) -> list[str]:
-        """The modules in which Go was asked for something, in order."""
+        """Return the modules for which Go was called, in order."""
         file = self.folder / "asked"
         lines = file.read_text().splitlines() if file.exists() else []
         return [line.split()[0] for line in lines if line.split()[1] == verb]
@@ -113,7 +113,7 @@ def test_schemas_are_a_product_of_the_build(machine: Machine) -> None:
     make_schemas(machine.said.append)
     assert {file.name for file in schema_folder().iterdir()} == {"v1alpha1", "v1beta1"}
     assert schema_folder().parent == path_of(CONTROLLER_GEN).parent
-    # All of it is there: neither Go nor its sources are asked for again.
+    # Everything exists: neither Go nor its sources are requested again.
     shutil.rmtree(machine.folder / "bin")
     make_schemas(machine.said.append)
 
@@ -149,7 +149,7 @@ def test_a_go_that_is_too_old_is_told(machine: Machine, version: str, problem: s
 def test_where_nothing_can_be_built_the_tests_say_so_themselves(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No failure of the build: it has not been tried."""
+    """Not a build failure: nothing was tried."""
     monkeypatch.setattr(runs, "prepare_tests", lambda say: build(FOR_TESTS, say))
     for obstacle, told in [("go", "go is not installed"), ("root", "not root")]:
         with monkeypatch.context() as patch:

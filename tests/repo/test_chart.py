@@ -1,4 +1,4 @@
-"""The chart agrees with the rest of the repository. What it renders is tested with Helm in tests/cluster."""
+"""The chart agrees with the rest of the repository. tests/cluster renders it with Helm."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CHART = ROOT / "helm" / "heterps"
 
 
 def test_the_chart_installs_the_custom_resources_of_the_repository() -> None:
-    """A link, which Helm packs the content of: a copy would grow old."""
+    """A link, whose content Helm packs: a copy would become stale."""
     assert (CHART / "files" / "crds").resolve() == ROOT / "crds"
     assert len(list((CHART / "files" / "crds").glob("*.yaml"))) == 2
 
 
 def test_an_annotation_finds_its_place_in_every_custom_resource() -> None:
-    """The template puts `helm.sh/resource-policy` below the only `metadata:` that is not indented."""
+    """The template puts `helm.sh/resource-policy` below the only unindented `metadata:`."""
     for path in (CHART / "files" / "crds").glob("*.yaml"):
         assert path.read_text().count("\nmetadata:\n") == 1
         assert "annotations" not in yaml.safe_load(path.read_text())["metadata"]
@@ -34,7 +34,7 @@ def test_versions_agree() -> None:
 
 
 def keys(values: Any, schema: Any, where: str = "") -> list[str]:
-    """Every value that has a fixed set of fields, with those that only one of the two files knows."""
+    """Return every value with a fixed set of fields, and fields that only one of the two files knows."""
     if "properties" not in schema or not isinstance(values, dict):
         return []
     assert schema["additionalProperties"] is False, f"{where or 'values'} takes misspelt fields"

@@ -1,4 +1,4 @@
-"""What the documents say about the repository is so, and nothing in it belongs to one machine."""
+"""The documents match the repository, and contain nothing that belongs to one machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Spelled in parts, so that this file does not contain what it looks for.
+# Split, so that this file does not contain the strings that it searches for.
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:" + "|".join(("work/(?:main|shared)", "root/", "home/[a-z]+/")) + ")")
-# Where packages come from is the business of the machine that installs them. Image references in Kubernetes manifests
-# are another matter: they always name a host.
+# Package sources depend on the installing machine. Image references in Kubernetes manifests are different: they always
+# name a host.
 REGISTRIES = re.compile(
     r"\b(?:" + "|".join(f"{a}\\.{b}" for a, b in (
         ("pypi", "org"), ("pythonhosted", "org"), ("download.pytorch", "org"), ("npmjs", "(?:com|org)"),
@@ -26,7 +26,7 @@ REGISTRIES = re.compile(
 
 
 def tracked_texts() -> list[tuple[str, str]]:
-    """Names and contents of all text files that git knows."""
+    """Return names and contents of all text files in git."""
     try:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
@@ -93,7 +93,7 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
 
 
 def imported(folder: str) -> dict[str, str]:
-    """Modules of others that the code below a folder imports, and a file that does."""
+    """Return imported third-party modules of the code in a folder, each with a file that imports it."""
     ours = {"heterps_planner", "heterps_operator", "heterps_runtime"}
     found: dict[str, str] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -130,7 +130,7 @@ def test_a_package_imports_only_what_its_extra_names(package: str, extras: tuple
 def test_what_is_not_shipped_imports_only_what_is_declared(folder: str) -> None:
     distributions = packages_distributions()
     for module, where in imported(folder).items():
-        names = {requirement_name(name) for name in distributions.get(module, [])}  # none: one of our own
+        names = {requirement_name(name) for name in distributions.get(module, [])}  # none: our own module
         assert not names or names & declared_dependencies() or "heterps" in names, f"{where} imports {module}"
 
 

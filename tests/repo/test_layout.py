@@ -1,4 +1,4 @@
-"""Guards on the repository's shape."""
+"""Guards of the repository's layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_no_test_package_is_named_like_a_stdlib_module() -> None:
 
 
 def test_every_test_folder_is_a_package() -> None:
-    """Without `__init__.py` two test files of one name in two folders would collide."""
+    """Without `__init__.py`, two test files of the same name in two folders would collide."""
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     assert folders
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []

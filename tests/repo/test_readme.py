@@ -1,4 +1,4 @@
-"""What the README and docs/architecture.md name is there: commands, options, files."""
+"""Commands, options and files named in the README and docs/architecture.md exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(name: str) -> str:
 
 @functools.cache
 def help_of(verb: str) -> str:
-    """What `heterps VERB --help` prints; nothing if there is no such command."""
+    """Return the output of `heterps VERB --help`; empty if there is no such command."""
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
         main([verb, "--help"])
     return shown.getvalue()

@@ -1,4 +1,4 @@
-"""How the tests are run, and the line that sums them up: real runs of pytest, over tests that end in every way."""
+"""Running and summarising the tests: real pytest runs over tests with every kind of result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SKIPS = "import pytest\ndef test_skips(): pytest.skip('not here')"
 
 @pytest.fixture(autouse=True)
 def _plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the plug-ins that are installed, none is needed here: each run of pytest starts in half the time."""
+    """No installed plugin is needed here, and each pytest run starts in half the time without them."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "")
 
@@ -61,7 +61,7 @@ def unprepared() -> None:
 
 
 def last_line(shown: str) -> str:
-    """The last line, without the time."""
+    """Return the last line, without the time."""
     return re.sub(r" in \d+\.\d\ds", " in T", shown.splitlines()[-1])
 
 
@@ -80,7 +80,7 @@ def test_every_ending_is_counted_over_all_parts(tmp_path: Path, capfd: pytest.Ca
     assert run(parts, tmp_path / "results") == 1
     line = capfd.readouterr().out.splitlines()[-1]
     assert (tmp_path / "results" / "summary.txt").read_text() == f"{line}\n"
-    # A test that breaks later counts twice, as with pytest.
+    # A test that fails again in teardown counts twice, as in pytest.
     assert last_line(line) == (
         "=== 5 passed, 2 failed, 3 skipped, 3 errors in T (2 skipped: no CUDA device; 1 skipped: needs root) ==="
     )
@@ -147,7 +147,7 @@ def test_fetches_nothing():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_ended_ends_its_tests_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGINT goes to all programs of a terminal, SIGTERM to the first one."""
+    """SIGINT reaches all programs of a terminal, SIGTERM only the first one."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     parts = [

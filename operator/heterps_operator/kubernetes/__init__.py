@@ -1,1 +1,1 @@
-"""HeterPS on Kubernetes: builders and readers of its objects, and what they need of the API server."""
+"""HeterPS on Kubernetes: builders and readers of its objects, and the API client."""

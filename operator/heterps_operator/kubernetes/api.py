@@ -1,7 +1,7 @@
 """A thin client of the Kubernetes API: JSON in, JSON out.
 
-The official client brings credentials of every kind and the connections; its generated models are not used. What may
-pass is tried again for some seconds, everything else is an `ApiError` with the API server's own words.
+The official client provides credentials of every kind and the connections; its generated models are not used. Transient
+errors are retried for some seconds, every other error is an `ApiError` with the API server's message.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["ApiError", "KubernetesApi", "connect"]
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 30.0
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 3.0
-_PATIENCE_SECONDS = 8.0  # for all pauses of one request together: the control loop's turns must stay short
-_PAGE = 500  # objects of one answer
-_SMALL_PAGE = 200  # where they are not all kept: a pod takes 80 kB while it is read
+_PATIENCE_SECONDS = 8.0  # for all pauses of one request: the control loop's turns must stay short
+_PAGE = 500  # objects per response
+_SMALL_PAGE = 200  # where objects are not all kept: a pod takes 80 kB while it is parsed
 _LOG_BYTES = 65_536
 _CONNECTIONS = 16
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
@@ -40,7 +40,7 @@ _PIECE_BYTES = 65_536
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 OnRequest = Callable[[str, str, int, float], None]
-_Failures = list["ApiError"]  # inside the client `list` is its method
+_Failures = list["ApiError"]  # inside the client, `list` is its method
 
 
 class ApiError(HeterpsError):
@@ -49,8 +49,8 @@ class ApiError(HeterpsError):
     Attributes:
         code: the HTTP status; 0 if there was no answer.
         reason: the reason for programs, such as AlreadyExists.
-        message: the API server's own words.
-        retry_after: seconds that it asks to wait for, if it does.
+        message: the API server's message.
+        retry_after: seconds that it asks the client to wait, or None.
     """
 
     def __init__(self, code: int, reason: str, message: str, retry_after: float | None = None) -> None:
@@ -73,18 +73,18 @@ def connect(
     on_request: OnRequest | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> KubernetesApi:
-    """A client of the cluster that this process runs in, or that a kubeconfig names.
+    """Return a client of the cluster that this process runs in, or that a kubeconfig names.
 
     Args:
         kubeconfig: path of a kubeconfig; None: the pod's service account, else $KUBECONFIG or ~/.kube/config.
-        context: of the kubeconfig; None: its current one.
-        on_request: is told of every request.
-        sleep: waits before a request is tried again.
+        context: context of the kubeconfig; None: the current one.
+        on_request: called for every request.
+        sleep: waits before a retry.
 
     Raises:
         ClusterError: there are no usable credentials.
     """
-    # Here, because it imports thousands of models: whoever needs no cluster must not wait for them.
+    # Imported here because it imports thousands of models, and commands without a cluster must not wait for them.
     from kubernetes import client, config
 
     load_service_account: Callable[..., None] = config.load_incluster_config
@@ -100,18 +100,18 @@ def connect(
         raise ClusterError(
             "NoKubeconfig", f"no access to a cluster: {error}; check --kubeconfig and --context, or that kubectl works"
         ) from error
-    configuration.retries = False  # KubernetesApi tries again by itself
+    configuration.retries = False  # KubernetesApi retries itself
     configuration.connection_pool_maxsize = _CONNECTIONS
     return KubernetesApi(client.ApiClient(configuration), on_request=on_request, sleep=sleep)
 
 
 class KubernetesApi:
-    """Requests to one API server; safe in any thread.
+    """Requests to one API server. Thread-safe.
 
     Args:
         api_client: the official client, for its credentials and connections.
-        on_request: told of every request: verb, resource, HTTP status (0: no answer) and seconds.
-        sleep: waits before a request is tried again.
+        on_request: called for every request with verb, resource, HTTP status (0: no answer) and seconds.
+        sleep: waits before a retry.
     """
 
     def __init__(
@@ -127,17 +127,17 @@ class KubernetesApi:
 
     @property
     def configuration(self) -> Any:
-        """The official client's configuration: for other clients of the same API server."""
+        """The official client's configuration, for other clients of the same API server."""
         return self._client.configuration
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._client.rest_client.pool_manager.clear()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """One object; None if it is not there."""
+        """Return an object; None if it does not exist."""
         try:
             return self._json("get", "GET", path)
         except ApiError as error:
@@ -148,13 +148,13 @@ class KubernetesApi:
     def list(
         self, path: str, label_selector: str = "", field_selector: str = "", limit: int = _PAGE
     ) -> tuple[list[dict[str, Any]], str]:
-        """All objects of a kind.
+        """Return all objects of a kind.
 
         Args:
-            path: of the collection.
-            label_selector: only those with these labels, as `kubectl --selector` takes it.
-            field_selector: only those with these fields.
-            limit: objects of one request; there are as many requests as it takes.
+            path: path of the collection.
+            label_selector: selects by labels, in the syntax of `kubectl --selector`.
+            field_selector: selects by fields.
+            limit: objects per page; all pages are requested.
 
         Returns:
             The objects, with apiVersion and kind, and the resourceVersion to watch from.
@@ -170,20 +170,20 @@ class KubernetesApi:
         return items, version
 
     def each(self, path: str, label_selector: str = "", limit: int = _SMALL_PAGE) -> Iterator[dict[str, Any]]:
-        """All objects of a kind one by one, of which never more than one page is in memory.
+        """Yield all objects of a kind, with at most one page in memory.
 
-        Where the list takes so long that it has to be begun again, objects come a second time.
+        If the list takes so long that it must restart, objects are yielded again.
 
         Args:
-            path: of the collection.
-            label_selector: only those with these labels.
-            limit: objects of one request.
+            path: path of the collection.
+            label_selector: selects by labels.
+            limit: objects per page.
         """
         for page, _ in self._pages(path, {"labelSelector": label_selector, "limit": limit}):
             yield from _items(page)
 
     def log_tail(self, namespace: str, pod: str, lines: int, container: str = CONTAINER) -> tuple[str, ...]:
-        """The last lines of a container's log that are not blank; none if it cannot be read (any more)."""
+        """Return the last non-blank lines of a container's log; empty if it cannot be read."""
         query = {"container": container, "tailLines": lines, "limitBytes": _LOG_BYTES}
         try:
             text = self._request("get", "GET", f"{pod_path(namespace, pod)}/log", query=query, patient=False)
@@ -193,15 +193,15 @@ class KubernetesApi:
         return tuple(line.rstrip() for line in words.splitlines() if line.strip())[-lines:]
 
     def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
-        """The lines of an answer that goes on: a watch, or the log of a pod.
+        """Yield the lines of a streaming response: a watch, or the log of a pod.
 
         Args:
-            path: of the collection or the log.
-            query: its parameters.
-            read_seconds: without anything from the server after which the connection counts as lost.
+            path: path of the collection or the log.
+            query: query parameters.
+            read_seconds: seconds of silence after which the connection counts as lost.
 
         Raises:
-            ApiError: the server refuses; with code 0, the connection is lost.
+            ApiError: the server refused; code 0: the connection was lost.
         """
         target = _target(path, query)
         response = self._send("watch", "GET", target, None, "application/json", read_seconds)
@@ -224,28 +224,28 @@ class KubernetesApi:
         """Create an object in a collection; `ApiError` 409 if its name is taken.
 
         Args:
-            path: of the collection.
+            path: path of the collection.
             body: the object.
-            strict: refuse fields that the API server does not know, instead of dropping them.
+            strict: reject unknown fields instead of dropping them.
         """
         item = f"{path}/{body['metadata'].get('name', '')}"
         return self._write("create", "POST", path, body, item, {"fieldValidation": "Strict"} if strict else None)
 
     def replace(self, path: str, body: Json) -> dict[str, Any]:
-        """Replace an object; `ApiError` 409 if it is not of the body's resourceVersion any more."""
+        """Replace an object; `ApiError` 409 if its resourceVersion differs from the body's."""
         return self._write("update", "PUT", path, body, path)
 
     def apply(
         self, path: str, body: Json, field_manager: str = "heterps", force: bool = True, *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Create an object or set the fields that the body has (server-side apply).
+        """Create an object or set the body's fields (server-side apply).
 
         Args:
-            path: of the object.
-            body: it, with the fields that are to be set.
-            field_manager: who owns these fields from now on.
-            force: take fields that others own.
-            dry_run: only find out whether it would be taken.
+            path: path of the object.
+            body: the object, with the fields to set.
+            field_manager: the new owner of these fields.
+            force: take over fields with other owners.
+            dry_run: only validate.
         """
         query = {
             "fieldManager": field_manager,
@@ -255,16 +255,16 @@ class KubernetesApi:
         return self._json("apply", "PATCH", path, body, "application/apply-patch+yaml", query)
 
     def patch(self, path: str, body: Json) -> dict[str, Any]:
-        """Change fields of an object (JSON merge patch: null removes one)."""
+        """Change fields of an object (JSON merge patch: null removes a field)."""
         return self._json("patch", "PATCH", path, body, "application/merge-patch+json")
 
     def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
-        """Delete an object; one that is not there (any more) is fine.
+        """Delete an object; a missing one is not an error.
 
         Args:
-            path: of the object.
-            grace_seconds: for a pod's containers to end by themselves; None: what the pod says.
-            uid: only if it is this very object, not another of its name.
+            path: path of the object.
+            grace_seconds: grace period of a pod's containers; None: the pod's own.
+            uid: delete only the object with this uid.
         """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -280,7 +280,7 @@ class KubernetesApi:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _pages(self, path: str, query: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """A list page by page; True: it begins again, because it took too long to read."""
+        """Yield a list page by page, with True when it restarts because reading took too long."""
         token, restarted = "", False
         while True:
             again = False
@@ -299,9 +299,9 @@ class KubernetesApi:
     def _write(
         self, verb: str, method: str, path: str, body: Json, item: str, query: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Send an object that must not be written over another's.
+        """Send an object that must not overwrite another's.
 
-        A request that broke off may have been carried out: then the second attempt finds its own work in the way.
+        A request whose connection broke may have succeeded: then the retry conflicts with its own result.
         """
         attempts: _Failures = []
         try:
@@ -342,17 +342,17 @@ class KubernetesApi:
         failures: _Failures | None = None,
         patient: bool = True,
     ) -> bytes:
-        """Send a request, again if that may help.
+        """Send a request, and retry transient errors.
 
         Args:
-            verb: for those who count requests.
-            method: of HTTP.
-            path: of the API.
-            body: to send.
-            content_type: of the body.
-            query: parameters; empty ones are left out.
-            failures: gets those that were followed by another attempt.
-            patient: whether to try again at all.
+            verb: Kubernetes verb, for metrics.
+            method: HTTP method.
+            path: API path.
+            body: request body.
+            content_type: media type of the body.
+            query: query parameters; empty ones are omitted.
+            failures: receives the failures that were retried.
+            patient: whether to retry at all.
         """
         target = _target(path, query or {})
         waited = 0.0
@@ -381,7 +381,7 @@ class KubernetesApi:
     def _send(
         self, verb: str, method: str, target: str, body: Json | None, content_type: str, read_seconds: float
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request once and return an answer that says yes; its body is not read yet."""
+        """Send a request once and return a successful response, whose body is not read yet."""
         headers = {**self._client.default_headers, "Accept": "application/json, */*"}
         if body is not None:
             headers["Content-Type"] = content_type
@@ -408,7 +408,7 @@ class KubernetesApi:
 
 
 def _items(page: Json) -> list[dict[str, Any]]:
-    """The objects of a list, which does not say of each what it is."""
+    """Return the objects of a list, with the apiVersion and kind that the list omits."""
     head = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
     return [{**head, **item} for item in page.get("items") or ()]
 
@@ -419,7 +419,7 @@ def _target(path: str, query: Mapping[str, Any]) -> str:
 
 
 def _refusal(method: str, path: str, code: int, retry_after: str | None, data: bytes) -> ApiError:
-    """An answer that is no success: a Status object, or the words of something in between."""
+    """Return the error for a failed response: a Status object, or the text of a proxy."""
     words = data.decode("utf-8", "replace").strip()
     try:
         status = json.loads(words)
@@ -431,14 +431,14 @@ def _refusal(method: str, path: str, code: int, retry_after: str | None, data: b
 
 
 def _pause(target: str, attempt: int) -> float:
-    """Seconds before the next attempt: twice as long each time, and other ones for other requests and processes."""
+    """Return the pause before the next attempt in seconds: exponential, with jitter between requests and processes."""
     longest = min(_FIRST_PAUSE_SECONDS * 2.0**attempt, _LONGEST_PAUSE_SECONDS)
     digest = hashlib.sha256(f"{os.getpid()} {target} {attempt}".encode()).digest()
     return longest * (0.5 + 0.5 * digest[0] / 255)
 
 
 def _resource(path: str) -> str:
-    """The kind of object that a path is about, `pods` or `pods/log`: few values, for metrics."""
+    """Return the kind of object in a path, `pods` or `pods/log`: few distinct values, for metrics."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/..., /apis/GROUP/VERSION/...
     if len(parts) > 2 and parts[0] == "namespaces":

@@ -1,7 +1,7 @@
-"""Events on objects, mostly on a HeterPSJob: what happened, for `kubectl describe`.
+"""Events on objects, mostly on a HeterPSJob, for `kubectl describe`.
 
-The same event again raises the count of the one that is there, so a job that repeats itself does not fill the
-namespace. Events are a courtesy: one that cannot be written is dropped.
+A repeated event increases the count of the existing one, so a job cannot flood its namespace. Events are best-effort:
+one that cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from heterps_operator.state.status import Event
 
 __all__ = ["EventRecorder", "reference_to"]
 
-_LONGEST_MESSAGE = 1024  # of the API
+_LONGEST_MESSAGE = 1024  # limit of the API
 _REMEMBERED = 200  # events of one object
-_LONGEST_HEAD = 200  # characters of an object's name in its events' names
-_OF_THE_CLUSTER = "default"  # where the API server keeps events of objects without a namespace
+_LONGEST_HEAD = 200  # characters of an object's name in the names of its events
+_OF_THE_CLUSTER = "default"  # namespace of events about cluster-scoped objects
 _CONFLICT, _NOT_FOUND = 409, 404
 
 
 def reference_to(kind: str, item: Any) -> dict[str, Any]:
-    """An object as events refer to it; what cannot be told of a malformed one is left out.
+    """Return the reference of an object in events; unreadable fields of a malformed object are left out.
 
     Args:
-        kind: of the object.
+        kind: kind of the object.
         item: the object.
     """
     metadata = item.get("metadata") if isinstance(item, Mapping) else None
@@ -45,9 +45,9 @@ class EventRecorder:
     """Writes the events of one object.
 
     Args:
-        api: of the cluster.
+        api: API server of the cluster.
         about: the object (`reference_to`), with its name.
-        component: who reports.
+        component: reporting component.
     """
 
     def __init__(self, api: KubernetesApi, about: dict[str, Any], component: str = "heterps-operator") -> None:
@@ -57,7 +57,7 @@ class EventRecorder:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     def record(self, event: Event) -> None:
-        """Write an event, or count it."""
+        """Write an event, or increase its count."""
         namespace = str(self._about.get("namespace", _OF_THE_CLUSTER))
         name = self._name(event)
         count = self._counts.get(name, 0) + 1
@@ -71,7 +71,7 @@ class EventRecorder:
                 try:
                     self._api.patch(f"{events_path(namespace)}/{name}", {"count": count, "lastTimestamp": when})
                 except ApiError as error:
-                    if error.code != _NOT_FOUND:  # it expired: write it anew
+                    if error.code != _NOT_FOUND:  # it expired: create it again
                         raise
                 else:
                     return
@@ -96,12 +96,12 @@ class EventRecorder:
         try:
             self._api.create(events_path(namespace), body)
         except ApiError as error:
-            if error.code != _CONFLICT:  # an earlier operator has written it
+            if error.code != _CONFLICT:  # an earlier operator created it
                 raise
             self._api.patch(f"{events_path(namespace)}/{name}", {"lastTimestamp": when})
 
     def _name(self, event: Event) -> str:
-        """The same name for the same event of the same object."""
+        """Return a name that is the same for the same event of the same object."""
         text = "\n".join((str(self._about.get("uid")), event.type, event.reason, event.message))
         head = str(self._about["name"])[:_LONGEST_HEAD].rstrip("-.")
         return f"{head}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

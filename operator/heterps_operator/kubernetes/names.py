@@ -1,6 +1,6 @@
-"""Names, labels and addresses of a job's objects: pure, and the only place that spells them.
+"""Names, labels and addresses of a job's objects, defined only here. Pure.
 
-Every object of a job belongs to its HeterPSJob (ownerReferences), so that the cluster itself clears them away with it.
+Every object of a job is owned by its HeterPSJob (ownerReferences), so that the cluster garbage-collects it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
     "token_secret_name",
 ]
 
-CONTAINER = "heterps"  # of the runtime, in every pod
+CONTAINER = "heterps"  # name of the runtime's container in every pod
 COORDINATOR_PORT = 7400
 
 LABEL_JOB = f"{API_GROUP}/job"
@@ -70,7 +70,7 @@ ANNOTATION_PROCESS = f"{API_GROUP}/process"
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
-_DIGITS = 6  # of the digest that stands for what was cut off
+_DIGITS = 6  # of the digest that replaces truncated characters
 _PLURALS = {
     "ConfigMap": "configmaps",
     "HeterPSJob": "heterpsjobs",
@@ -104,7 +104,7 @@ def host_name(process: str) -> str:
 
 
 def service_name(job: str) -> str:
-    """Headless Service of a job, whose name is the pods' domain."""
+    """Headless Service of a job; its name is the pods' domain."""
     return job
 
 
@@ -114,12 +114,12 @@ def run_config_name(job: str) -> str:
 
 
 def token_secret_name(job: str) -> str:
-    """Secret of the token that the job's processes know each other by."""
+    """Secret of the token that authenticates the job's processes."""
     return f"{job}-token"
 
 
 def state_name(job: str) -> str:
-    """ConfigMap of what the controller must know after a restart."""
+    """ConfigMap of the controller's state."""
     return f"{job}-state"
 
 
@@ -135,12 +135,12 @@ def profile_config_name(pool: str, digest: str) -> str:
 
 
 def budget_name(job: str, members: str) -> str:
-    """PodDisruptionBudget of some members: `coordinator`, `ps`, `stage-0`."""
+    """PodDisruptionBudget of a group of members: `coordinator`, `ps`, `stage-0`."""
     return f"{job}-{members}"
 
 
 def gang_name(job: str, incarnation: int) -> str:
-    """Group of pods that a queue or scheduler admits together: a restart of everything is a new group."""
+    """Group of pods that a queue or scheduler admits together; a full restart starts a new group."""
     return f"{job}-{incarnation}"
 
 
@@ -151,7 +151,7 @@ def coordinator_address(ip: str) -> str:
 
 
 def _label(text: str, length: int) -> str:
-    """A text as a DNS label of at most that length; what had to change is told apart by digits of its digest."""
+    """Return a text as a DNS label of limited length; changed texts get digits of their digest to stay distinct."""
     plain = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
     if plain == text and len(text) <= length:
         return text
@@ -175,17 +175,17 @@ def job_labels(job: str) -> dict[str, str]:
 
 
 def job_selector(job: str, role: str | None = None) -> dict[str, str]:
-    """Labels that select a job's pods, all or those of one role."""
+    """Labels that select a job's pods, all or of one role."""
     return {LABEL_JOB: job} | ({} if role is None else {LABEL_ROLE: role})
 
 
 def label_selector(labels: Mapping[str, str]) -> str:
-    """Labels as the text of a selector, `a=1,b=2`."""
+    """Format labels as a selector, `a=1,b=2`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:
-    """Labels of a process's pod; what does not apply to its role is left out."""
+    """Labels of a process's pod, without those that do not apply to its role."""
     labels = {
         **job_labels(job),
         "app.kubernetes.io/component": spec.role,
@@ -201,10 +201,10 @@ def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:
 
 
 def owner_reference(job: Json) -> dict[str, Any]:
-    """The reference that makes an object a part of a job.
+    """Return the ownerReference to a job.
 
     Args:
-        job: the HeterPSJob as the API server gives it.
+        job: the HeterPSJob from the API server.
     """
     return {
         "apiVersion": API_VERSION,
@@ -217,9 +217,9 @@ def owner_reference(job: Json) -> dict[str, Any]:
 
 
 def job_owner(item: Json) -> tuple[str, str] | None:
-    """Name and uid of the HeterPSJob that an object says it belongs to; None if it says so of none.
+    """Return name and uid of the HeterPSJob in an object's ownerReferences, or None.
 
-    Labels are no evidence: anyone may write them. This is none either until there is a job of that uid.
+    Labels prove nothing, as any client may write them. Nor does the reference, until a job with that uid exists.
     """
     for owner in item["metadata"].get("ownerReferences") or ():
         group = str(owner.get("apiVersion")).partition("/")[0]
@@ -229,13 +229,13 @@ def job_owner(item: Json) -> tuple[str, str] | None:
 
 
 def is_of_name(item: Json, name: str) -> bool:
-    """Whether an object belongs to a job of that name, this one or an earlier one."""
+    """Whether an object belongs to a job of that name, the current or an earlier one."""
     owner = job_owner(item)
     return owner is not None and owner[0] == name
 
 
 def is_owned(item: Json, job: Json) -> bool:
-    """Whether an object belongs to this very job, not to somebody else or an earlier job of the name."""
+    """Whether an object belongs to this very job, not to another owner or an earlier job of the same name."""
     owner = job_owner(item)
     return owner is not None and owner[1] == str(job["metadata"]["uid"])
 
@@ -244,7 +244,7 @@ def is_owned(item: Json, job: Json) -> bool:
 
 
 def object_path(item: Mapping[str, Any]) -> str:
-    """Path of an object that is to be applied or replaced, by its apiVersion, kind, namespace and name."""
+    """Path of an object for apply or replace, from its apiVersion, kind, namespace and name."""
     version, kind, metadata = str(item["apiVersion"]), str(item["kind"]), item["metadata"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     namespace = f"/namespaces/{metadata['namespace']}" if metadata.get("namespace") else ""
@@ -252,7 +252,7 @@ def object_path(item: Mapping[str, Any]) -> str:
 
 
 def pods_path(namespace: str | None = None) -> str:
-    """Pods of a namespace, or of all."""
+    """Pods of a namespace, or of all namespaces."""
     return _core("pods", namespace)
 
 
@@ -262,7 +262,7 @@ def pod_path(namespace: str, name: str) -> str:
 
 
 def config_maps_path(namespace: str | None = None) -> str:
-    """ConfigMaps of a namespace, or of all."""
+    """ConfigMaps of a namespace, or of all namespaces."""
     return _core("configmaps", namespace)
 
 
@@ -282,12 +282,12 @@ def secret_path(namespace: str, name: str) -> str:
 
 
 def events_path(namespace: str | None = None) -> str:
-    """Events of a namespace, or of all."""
+    """Events of a namespace, or of all namespaces."""
     return _core("events", namespace)
 
 
 def jobs_path(namespace: str | None = None) -> str:
-    """HeterPSJobs of a namespace, or of all."""
+    """HeterPSJobs of a namespace, or of all namespaces."""
     where = f"/namespaces/{namespace}" if namespace else ""
     return f"/apis/{API_VERSION}{where}/heterpsjobs"
 

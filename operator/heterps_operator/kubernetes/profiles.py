@@ -1,6 +1,6 @@
-"""Measured profiles in ConfigMaps, so that the second job with the same model, data and pools starts to train at once.
+"""Measured profiles in ConfigMaps, so that a second job with the same model, data and pools trains at once.
 
-They belong to no job, as they are to outlive the one that measured them; a namespace's profiles are its own.
+They have no owner, as they must outlive the job that measured them. Namespaces do not share profiles.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FILE = "profile.json"
 
 
 class ConfigMapProfileCache:
-    """Profiles of earlier jobs of a namespace, by what they depend on.
+    """Profiles of earlier jobs of a namespace, keyed by their inputs.
 
     Args:
-        api: of the cluster.
-        namespace: of the job.
+        api: API server of the cluster.
+        namespace: namespace of the job.
         configuration: the run configuration: manifests with defaults.
     """
 
@@ -37,7 +37,7 @@ class ConfigMapProfileCache:
         self._configuration = configuration
 
     def load(self, pools: Sequence[str]) -> dict[str, Any]:
-        """The kept profiles of these pools; a damaged one is as good as none, it is measured again.
+        """Return the stored profiles of these pools; a damaged one is ignored, so that it is measured again.
 
         Raises:
             ApiError: the API server does not answer.
@@ -54,7 +54,7 @@ class ConfigMapProfileCache:
         return found
 
     def save(self, pool: str, profile: Json) -> None:
-        """Keep a profile; where the API server refuses (a quota, say), the next job measures again.
+        """Store a profile; if the API server refuses (a quota, say), the next job measures again.
 
         Raises:
             ApiError: the API server does not answer.
@@ -82,7 +82,7 @@ class ConfigMapProfileCache:
     def _name(self, pool: str) -> str:
         manifest = next(p for p in self._configuration["pools"] if p["metadata"]["name"] == pool)
         spec = manifest["spec"]
-        # The code lies in the image; the nodes that a pool stands for are those of its resource and labels.
+        # The image contains the code; resource and labels identify the nodes of a pool.
         source = json.dumps(
             [image_of(self._configuration["job"], manifest), spec.get("resourceName"), spec.get("nodeSelector") or {}],
             sort_keys=True,

@@ -1,7 +1,7 @@
-"""What the controller must know of a job after a restart: a ConfigMap that only one controller at a time can write.
+"""The controller's state of a job, which survives restarts: a ConfigMap with one writer at a time.
 
-Written before anything is done, with the resourceVersion of what was read: a second controller that was started by
-mistake has its first write refused, and stops. The HeterPSJob's status is only a summary of it.
+It is written before any action, with the resourceVersion that was read: the first write of a second controller, started
+by mistake, is refused, and that controller stops. The HeterPSJob's status is only a summary.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["JobState", "NotOwnedError", "StateTaken", "StoredState"]
 _CONFLICT = 409
 
 
-class StateTaken(Exception):  # noqa: N818  # not a failure: somebody else has the job
+class StateTaken(Exception):  # noqa: N818  # not an error: another controller has the job
     """Another controller has written the job's state since it was read here."""
 
 
 class NotOwnedError(Exception):
-    """The state's name is taken by somebody else's ConfigMap, or one of an earlier job."""
+    """The state's name is taken by another owner's ConfigMap, or by an earlier job's."""
 
     def __init__(self, found: Json) -> None:
         super().__init__(str(found["metadata"]["name"]))
@@ -46,16 +46,16 @@ class NotOwnedError(Exception):
 
 @dataclass(frozen=True)
 class StoredState:
-    """What is kept of a job."""
+    """The stored state of a job."""
 
     status: Status
     bill: Bill
-    processes: tuple[ProcessView, ...] = ()  # those that were started and are not accounted for as ended and gone
-    plans: tuple[int, ...] = ()  # revisions that have a ConfigMap, the oldest first
-    spec: Json | None = None  # that is carried out, to tell what changed
+    processes: tuple[ProcessView, ...] = ()  # started, and not yet recorded as ended and gone
+    plans: tuple[int, ...] = ()  # revisions with a ConfigMap, the oldest first
+    spec: Json | None = None  # carried out, for detecting changes
 
     def to_data(self) -> dict[str, str]:
-        """The data of a ConfigMap: one JSON document per key."""
+        """Return the data of a ConfigMap: one JSON document per key."""
         return {
             "status.json": _text(self.status.to_json()),
             "bill.json": _text(self.bill.to_json()),
@@ -65,7 +65,7 @@ class StoredState:
 
     @classmethod
     def from_data(cls, data: dict[str, str]) -> StoredState:
-        """Read what `to_data` wrote.
+        """Parse the result of `to_data`.
 
         Raises:
             ValueError: a document is missing or malformed.
@@ -88,10 +88,10 @@ class StoredState:
 
 
 class JobState:
-    """The state of one job, as this controller has it.
+    """Reads and writes the stored state of one job.
 
     Args:
-        api: of the cluster.
+        api: API server of the cluster.
         job: the HeterPSJob; it owns the ConfigMap.
     """
 
@@ -110,12 +110,12 @@ class JobState:
         self._version = ""
 
     def load(self) -> StoredState | None:
-        """What was kept; None if there is nothing.
+        """Return the stored state; None if there is none.
 
         Raises:
             ApiError: the API server does not answer.
-            NotOwnedError: it is not this job's.
-            ValueError: it is damaged.
+            NotOwnedError: the ConfigMap is not this job's.
+            ValueError: the state is damaged.
         """
         found = self._api.get(config_map_path(self._namespace, self._name))
         if found is None:
@@ -127,11 +127,11 @@ class JobState:
         return StoredState.from_data(dict(found.get("data") or {}))
 
     def save(self, memory: StoredState) -> None:
-        """Keep it.
+        """Store the state.
 
         Raises:
-            StateTaken: another controller has written since.
-            ApiError: the API server does not answer; nothing must be done then.
+            StateTaken: another controller has written in the meantime.
+            ApiError: the API server does not answer; then no action may follow.
         """
         head = dict(self._head)
         if self._version:
@@ -152,7 +152,7 @@ class JobState:
 def _process(item: dict[str, Any]) -> ProcessView:
     fields = dict(item)
     spec = dict(fields.pop("spec"))
-    fields.pop("problem", None)  # seen anew
+    fields.pop("problem", None)  # observed again
     fields["last_lines"] = tuple(fields.get("last_lines") or ())
     return ProcessView(process_from(spec), **fields)
 

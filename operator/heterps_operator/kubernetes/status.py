@@ -1,6 +1,6 @@
-"""The HeterPSJob's `status`: a summary for people and programs, made from what the controller remembers.
+"""The HeterPSJob's `status`: a summary of the controller's state for users and programs.
 
-Pure. Nothing is read back from it: the controller's own memory is the job's state ConfigMap (state.py).
+Pure. The controller never reads it back: its state is in the job's state ConfigMap (state.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["job_status", "timestamp"]
 _LONGEST_MESSAGE = 4096
 _LONGEST_SUMMARY = 1024
 _LONGEST_REASON = 128
-_LONGEST_REMARK = 1024  # of one worker
+_LONGEST_REMARK = 1024  # characters of one worker's message
 _MOST_NOT_READY = 16
 _FINAL = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
-# The conditions whose message says what a job waits for, the most telling first.
+# Conditions whose message explains what a job waits for, the most specific first.
 _WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
 
 
@@ -41,14 +41,14 @@ def job_status(
     plan_config: str = "",
     measured: float | None = None,
 ) -> dict[str, Any]:
-    """The status document, as `crds/` describe it.
+    """Build the status document that `crds/` define.
 
     Args:
-        job: what is wanted.
-        status: what is remembered.
-        bill: what it has cost.
+        job: desired state.
+        status: stored status.
+        bill: costs so far.
         processes: its pods.
-        generation: of the spec that the status describes.
+        generation: generation of the spec that the status describes.
         plan_config: name of the ConfigMap that holds the plan.
         measured: when the throughput was measured, Unix seconds.
     """
@@ -80,14 +80,14 @@ def job_status(
 
 
 def timestamp(seconds: float | None) -> str | None:
-    """Unix seconds as Kubernetes writes a time: whole seconds in UTC."""
+    """Format Unix seconds as Kubernetes does: whole seconds in UTC."""
     if seconds is None:
         return None
     return format_time(seconds)
 
 
 def _message(status: Status) -> str:
-    """What the job waits for, or why it ended, in one line."""
+    """Return what the job waits for, or why it ended, in one line."""
     if status.failure is not None:
         text = f"{status.failure.reason}: {status.failure.message}"
         if status.failure.member:
@@ -145,7 +145,7 @@ def _progress(result: Json) -> dict[str, Any] | None:
 
 
 def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
-    """How many workers and servers are wanted, how many the coordinator has heard of, and why others are not ready."""
+    """Desired workers and servers, those that the coordinator knows, and why others are not ready."""
     workers: dict[str, Any] = {"selector": label_selector(job_selector(job.name, "worker")), "desired": 0, "ready": 0}
     workers["current"] = sum(process.running and process.spec.role == "worker" for process in processes)
     if status.plan is None:
@@ -172,7 +172,7 @@ def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -
 
 
 def _not_ready(name: str, process: ProcessView | None, member: Json) -> dict[str, Any]:
-    """Why a worker is not ready: what its pod says, then what the coordinator does."""
+    """Why a worker is not ready: its pod's problem first, then the coordinator's view."""
     if process is None:
         reason, message = "NotStarted", ""
     elif process.problem is not None:

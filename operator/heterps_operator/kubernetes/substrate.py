@@ -1,8 +1,8 @@
 """The substrate on a cluster: one pod per process of a job.
 
-It reads pods from what the controller's watch has seen, so a look costs no request. What it has created or found is
-remembered (and kept in the job's state), so that a pod that somebody deletes, even while no controller runs, is seen as
-a process that has ended, and not as one that was never there.
+It reads pods from the controller's watch cache, so an observation costs no request. It remembers every pod that it
+created or found (in the job's state), so that a pod deleted by another client, even while no controller runs, counts as
+an ended process and not as one that never existed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from heterps_operator.state.values import PodProblem, ProcessSpec, ProcessView
 
 __all__ = ["KubernetesSubstrate", "Pods"]
 
-_RETRY_SECONDS = 5.0  # after a pod that the API server refused: a quota may have been freed
-_LEFTOVER_SECONDS = 1.0  # after one whose name a pod of an earlier job still has
-_EVENTS_SECONDS = 30.0  # between two looks at the events of a pod that is being prepared
+_RETRY_SECONDS = 5.0  # after a pod was refused: quota may have been freed
+_LEFTOVER_SECONDS = 1.0  # while a pod of an earlier job still has the name
+_EVENTS_SECONDS = 30.0  # between two reads of the events of a pod that is being prepared
 _CONFLICT, _NOT_FOUND = 409, 404
 
 
 class Pods(Protocol):
-    """Pods as the watch has last seen them; safe in any thread."""
+    """Cached pods from the watch. Thread-safe."""
 
     def of_job(self, job: Json) -> tuple[Json, ...]:
-        """All pods that this very job owns, not those of an earlier one of its name."""
+        """Return all pods that this very job owns, not those of an earlier job of the same name."""
         ...
 
     def put(self, item: Json) -> bool:
-        """Note a pod that the API server has answered with; returns whether it is news."""
+        """Store a pod from an API response; return whether it is new information."""
         ...
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """A pod that the API server did not take."""
+    """A pod that the API server refused."""
 
     spec: ProcessSpec
     problem: PodProblem
@@ -57,16 +57,16 @@ class KubernetesSubstrate:
     """Runs the processes of one job as pods.
 
     Args:
-        api: of the cluster.
-        pods: what the watch has seen.
+        api: API server of the cluster.
+        pods: cached pods from the watch.
         job: the HeterPSJob.
         pools: its DevicePools with defaults, by name.
-        known: processes of an earlier controller.
+        known: processes that an earlier controller started.
         clock: Unix seconds.
-        tail_lines: how much of a pod's log is shown when it has failed.
+        tail_lines: log lines shown for a failed pod.
         on_wake: called by `wake`.
-        hears_of: whether a node's kubelet reports.
-        on_pod: told of a pod created ("created") or deleted ("deleted"), its role and pool; for metrics.
+        hears_of: returns whether a node's kubelet reports.
+        on_pod: called with "created" or "deleted", role and pool, for metrics.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class KubernetesSubstrate:
         self.job = job
         self.pools = dict(pools)
         self._known: dict[str, ProcessView] = {view.name: view for view in known}
-        # Names of pods that were told to end: their end needs no reason.
+        # Names of pods that this controller deleted: their end needs no reason.
         self._stopped = {pod_name(self._job_name, view.spec) for view in self._known.values() if view.stopping}
         self._refused: dict[str, _Refused] = {}
-        self._events: dict[str, tuple[float, tuple[Json, ...]]] = {}  # by pod: when its events were read, and they
-        self._views: dict[str, tuple[Json, ProcessView]] = {}  # by pod: of those that run well
+        self._events: dict[str, tuple[float, tuple[Json, ...]]] = {}  # by pod: time of the last read, and its events
+        self._views: dict[str, tuple[Json, ProcessView]] = {}  # by pod: cached views of running pods
         self._clock = clock
         self._tail_lines = tail_lines
         self._on_wake = on_wake
@@ -118,11 +118,11 @@ class KubernetesSubstrate:
             try:
                 view = self._view(pod, now)
             except ValueError:
-                continue  # somebody has changed what it says of itself
+                continue  # another client has changed its annotation
             other = seen.get(view.name)
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
-        if len(self._views) > 2 * len(seen):  # of pods that are gone
+        if len(self._views) > 2 * len(seen):  # entries of deleted pods
             names = {pod_name(self._job_name, view.spec) for view in seen.values()}
             self._views = {name: kept for name, kept in self._views.items() if name in names}
         for name, view in seen.items():
@@ -130,7 +130,7 @@ class KubernetesSubstrate:
             if known is None or _age(view) >= _age(known):
                 self._known[name] = self._noted(view)
         for name, view in self._known.items():
-            # An earlier attempt's pod may be there still.
+            # An earlier attempt's pod may still exist.
             if view.running and (name not in seen or _age(seen[name]) < _age(view)):
                 asked = pod_name(self._job_name, view.spec) in self._stopped
                 reason = view.reason or ("" if asked else "Deleted")
@@ -144,7 +144,7 @@ class KubernetesSubstrate:
         return (*(view for name, view in self._known.items() if name not in names), *waiting)
 
     def known(self) -> tuple[ProcessView, ...]:
-        """Everything that was started and is worth remembering, for a later controller."""
+        """Processes that a later controller must know."""
         return tuple(self._known.values())
 
     def coordinator_address(self) -> str | None:
@@ -161,19 +161,19 @@ class KubernetesSubstrate:
         return None
 
     def wait(self, seconds: float) -> None:
-        """Return when woken, or after that time."""
+        """Wait until woken, or until the time has passed."""
         self._woken.wait(seconds)
         self._woken.clear()
 
     def wake(self) -> None:
-        """Let `wait` return, and whoever drives the loop know."""
+        """Unblock `wait`, and notify the driver of the loop."""
         self._woken.set()
         self._on_wake()
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def start(self, spec: ProcessSpec) -> None:
-        """Create the pod of a process; that it is there already is as good.
+        """Create the pod of a process, unless it exists.
 
         Raises:
             ApiError: the API server does not answer.
@@ -194,7 +194,7 @@ class KubernetesSubstrate:
         )
         now = self._clock()
         try:
-            # A misspelt field of a template would be dropped in silence otherwise.
+            # Otherwise the API server would silently drop a misspelt field of a template.
             pod = self._api.create(pods_path(self._namespace), body, strict=True)
         except ApiError as error:
             if error.code in REFUSALS:
@@ -218,7 +218,7 @@ class KubernetesSubstrate:
         self._known[spec.name] = self._noted(self._view(pod, now))
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """Delete a process's pod; its container has the grace to end by itself."""
+        """Delete a process's pod; its container has the grace period to end by itself."""
         if self._refused.pop(name, None) is not None:
             return
         view = self._known.get(name)
@@ -228,10 +228,10 @@ class KubernetesSubstrate:
         self._known[name] = replace(view, stopping=True)
 
     def close(self) -> None:
-        """Nothing: pods outlive their controller."""
+        """Do nothing: pods outlive their controller."""
 
     def delete_pods(self, *, running_only: bool) -> bool:
-        """Delete the job's pods, for `cleanPodPolicy`; returns whether any was left to delete."""
+        """Delete the job's pods, for `cleanPodPolicy`; return whether any were left."""
         found = False
         for pod in self._pods.of_job(self.job):
             ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
@@ -261,7 +261,7 @@ class KubernetesSubstrate:
         return observe.view(pod, now, heard=heard, events=events)
 
     def _events_of(self, pod: str) -> tuple[Json, ...]:
-        """Events of a pod, the newest last: what hinders its volumes and its network stands nowhere else."""
+        """Events of a pod, the newest last: volume and network problems appear nowhere else."""
         try:
             found, _ = self._api.list(events_path(self._namespace), field_selector=f"involvedObject.name={pod}")
         except ApiError:
@@ -269,7 +269,7 @@ class KubernetesSubstrate:
         return tuple(sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
 
     def _noted(self, view: ProcessView) -> ProcessView:
-        """A view with what is remembered of the process: how it ended, its last words, that it was told to end."""
+        """Add stored facts to a view: how the process ended, its last log lines, whether it was stopped."""
         known = self._known.get(view.name)
         if known is not None and _age(known) == _age(view) and not known.running:
             return known
@@ -297,7 +297,7 @@ class KubernetesSubstrate:
 
 
 def _process(pod: Json) -> ProcessSpec | None:
-    """What a pod runs; None if somebody has changed what it says of itself."""
+    """Return a pod's process; None if another client has changed its annotation."""
     try:
         return process_of(pod)
     except ValueError:
@@ -305,5 +305,5 @@ def _process(pod: Json) -> ProcessSpec | None:
 
 
 def _age(view: ProcessView) -> tuple[int, int]:
-    """Processes of one name, in the order in which they came."""
+    """Sort key for processes of one name, in order of creation."""
     return view.spec.incarnation, view.spec.attempt

@@ -1,1 +1,1 @@
-"""Jobs on this machine: their processes, files and planner."""
+"""Jobs on this machine: processes, files and the planner."""

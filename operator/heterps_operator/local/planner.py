@@ -1,7 +1,7 @@
 """The planner as a child process.
 
-A planner may take minutes and gigabytes, a control loop may take neither: so the loop starts `heterps plan --problem`
-in a process of its own, looks at it on every turn, and ends it when its time is over.
+Planning may take minutes and gigabytes, which the control loop cannot afford: it starts `heterps plan --problem` in a
+separate process, polls it on every turn, and kills it after its time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 __all__ = ["PLANNER_COMMAND", "PlannerProcess"]
 
 PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
-# The planner keeps its own time limit; this is for one that does not end: starting Python, writing the answer.
+# The planner keeps its own time limit; this is slack for starting Python and writing the answer, before it counts as
+# hung.
 _MARGIN_SECONDS = 30.0
 
 
@@ -32,12 +33,12 @@ class PlannerProcess:
     """Runs one planner at a time.
 
     Args:
-        folder: where problem, stages given by hand, plan and messages are written.
-        method: of the planner.
-        timeout_seconds: for the search itself.
-        cores: of the one machine that all processes of the job share; 0: each unit has a core of its own.
-        command: what starts the planner; its options follow.
-        clock: seconds, for the time limit.
+        folder: folder for the problem, hand-written stages, the plan and messages.
+        method: planning method.
+        timeout_seconds: time limit of the search itself.
+        cores: cores of the machine that all processes of the job share; 0: each unit has its own core.
+        command: command line of the planner, without options.
+        clock: returns seconds, for the time limit.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class PlannerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether a planner is running."""
         return self._popen is not None
 
     def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
-        """Begin to plan; nothing must be running.
+        """Start planning; no planner may be running.
 
         Args:
-            problem: what to plan.
-            revision: of the plan; comes back with the answer.
-            stages: only provision these; empty: what the job gives by hand, or else a search.
+            problem: planning problem.
+            revision: revision of the plan, returned with the outcome.
+            stages: only provision these; empty: the job's hand-written stages, or else a search.
         """
         assert self._popen is None
         self._revision = revision
@@ -82,7 +83,7 @@ class PlannerProcess:
         file = self._folder / "problem.json"
         write_json(file, problem)
         options = ["--problem", str(file), "--timeout", f"{self._timeout:g}"]
-        if given:  # a plan by hand needs no method
+        if given:  # a hand-written plan needs no method
             by_hand = self._folder / "stages.json"
             write_json(by_hand, {"stages": given})
             options += ["--stages", str(by_hand)]
@@ -103,7 +104,7 @@ class PlannerProcess:
         self._started = self._clock()
 
     def poll(self) -> PlanOutcome | None:
-        """The answer, once; None while there is none."""
+        """Return the outcome once; None while the planner runs."""
         if self._popen is None:
             return None
         code = self._popen.poll()
@@ -125,7 +126,7 @@ class PlannerProcess:
         return PlanOutcome(error=lines[-1].removeprefix("heterps: "), revision=self._revision)
 
     def close(self) -> None:
-        """End a planner that is still at work."""
+        """Kill a running planner."""
         if self._popen is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,13 +1,13 @@
 """The process substrate: a job's processes on this machine (Linux).
 
-Rules that keep it safe:
+Safety rules:
 
-- A pid is only ever signalled while it is certainly ours: a child that was not reaped yet (the waiting thread leaves
+- A pid is signalled only while it is certainly ours: a child that was not reaped yet (the waiting thread leaves
   it a zombie until it is marked as ended, under the same lock that signals take), or a leftover of a killed
   `heterps run` whose start time in /proc is the recorded one.
 - Every process leads its own session, so a Ctrl-C at the terminal reaches the controller only, and a signal to the
-  group also ends what the process may have started.
-- The kernel ends the children if the controller is killed (guard.py). That watches the *thread* that started them, so
+  group also ends processes that it started.
+- The kernel kills the children if the controller is killed (guard.py). It watches the *thread* that started them, so
   `start` belongs to the thread that runs the loop.
 - Waiting uses a pipe, not a `threading.Event`: a signal handler may write to a pipe at any moment.
 """
@@ -34,20 +34,20 @@ from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
 
 __all__ = ["RUNTIME_COMMAND", "ProcessSubstrate", "end_leftovers", "guarded", "read_last_lines", "start_identity"]
 
-# -P: a file of the user's folder that is named like a standard module must not be imported by the runtime.
+# -P: the runtime must not import a user's file that shadows a standard module.
 RUNTIME_COMMAND = (sys.executable, "-P", "-m", "heterps_runtime")
 _TAIL_BYTES = 65_536
 _LEFTOVER_GRACE_SECONDS = 3.0
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` only as long as this process lives."""
+    """Return the command line that runs `command` only as long as this process lives."""
     guard = str(Path(__file__).with_name("guard.py"))
     return [sys.executable, "-I", "-S", guard, str(os.getpid()), "--", *command]
 
 
 def start_identity(pid: int) -> str | None:
-    """What tells a process from a later one with the same pid: boot and start time; None if there is none."""
+    """Return boot and start time, which tell a process from a later one with the same pid; None if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -60,7 +60,7 @@ def start_identity(pid: int) -> str | None:
 
 
 def read_last_lines(path: Path, count: int) -> tuple[str, ...]:
-    """The last lines of a log that are not blank."""
+    """Return the last non-blank lines of a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -71,11 +71,11 @@ def read_last_lines(path: Path, count: int) -> tuple[str, ...]:
 
 
 def end_leftovers(record: Path, grace_seconds: float = _LEFTOVER_GRACE_SECONDS) -> tuple[str, ...]:
-    """End the processes of an earlier controller that was killed and could not end them itself.
+    """End processes left behind by an earlier controller that was killed.
 
     Args:
-        record: the file in which that controller kept its pids.
-        grace_seconds: between SIGTERM and SIGKILL, for all of them together.
+        record: file with that controller's pids.
+        grace_seconds: time between SIGTERM and SIGKILL, for all processes together.
 
     Returns:
         Names of the processes that were still running.
@@ -88,7 +88,7 @@ def end_leftovers(record: Path, grace_seconds: float = _LEFTOVER_GRACE_SECONDS) 
             descriptor = os.pidfd_open(int(entry["pid"]))
         except (ProcessLookupError, KeyError, ValueError):
             continue
-        # Compared after opening: from here on the descriptor is this very process or nothing.
+        # Compared after opening: from here on the descriptor refers to this very process.
         if start_identity(int(entry["pid"])) != entry.get("identity"):
             os.close(descriptor)
             continue
@@ -119,21 +119,21 @@ class _Child:
     identity: str | None
     log: Path
     watcher: threading.Thread | None = None
-    kill_at: float | None = None  # monotonic; None: not asked to end, or killed already
+    kill_at: float | None = None  # monotonic; None: not asked to end, or already killed
 
 
 class ProcessSubstrate:
     """Runs a job's processes as children of this one.
 
     Args:
-        work_directory: where logs, the ready file and the record of pids lie.
+        work_directory: folder of logs, the ready file and the record of pids.
         configuration: path of the run configuration.
         token: the job's shared secret.
-        runtime_command: what starts the runtime; roles and arguments follow it.
-        port: of the coordinator; 0: any free one.
-        environment: what the children inherit.
+        runtime_command: command line of the runtime, without role and arguments.
+        port: port of the coordinator; 0: any free port.
+        environment: environment of the children.
         clock: Unix seconds.
-        tail_lines: how much of a log is shown when a process has ended.
+        tail_lines: log lines shown for an ended process.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class ProcessSubstrate:
             return tuple(child.view for child in self._children.values())
 
     def coordinator_address(self) -> str | None:
-        """The address in the coordinator's ready file, if the running coordinator wrote it."""
+        """Return the address in the coordinator's ready file, if the running coordinator wrote it."""
         with self._lock:
             child = self._children.get("coordinator")
             if child is None or not child.view.running:
@@ -192,7 +192,7 @@ class ProcessSubstrate:
         return str(document["http"]) if document.get("pid") == pid else None
 
     def wait(self, seconds: float) -> None:
-        """Return when a process has ended, when woken, or after that time."""
+        """Wait until a process has ended, until woken, or until the time has passed."""
         with self._lock:
             deadlines = [c.kill_at for c in self._children.values() if c.kill_at is not None and c.view.running]
         if deadlines:
@@ -202,15 +202,15 @@ class ProcessSubstrate:
             os.read(self._wake_read, 4096)
 
     def wake(self) -> None:
-        """Let `wait` return; safe in a signal handler and in any thread."""
-        # A full pipe wakes as well as one more byte; a closed one has nobody waiting.
+        """Unblock `wait`; safe in a signal handler and in any thread."""
+        # A full pipe wakes too; a closed one has no reader.
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"\0")
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def start(self, spec: ProcessSpec) -> None:
-        """Start a process of the runtime, its output in `logs/NAME.log`."""
+        """Start a process of the runtime with its output in `logs/NAME.log`."""
         with self._lock:
             previous = self._children.get(spec.name)
             assert previous is None or not previous.view.running, f"{spec.name} is still running"
@@ -243,7 +243,7 @@ class ProcessSubstrate:
         child.watcher.start()
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """Send SIGTERM now and SIGKILL after the grace; a second call changes nothing."""
+        """Send SIGTERM now and SIGKILL after the grace period; repeated calls have no effect."""
         with self._lock:
             child = self._children.get(name)
             if child is None or not child.view.running or child.view.stopping:
@@ -253,7 +253,7 @@ class ProcessSubstrate:
             _signal_group(child.popen.pid, signal.SIGTERM)
 
     def kill_all(self) -> None:
-        """End everything that runs, at once; safe in a signal handler only if `start` is not on the stack."""
+        """Kill every process at once; safe in a signal handler only if `start` is not on the stack."""
         with self._lock:
             for child in self._children.values():
                 if child.view.running:
@@ -261,7 +261,7 @@ class ProcessSubstrate:
                     _signal_group(child.popen.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End what still runs, wait for it, and free the pipe."""
+        """Kill running processes, wait for them, and close the pipe."""
         self.kill_all()
         for child in self._children.values():
             if child.watcher is not None:
@@ -272,11 +272,11 @@ class ProcessSubstrate:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _watch(self, child: _Child) -> None:
-        """Wait for one child, in a thread of its own."""
+        """Wait for one child in its own thread."""
         pid = child.popen.pid
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            # Still a zombie: its group cannot be anybody else's. Nothing that it started outlives it.
+            # Still a zombie, so its group id cannot be reused. Kill everything that it started.
             _signal_group(pid, signal.SIGKILL)
             code = child.popen.wait()
             child.kill_at = None
@@ -298,18 +298,18 @@ class ProcessSubstrate:
                     _signal_group(child.popen.pid, signal.SIGKILL)
 
     def _write_record(self) -> None:
-        """Note the pids that run, for a later controller's `end_leftovers`; the lock is held."""
+        """Record the running pids for a later controller's `end_leftovers`; the lock is held."""
         running = [
             {"name": child.view.name, "pid": child.view.pid, "identity": child.identity}
             for child in self._children.values()
             if child.view.running
         ]
-        # Only needed where the kernel did not end them with us (guard.py): a full disk is no reason to fail.
+        # Only needed if the kernel did not kill them with us (guard.py), so a full disk must not fail the run.
         with contextlib.suppress(OSError):
             write_json(self._record, {"processes": running})
 
     def _rotate(self, name: str) -> Path:
-        """Move the log of the attempt before aside: NAME.1.log is the oldest."""
+        """Rename the previous attempt's log: NAME.1.log is the oldest."""
         log = self._logs / f"{name}.log"
         if log.exists():
             number = 1

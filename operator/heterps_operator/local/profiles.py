@@ -1,4 +1,4 @@
-"""Measured profiles in files of this machine."""
+"""Cache of measured profiles in local files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ProfileCache"]
 
 
 class ProfileCache:
-    """Profiles of earlier runs in files, by what they depend on.
+    """Profiles of earlier runs in files, keyed by their inputs.
 
     Args:
-        folder: where they are kept.
-        configuration: the run configuration: manifests with defaults, and where the model's code is found.
+        folder: folder of the files.
+        configuration: the run configuration: manifests with defaults, and the search path of the model's code.
     """
 
     def __init__(self, folder: Path, configuration: Json) -> None:
@@ -29,7 +29,7 @@ class ProfileCache:
         self._configuration = configuration
 
     def load(self, pools: Sequence[str]) -> dict[str, Any]:
-        """The kept profiles of these pools; a damaged one is as good as none, it is measured again."""
+        """Return the stored profiles of these pools; a damaged one is ignored, so that it is measured again."""
         found = {}
         for pool in pools:
             try:
@@ -41,7 +41,7 @@ class ProfileCache:
         return found
 
     def save(self, pool: str, profile: Json) -> None:
-        """Keep a profile."""
+        """Store a profile."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._path(pool), profile)
 
@@ -53,9 +53,9 @@ class ProfileCache:
 
 
 def _source_digest(entrypoint: str, python_path: Sequence[str]) -> str:
-    """Digest of the file that the entrypoint's module lies in; empty if it is found nowhere.
+    """Return the digest of the entrypoint's source file; empty if it is not found.
 
-    The module is not imported: only its file is looked for, in the folders of the run configuration and on sys.path.
+    The module is not imported; its file is searched in the folders of the run configuration and on sys.path.
     """
     parts = entrypoint.partition(":")[0].split(".")
     for folder in [*python_path, *sys.path]:

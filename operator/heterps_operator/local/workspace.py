@@ -34,10 +34,10 @@ class Workspace:
     """Paths and files of one job's work directory.
 
     Args:
-        path: the directory; it is made if it is not there.
+        path: the directory; created if missing.
 
     Raises:
-        WorkspaceError: it cannot be made or written.
+        WorkspaceError: the directory cannot be created or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,10 +54,10 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the job: two controllers of one job would end each other's processes.
+        """Lock the job: two controllers of one job would kill each other's processes.
 
         Raises:
-            WorkspaceError: another process holds it.
+            WorkspaceError: another process holds the lock.
         """
         with (self.path / "lock").open("a+", encoding="ascii") as file:
             try:
@@ -72,13 +72,13 @@ class Workspace:
             yield
 
     def clear(self, checkpoints: str) -> None:
-        """Forget everything but caches, to start the job over.
+        """Delete everything except caches, to start the job over.
 
         Args:
-            checkpoints: where the job's checkpoints lie.
+            checkpoints: path of the job's checkpoints.
 
         Raises:
-            WorkspaceError: they lie outside of this directory, where nothing is removed unasked.
+            WorkspaceError: they are outside this directory, where nothing is deleted without asking.
         """
         folder = Path(checkpoints)
         inside = "://" not in checkpoints and folder.absolute().is_relative_to(self.path)
@@ -96,20 +96,20 @@ class Workspace:
                 entry.unlink()
 
     def write_configuration(self, configuration: Json) -> None:
-        """Write what the job's processes read."""
+        """Write the configuration that the job's processes read."""
         write_json(self.configuration, configuration)
 
     def new_token(self) -> str:
-        """Draw the secret of this run and keep it where only this user reads it."""
+        """Generate the secret of this run and store it readable only by this user."""
         token = secrets.token_urlsafe(32)
         path = self.path / "token"
-        path.unlink(missing_ok=True)  # an older file keeps its mode when it is overwritten
+        path.unlink(missing_ok=True)  # an existing file would keep its mode
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
         return token
 
     def load(self) -> tuple[Status, Bill, dict[str, str]] | None:
-        """The state of an earlier run: status, bill and fingerprints; None if there was none.
+        """Return the state of an earlier run: status, bill and fingerprints; None if there is none.
 
         Raises:
             StateError: the file is damaged.
@@ -124,13 +124,13 @@ class Workspace:
             raise StateError(f"{self._state}: is damaged ({error}); start over with --fresh") from error
 
     def save(self, status: Status, bill: Bill, prints: Json) -> None:
-        """Keep the state for a later run."""
+        """Store the state for a later run."""
         document = {"version": 1, "status": status.to_json(), "bill": bill.to_json(), "fingerprints": dict(prints)}
         write_json(self._state, document)
 
 
 def fingerprints(configuration: Json) -> dict[str, str]:
-    """What a state belongs to: digests of what decides the trained model, and of what decides the plan."""
+    """Digests that a state depends on: one of the inputs of the trained model, one of the inputs of the plan."""
     job: dict[str, Any] = dict(configuration["job"]["spec"])
     data = {key: value for key, value in job["data"].items() if key != "cache"}
     model = [job["model"], data, job["training"]]

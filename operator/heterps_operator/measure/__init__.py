@@ -1,1 +1,1 @@
-"""Measured throughput in, Prometheus metrics out."""
+"""Throughput measurement, and the operator's Prometheus metrics."""

@@ -1,8 +1,8 @@
-"""How fast a job and its workers are: Prometheus series of the coordinator, scraped or asked of a Prometheus server.
+"""Speed of a job and its workers, from the coordinator's Prometheus series, scraped or queried from a server.
 
-The coordinator's `/metrics` has every worker's figures, so a job is one target. What decides about batch sizes and
-units comes from these series only; who takes part and how far the job is, the loop reads from the status document.
-Figures are used together or not at all: a worker's seconds mean something with the batch size that they were taken at.
+The coordinator's `/metrics` contains every worker's figures, so a job is one target. Decisions about batch sizes and
+units use only these series; members and progress come from the status document. Figures are used together or not at
+all: a worker's seconds are valid only with the batch size at which they were measured.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ _NAMES = (
     contract.METRIC_BATCH_SIZE,
     contract.METRIC_STEP_SECONDS,
 )
-_CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # an answer of all series is several times as long
+_CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # a response with all series is several times as long
 # A sample with its labels, and a label: https://prometheus.io/docs/instrumenting/exposition_formats/. The parser of
-# prometheus_client takes ten times as long, which was half of a look at a job.
+# prometheus_client takes ten times as long, half the time of a turn.
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})?[ \t]+([^ \t]+)(?:[ \t]+-?\d+)?[ \t]*")
 _LABEL = re.compile(r'[ \t]*(\w+)="((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
 _LARGEST_ANSWER = 16 * 1024 * 1024  # bytes: ten thousand workers
-_RETRY_SECONDS = 5.0  # after a source that did not answer: it must not slow every turn down
-_PAUSE_PER_SECOND = 20.0  # that a read took: a job of a thousand workers has a long answer
-_PATIENCE_SECONDS = 60.0  # before people are told: a Prometheus server scrapes every 15 to 60 s
-_OLDEST_SECONDS = 90.0  # of figures that a Prometheus server has: older ones are of a target that is gone
+_RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slow down every turn
+_PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
+_PATIENCE_SECONDS = 60.0  # before the user is told: a Prometheus server scrapes every 15 to 60 s
+_OLDEST_SECONDS = 90.0  # age of a Prometheus server's figures; older ones belong to a lost target
 
 
 class MeasurementError(Exception):
-    """The source of figures did not answer, or not with figures of this job."""
+    """The source did not answer, or not with figures of this job."""
 
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """What a worker needed per step, in seconds, with this share of the batch."""
+    """Seconds that a worker needed per step, with this share of the batch."""
 
     batch_size: int = 0
     step_seconds: float = 0.0
@@ -75,26 +75,26 @@ class WorkerFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """One consistent set of a job's figures; zero is what was not measured."""
+    """One consistent set of a job's figures; zero means not measured."""
 
-    measured: float = 0.0  # Unix seconds, by the coordinator's clock
+    measured: float = 0.0  # Unix seconds, coordinator's clock
     generation: int = 0  # of members
     samples_per_second: float = 0.0
-    stages: Mapping[int, float] = field(default_factory=dict)  # samples/s that a stage could have alone
+    stages: Mapping[int, float] = field(default_factory=dict)  # samples/s that a stage could reach alone
     workers: Mapping[tuple[int, int], WorkerFigures] = field(default_factory=dict)  # by stage and index
 
 
-class _Sample(NamedTuple):  # thousands are made per second
+class _Sample(NamedTuple):  # thousands are created per second
     name: str
     labels: Mapping[str, str]
     value: float
 
 
 class Measurement(Protocol):
-    """A source of figures of one job.
+    """A source of one job's figures.
 
     Attributes:
-        pause_seconds: that lie at least between two reads; the figures before hold until then.
+        pause_seconds: minimum time between two reads; the previous figures are valid until then.
     """
 
     @property
@@ -103,24 +103,24 @@ class Measurement(Protocol):
         ...
 
     def read(self, address: str) -> Figures:
-        """The present figures of the job whose coordinator is at `address` (`http://host:port`).
+        """Return the current figures of the job whose coordinator is at `address` (`http://host:port`).
 
         Raises:
-            MeasurementError: there are none; the message says what to do.
+            MeasurementError: no figures are available; the message names the fix.
         """
         ...
 
 
 def measured(view: CoordinatorView, figures: Figures | None) -> CoordinatorView:
-    """The view with its speeds replaced by measured ones.
+    """Return the view with measured speeds.
 
     Args:
         view: the coordinator's status.
-        figures: None: nothing is measured. Those of another generation, or of a worker whose batch size has changed
+        figures: None: nothing measured. Figures of another generation, or of a worker whose batch size has changed
             since, are not used.
 
     Returns:
-        A view whose throughputs and seconds are zero where nothing is measured.
+        A view whose throughputs and seconds are zero where not measured.
     """
     if figures is None or figures.generation != int(view.document.get("generation") or 0):
         figures = Figures()
@@ -152,16 +152,16 @@ def _measured_member(member: MemberView, figures: Figures) -> MemberView:
 
 
 def read_figures(text: str) -> Figures:
-    """Read the coordinator's `/metrics`.
+    """Parse the coordinator's `/metrics`.
 
     Raises:
-        MeasurementError: it is no Prometheus text, or lacks the coordinator's series.
+        MeasurementError: the text is not in the Prometheus format, or lacks the coordinator's series.
     """
     return _gather([_read_sample(line) for line in text.splitlines() if line.startswith(_NAMES)])
 
 
 def _read_sample(line: str) -> _Sample:
-    """A line of Prometheus text; escapes in labels stay, as those that are read have none."""
+    """Parse a line of Prometheus text. Escapes in labels stay, as the labels used here have none."""
     found = _LINE.fullmatch(line)
     if found is not None:
         name, inside, value = found.groups()
@@ -174,9 +174,9 @@ def _read_sample(line: str) -> _Sample:
     raise MeasurementError(f"the response is not in the Prometheus text format: {line[:200]!r}")
 
 
-@functools.lru_cache(maxsize=4096)  # they are the same in each answer, and alike in those of most jobs
+@functools.lru_cache(maxsize=4096)  # the same in each response, and similar for most jobs
 def _read_labels(text: str) -> Mapping[str, str] | None:
-    """What is between the braces; None if it is not labels."""
+    """Parse the text between braces; None if it is not labels."""
     labels, end = {}, 0
     for label in _LABEL.finditer(text):
         if label.start() != end:
@@ -186,7 +186,7 @@ def _read_labels(text: str) -> Mapping[str, str] | None:
 
 
 def _gather(samples: Iterable[_Sample]) -> Figures:
-    """The figures among samples of one coordinator; values and labels that cannot be are passed over."""
+    """Collect the figures of one coordinator from samples; impossible values and labels are ignored."""
     single: dict[str, float] = {}
     stages: dict[int, float] = {}
     workers: dict[tuple[int, int], dict[str, float]] = {}
@@ -227,7 +227,7 @@ class Scraping:
     """Scrapes the coordinator itself.
 
     Args:
-        timeout_seconds: for the whole answer.
+        timeout_seconds: time limit of the whole response.
     """
 
     pause_seconds = 1.0
@@ -246,17 +246,17 @@ class Scraping:
 
 
 class PrometheusServer:
-    """Asks a Prometheus server, or what speaks its HTTP API, by instant queries.
+    """Sends instant queries to a Prometheus server, or to a server with its HTTP API.
 
     Args:
-        url: of the server, `http://prometheus.monitoring:9090`, with a path if it has one.
-        token_file: whose contents are sent as a bearer token; read for every query, because tokens are renewed.
-        ca_file: certificates to trust, for https; None: the system's.
-        timeout_seconds: for the whole answer.
-        clock: Unix seconds, to tell figures that are too old.
+        url: address of the server, such as `http://prometheus.monitoring:9090`, with its path if any.
+        token_file: file with the bearer token; read for every query, because tokens are renewed.
+        ca_file: trusted certificates, for https; None: the system's.
+        timeout_seconds: time limit of the whole response.
+        clock: returns Unix seconds, to detect stale figures.
 
     Raises:
-        UsageError: the address or the certificates cannot be used.
+        UsageError: the address or the certificates are invalid.
     """
 
     def __init__(
@@ -285,11 +285,11 @@ class PrometheusServer:
                 raise UsageError(f"--prometheus-ca-file: {text}") from error
 
     def of(self, namespace: str, job: str) -> Measurement:
-        """The server as a source of one job's figures."""
+        """Return the server as a source of one job's figures."""
         return _JobAtPrometheus(self, namespace, job)
 
     def figures(self, namespace: str, job: str) -> Figures:
-        """The newest figures of a job.
+        """Return the newest figures of a job.
 
         Raises:
             MeasurementError: see `Measurement.read`.
@@ -319,7 +319,7 @@ class PrometheusServer:
         if not found:
             fix = "let it scrape the coordinators' port http (a PodMonitor), or leave --prometheus-url out"
             raise MeasurementError(f"{self._url}: it has no series of job {namespace}/{job}; {fix}")
-        # A coordinator that was replaced is known for a while beside its successor.
+        # For a while, the series of a replaced coordinator exist beside those of its successor.
         newest = max(found, key=lambda figures: figures.measured)
         age = self._clock() - newest.measured
         if age > _OLDEST_SECONDS:
@@ -345,10 +345,10 @@ def _complete(samples: Iterable[_Sample]) -> bool:
 
 
 def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLContext | None = None) -> str:
-    """The body of a GET, in bounded time and size; redirects are not followed.
+    """Return the body of a GET, in bounded time and size; redirects are not followed.
 
     Raises:
-        MeasurementError: no answer in time, or not with 200.
+        MeasurementError: no response in time, or a status other than 200.
     """
     parts = urlsplit(url)
     assert parts.hostname is not None
@@ -381,10 +381,10 @@ def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLC
 
 
 class Meter:
-    """Measures one job turn by turn: not more often than its source likes, and without ever stopping the job.
+    """Measures one job turn by turn, at most as often as its source allows, and never fails the job.
 
     Args:
-        source: of the figures.
+        source: source of the figures.
         clock: Unix seconds.
     """
 
@@ -394,18 +394,18 @@ class Meter:
         self._address = ""
         self._figures: Figures | None = None
         self._next = 0.0
-        self._since: float | None = None  # the source has not answered since then
+        self._since: float | None = None  # start of the source's outage
         self._told = False
 
     def measure(self, view: CoordinatorView, address: str) -> tuple[CoordinatorView, tuple[Event, ...]]:
-        """Put the present figures into a view.
+        """Put the current figures into a view.
 
         Args:
-            view: of a coordinator that trains.
-            address: of it.
+            view: view of a training coordinator.
+            address: address of the coordinator.
 
         Returns:
-            The view, with nothing measured while the source does not answer, and a warning when that has lasted.
+            The view, with nothing measured while the source does not answer, and a warning if that lasts.
         """
         now = self._clock()
         events: tuple[Event, ...] = ()

@@ -1,7 +1,7 @@
-"""The operator's own Prometheus metrics (docs/metrics.md), and the port that they are served on.
+"""The operator's own Prometheus metrics (docs/metrics.md), and their HTTP server.
 
-Two kinds: what the operator does (counted as it happens), and how its jobs and pools are (kept as rows, and gone with
-the job). Labels are bounded by what people have created: no pod names, no messages.
+Two kinds: counters of the operator's actions, and the state of its jobs and pools (rows that disappear with the
+object). The number of label values is bounded by the objects that users create: no pod names, no messages.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricSeries", "Metr
 
 @dataclass(frozen=True)
 class MetricSeries:
-    """A name of the metrics, as it is declared once and documented."""
+    """Name, labels and meaning of a metric, declared once and documented."""
 
     name: str
     labels: tuple[str, ...]
     meaning: str
 
 
-_JOB = ("namespace", "job_name")  # `job` and `instance` are the labels that Prometheus itself gives to a target
+_JOB = ("namespace", "job_name")  # Prometheus itself sets the labels `job` and `instance`
 
 
 def _job(name: str, meaning: str, *labels: str) -> MetricSeries:
@@ -110,7 +110,7 @@ _READY = _pool("ready", "1 if jobs can use the pool, 0 if not, with the reason o
 _PRICE = _pool("price_per_unit_hour", "Price of one unit for one hour")
 POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
-# Reasons of events with which a plan is taken on.
+# Reasons of events that adopt a plan.
 _PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "AddedInVain"})
 _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -120,10 +120,10 @@ Row = tuple[MetricSeries, tuple[str, ...], float]  # the labels beyond those of 
 
 
 class _Rows:
-    """Rows of objects that come and go: a collector. Thread-safe.
+    """Collector of rows of objects that come and go. Thread-safe.
 
     Args:
-        series: what there can be.
+        series: all possible series.
     """
 
     def __init__(self, series: Iterable[MetricSeries]) -> None:
@@ -132,7 +132,7 @@ class _Rows:
         self._rows: dict[tuple[str, ...], tuple[Row, ...]] = {}
 
     def put(self, key: tuple[str, ...], rows: Iterable[Row]) -> None:
-        """Set all rows of an object, in place of those before."""
+        """Replace all rows of an object."""
         kept = tuple(rows)
         with self._lock:
             self._rows[key] = kept
@@ -143,11 +143,11 @@ class _Rows:
             self._rows.pop(key, None)
 
     def describe(self) -> Iterator[Metric]:
-        """The families without their rows: names must not be taken twice."""
+        """Yield the families without rows, so that duplicate names are detected."""
         return iter([GaugeMetricFamily(s.name, s.meaning, labels=s.labels) for s in self._series])
 
     def collect(self) -> Iterator[Metric]:
-        """All rows, family by family."""
+        """Yield all rows, by family."""
         families = {s.name: GaugeMetricFamily(s.name, s.meaning, labels=s.labels) for s in self._series}
         with self._lock:
             rows = [(key, row) for key, found in sorted(self._rows.items()) for row in found]
@@ -157,16 +157,17 @@ class _Rows:
 
 
 class OperatorMetrics:
-    """Counts what the operator does, and keeps how its jobs and pools are.
+    """Counts the operator's actions, and stores the state of its jobs and pools.
 
     Args:
-        version: of HeterPS.
+        version: version of HeterPS.
         clock: Unix seconds.
     """
 
     def __init__(self, version: str, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.registry = CollectorRegistry(auto_describe=True)  # or `name[]` would not find the process's own figures
+        # otherwise `name[]` would not find the process's own metrics
+        self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         self._reconciled = self._counter(_RECONCILE)
         self._errors = self._counter(_ERRORS)
@@ -198,7 +199,7 @@ class OperatorMetrics:
     # --- what the operator does ---------------------------------------------------------------------------------------
 
     def on_turn(self, job: tuple[str, str], seconds: float, error: Exception | None) -> None:
-        """A job was looked at; `error` if that failed."""
+        """Count a turn of a job; `error` if it failed."""
         self._reconciled.inc()
         self._duration.observe(seconds)
         if error is None:
@@ -207,30 +208,30 @@ class OperatorMetrics:
             self._errors.labels(type(error).__name__).inc()
 
     def on_pod(self, action: str, role: str, pool: str) -> None:
-        """A pod was created or deleted."""
+        """Count a created or deleted pod."""
         self._pods.labels(action, role, pool).inc()
 
     def on_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """The API server was asked."""
+        """Count a request to the API server."""
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb).observe(seconds)
 
     def watch_queue(self, depth: Callable[[], int]) -> None:
-        """Ask this for the depth of the queue whenever the metrics are read."""
+        """Call this for the depth of the queue whenever the metrics are read."""
         self._queue.set_function(depth)
 
     def on_wait(self, seconds: float) -> None:
-        """A job got its look so many seconds after it was due."""
+        """Record how many seconds after it was due a job got its turn."""
         self._queue_seconds.observe(seconds)
 
     def set_leader(self, leads: bool) -> None:
-        """Whether this replica is the active one."""
+        """Record whether this replica is the active one."""
         self._leader.set(leads)
 
     # --- how jobs and pools are ---------------------------------------------------------------------------------------
 
     def update(self, namespace: str, job: str, turn: Turn) -> None:
-        """Take note of a job's turn: call it once for each."""
+        """Record the state of a job; call once per turn."""
         for event in turn.events:
             if event.reason in _PLANNED:
                 self._plans.labels(event.reason).inc()
@@ -241,15 +242,15 @@ class OperatorMetrics:
         self._jobs.put((namespace, job), _job_rows(turn))
 
     def forget(self, namespace: str, job: str) -> None:
-        """The job is gone, and its series with it."""
+        """Remove the series of a deleted job."""
         self._jobs.forget((namespace, job))
 
     def update_pool(self, pool: Json, status: Json) -> None:
-        """Take note of a DevicePool and its status (`kubernetes.pools.pool_status`)."""
+        """Record a DevicePool and its status (`kubernetes.pools.pool_status`)."""
         self._pools.put((str(pool["metadata"]["name"]),), _pool_rows(pool["spec"], status))
 
     def forget_pool(self, name: str) -> None:
-        """The pool is gone, and its series with it."""
+        """Remove the series of a deleted pool."""
         self._pools.forget((name,))
 
 
@@ -317,19 +318,19 @@ class _DualListener(_Listener):
     address_family = socket.AF_INET6
 
     def server_bind(self) -> None:
-        """Take IPv4 too, whatever the system's default is."""
+        """Accept IPv4 too, whatever the system's default is."""
         self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
 
 class MetricsServer:
-    """Serves `/metrics`, and `/healthz` for the kubelet's liveness probe, from threads of its own.
+    """Serves `/metrics`, and `/healthz` for the kubelet's liveness probe, in its own threads.
 
     Args:
-        registry: what `/metrics` shows.
-        port: 0 takes a free one.
-        alive: None if all is well, or what is wrong; asked by every probe, so it must return at once.
-        host: address to listen on; empty: all of them, IPv4 and IPv6.
+        registry: registry of `/metrics`.
+        port: port to listen on; 0: any free port.
+        alive: returns None if healthy, or the problem; called by every probe, so it must return at once.
+        host: address to listen on; empty: all addresses, IPv4 and IPv6.
 
     Raises:
         UsageError: the port is taken.
@@ -349,7 +350,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._server.server_port)
 
     def close(self) -> None:
@@ -361,15 +362,15 @@ class MetricsServer:
 
 def _handler(registry: CollectorRegistry, alive: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10.0  # a client that sends nothing must not hold a thread
+        timeout = 10.0  # an idle client must not hold a thread
         server_version = "heterps"
         sys_version = ""
 
         def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-            """A scrape every few seconds is not worth a line."""
+            """Log nothing: scrapes come every few seconds."""
 
         def do_GET(self) -> None:
-            """Answer."""
+            """Serve `/metrics` or `/healthz`."""
             path, _, query = self.path.partition("?")
             match path:
                 case "/metrics":

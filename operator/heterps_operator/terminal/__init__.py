@@ -1,1 +1,1 @@
-"""What people see at a terminal: tables, panels, plots and reports."""
+"""Terminal output: tables, panels, plots and reports."""

@@ -1,7 +1,7 @@
-"""Showing a running job: live at a terminal, line by line elsewhere, or not at all.
+"""Displays of a running job: live on a terminal, line by line elsewhere, or none.
 
-A display is a listener of the control loop. What it shows is made from the turns alone (panels.py), so a recorded turn
-renders the same in a test.
+A display is a listener of the control loop. It renders from turns alone (panels.py), so a recorded turn renders the
+same in a test.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _KEPT_LOSSES = 2_000
 
 
 class Display(Protocol):
-    """A listener of the loop that is opened and closed around it."""
+    """A listener of the loop, used as a context manager around it."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
     def on_turn(self, turn: Turn) -> None:
@@ -41,12 +41,12 @@ class Display(Protocol):
         ...
 
     def say(self, message: str) -> None:
-        """Show a line that stays."""
+        """Print a permanent line."""
         ...
 
 
 class _Losses:
-    """The loss of each step, at a resolution that a line of text can show."""
+    """The loss of each step, at a resolution that one line of text can show."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -63,7 +63,7 @@ class _Losses:
 
 
 class LiveDisplay:
-    """Redraws one panel in place, for a person at a terminal.
+    """Redraws one panel in place on a terminal.
 
     Args:
         console: a terminal.
@@ -79,7 +79,7 @@ class LiveDisplay:
         self._phase = ""
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         self._live.start()
         return self
 
@@ -96,7 +96,7 @@ class LiveDisplay:
         self._live.update(self.render(turn), refresh=True)
 
     def render(self, turn: Turn) -> RenderableType:
-        """The panel for a turn."""
+        """Render the panel for a turn."""
         return live_view(turn, self._losses.values, self._events, self._verbose)
 
     def say(self, message: str) -> None:
@@ -105,11 +105,11 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """One line per event and every few seconds of progress, for pipes and logs.
+    """Prints a line per event, and progress every few seconds, for pipes and logs.
 
     Args:
-        console: where lines go; never wrapped or coloured.
-        verbose: also tell which processes start and end.
+        console: output of the lines, which are never wrapped or coloured.
+        verbose: also print which processes start and end.
     """
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
@@ -129,7 +129,7 @@ class PlainDisplay:
         """Nothing to undo."""
 
     def on_turn(self, turn: Turn) -> None:
-        """Print what is new."""
+        """Print new events and progress."""
         view, now = turn.observed.coordinator, turn.observed.time
         phase = view.phase if view is not None and turn.status.phase == "Running" else turn.status.phase
         if phase != self._phase:
@@ -159,7 +159,7 @@ class PlainDisplay:
 
 
 class QuietDisplay:
-    """Shows nothing; the report and the exit code say how it ended."""
+    """Shows nothing; the report and the exit code tell the outcome."""
 
     def __enter__(self) -> Self:
         """Nothing to prepare."""
@@ -178,7 +178,7 @@ class QuietDisplay:
 
 
 def make_display(console: Console, *, quiet: bool, verbose: bool) -> Display:
-    """The display that fits the console."""
+    """Return the display that suits the console."""
     if quiet:
         return QuietDisplay()
     return LiveDisplay(console, verbose) if console.is_terminal else PlainDisplay(console, verbose)

@@ -1,4 +1,4 @@
-"""A plan and its reasons, for people: tables, and sentences instead of multipliers."""
+"""Tables and sentences that explain a plan, without multipliers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def render_plan(
     stopped: bool = False,
     without_margin: float | None = None,
 ) -> RenderableType:
-    """Everything that `heterps plan` says.
+    """Render the output of `heterps plan`.
 
     Args:
-        problem: what was planned.
+        problem: the planning problem.
         plan: its plan.
         explanation: its reasons.
-        stopped: the search was cut short, so that what limits bind may not be known.
-        without_margin: dollars that the cheapest plan costs which trusts the profile, if this one does not.
+        stopped: whether the search was cut short, so that the binding limits may be unknown.
+        without_margin: cost in dollars of the cheapest plan that trusts the profile, if this one does not.
     """
     seconds = problem.samples / plan.throughput
     summary = Table.grid(padding=_PADDING)
@@ -65,7 +65,7 @@ def render_plan(
 
 
 def describe_proof(plan: Plan) -> str:
-    """How good a plan is, and how sure that is."""
+    """Describe how good a plan is, and the proof."""
     if plan.machine is not None and plan.throughput < plan.machine.throughput_on_pools:
         return (
             f"no plan that is fast enough with a core for each unit costs less than {format_money(plan.lower_bound)}; "
@@ -80,7 +80,7 @@ def describe_proof(plan: Plan) -> str:
 
 
 def describe_bottleneck(explanation: Explanation) -> str:
-    """What a faster plan would have to make faster."""
+    """Describe what limits the throughput."""
     if explanation.bottleneck == "parameterServer":
         return "the parameter servers"
     if explanation.bottleneck == "machine":
@@ -94,7 +94,7 @@ def describe_bottleneck(explanation: Explanation) -> str:
 
 
 def describe_margin(plan: Plan, without_margin: float | None) -> str:
-    """What a plan that allows for a wrong profile promises, and what that costs."""
+    """Describe the guarantee of a plan that allows for profile errors, and its cost."""
     assert plan.robust is not None
     robust = plan.robust
     chance = "more than 99%" if robust.confidence > 0.99 else f"{robust.confidence:.0%}"  # never certain
@@ -111,7 +111,7 @@ def describe_margin(plan: Plan, without_margin: float | None) -> str:
 
 
 def describe_shadow_prices(problem: Problem, plan: Plan) -> list[str]:
-    """What one more pod of each limited pool would be worth."""
+    """Describe the value of one more pod of each limited pool."""
     if not plan.binding_limits:
         return ["none binds: more units of any pool would not make training cheaper"]
     hours = problem.samples / plan.throughput / 3600

@@ -1,4 +1,4 @@
-"""Jobs of a cluster for people: a table of all, one in detail, its present in a line, its end."""
+"""Jobs of a cluster: a table of all jobs, details of one, its current state in a line, its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {"Succeeded": "green", "Failed": "red", "Suspended": "yellow", "Runni
 
 
 def describe_now(job: JobView) -> str:
-    """What a job does, in one line."""
+    """Describe a job's current activity in one line."""
     status = job.status
     if not job.current:
         return "waiting for the operator"
@@ -38,7 +38,7 @@ def describe_now(job: JobView) -> str:
 
 
 def describe_end(job: JobView) -> RenderableType:
-    """How a job has ended."""
+    """Describe how a job has ended."""
     status, name = job.status, job.name
     headline = {
         "Succeeded": f"{name}: trained",
@@ -124,7 +124,7 @@ def render_job(job: JobView) -> RenderableType:
 
 
 def render_events(events: Sequence[EventView]) -> RenderableType:
-    """Events, the oldest first."""
+    """Render events, the oldest first."""
     table = Table(box=None, padding=_PADDING, header_style="bold")
     for name in ("age", "reason", "about", "message"):
         table.add_column(name, no_wrap=name != "message", overflow="fold")
@@ -148,7 +148,7 @@ def _state(job: JobView) -> str:
 
 
 def render_facts(job: JobView) -> Table:
-    """What there is to know of a job's progress, throughput, plan and cost."""
+    """Render a job's progress, throughput, plan and cost."""
     status = job.status
     table = Table.grid(padding=_PADDING)
     table.add_column(style="bold", no_wrap=True)
@@ -163,7 +163,7 @@ def render_facts(job: JobView) -> Table:
     if status.plan_revision:
         per_hour = f", {_money(status.cost_per_hour)}/h" if status.cost_per_hour is not None else ""
         text = f"revision {status.plan_revision} by {status.plan_method}: {status.plan_summary}{per_hour}"
-        table.add_row("plan", Text(text))  # "[embedding..mlp]" is no markup
+        table.add_row("plan", Text(text))  # "[embedding..mlp]" is not markup
     if status.workers_desired and not job.ended:
         servers = f"{status.servers_ready} of {status.servers_desired} servers"
         table.add_row("ready", f"{status.workers_ready} of {status.workers_desired} workers, {servers}")
@@ -196,7 +196,7 @@ def _throughput(status: StatusView) -> str:
 
 
 def _below(text: str, status: StatusView) -> Text:
-    """A throughput, in red if it is below the floor."""
+    """Format a throughput, in red if it is below the floor."""
     below = (status.samples_per_second or 0.0) < (status.min_samples_per_second or 0.0)
     return Text(text, style="red" if below and status.phase == "Running" else "")
 
@@ -206,7 +206,7 @@ def _money(amount: Decimal | None) -> str:
 
 
 def age(since: datetime | None) -> str:
-    """How long ago, in its largest unit, as kubectl writes it."""
+    """Format a time span ago in its largest unit, as kubectl does."""
     if since is None:
         return ""
     seconds = max(0, int(time.time() - since.timestamp()))

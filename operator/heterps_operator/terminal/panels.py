@@ -1,4 +1,4 @@
-"""The parts of the live view, each made from one turn of the loop."""
+"""Parts of the live view, each rendered from one turn of the loop."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _EVENTS_SHOWN = 6
 
 
 def seconds_left(view: CoordinatorView, global_batch_size: int) -> float | None:
-    """Time until the last step at the present throughput; None before there is one."""
+    """Time until the last step at the current throughput; None while unknown."""
     if view.samples_per_second <= 0 or not view.total_steps:
         return None
     return max(0, view.total_steps - view.committed_steps) * global_batch_size / view.samples_per_second
 
 
 def event_line(event: Event) -> str:
-    """An event as one plain line."""
+    """Format an event as one plain line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.time))
     mark = "warning: " if event.type == "Warning" else ""
     return f"{clock} {mark}{event.reason}: {event.message}"
 
 
 def progress_line(turn: Turn) -> str:
-    """Where training is, as one plain line."""
+    """Format the progress of training as one plain line."""
     view = turn.observed.coordinator
     assert view is not None
     document = view.document
@@ -57,12 +57,12 @@ def progress_line(turn: Turn) -> str:
 
 
 def live_view(turn: Turn, losses: Sequence[float], events: Sequence[Event], verbose: bool = False) -> RenderableType:
-    """Everything about a running job on one screen.
+    """Render a running job on one screen.
 
     Args:
-        turn: the present.
-        losses: of the steps so far, oldest first.
-        events: of the whole run, oldest first; the last few are shown.
+        turn: the current turn.
+        losses: losses of the steps so far, oldest first.
+        events: events of the whole run, oldest first; the last few are shown.
         verbose: show every process and member too.
     """
     parts: list[RenderableType] = [_facts(turn, losses)]
@@ -129,14 +129,14 @@ def _throughput(turn: Turn, view: CoordinatorView) -> Text:
 
 
 def plan_table(plan: Json, view: CoordinatorView | None) -> Table:
-    """The stages of a plan, and what is measured of them.
+    """Render the stages of a plan with their measurements.
 
     Args:
         plan: the plan file.
-        view: the coordinator; None: nothing is measured yet.
+        view: view of the coordinator; None: nothing measured yet.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    # Where there is little room, the names that people chose go over several lines and figures stay whole.
+    # In narrow terminals, user-defined names wrap and figures stay whole.
     table.add_column("stage", no_wrap=True)
     for name in ("layers", "pool"):
         table.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""Plans beside each other, for people: methods, what-ifs, jobs that share pools, prices that change."""
+"""Tables that compare plans: methods, what-ifs, jobs that share pools, changing prices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from heterps_planner.scenarios.market import Followed, MarketStep
 __all__ = ["MethodResult", "best_bound", "render_joint", "render_market", "render_methods", "render_what_if"]
 
 _PADDING = (0, 2, 0, 0)
-_ROWS = 40  # ticks that a table shows
+_ROWS = 40  # ticks shown in a table
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What one method made of a problem."""
+    """The result of one method for a problem."""
 
     method: str
     seconds: float
@@ -33,7 +33,7 @@ class MethodResult:
     stopped: bool  # by the time limit or by Ctrl-C
 
     def to_json(self, bound: float) -> dict[str, Any]:
-        """The result as a JSON object; `bound` is the best lower bound that any method has proven."""
+        """Return the result as a JSON object; `bound` is the best lower bound that any method has proven."""
         plan = self.plan
         return {
             "method": self.method,
@@ -48,18 +48,18 @@ class MethodResult:
 
 
 def best_bound(results: Sequence[MethodResult]) -> float:
-    """The highest lower bound that any of the methods came with; a method that was stopped may have none."""
+    """Return the highest lower bound of all methods; a method that was stopped may have none."""
     return max((result.plan.lower_bound for result in results if result.plan is not None), default=0.0)
 
 
 def gap_to(bound: float, plan: Plan) -> float:
-    """How much of a plan's cost lies above a lower bound, 0 to 1."""
+    """Share of a plan's cost above a lower bound, 0 to 1."""
     gap = 1 - bound / plan.cost if plan.cost > 0 else 0.0
     return gap if gap > 1e-8 else 0.0
 
 
 def _table(*names: str, title: str | None = None, text: int = 1) -> Table:
-    """A table without lines; the columns after the first `text` ones hold numbers."""
+    """Return a table without lines; columns after the first `text` ones hold numbers."""
     table = Table(title=title, title_justify="left", box=None, padding=_PADDING, header_style="bold")
     for i, name in enumerate(names):
         table.add_column(name, justify="left" if i < text else "right", overflow="fold")
@@ -71,7 +71,7 @@ def _stages(plan: Plan) -> Text:
 
 
 def render_methods(results: Sequence[MethodResult], seconds_per_method: float) -> RenderableType:
-    """All methods, the cheapest plan first; those without a plan say why."""
+    """Render all methods, the cheapest plan first; those without a plan give the reason."""
     table = Table(box=None, padding=_PADDING, header_style="bold")
     table.add_column("method", no_wrap=True)
     for name in ("cost", "above the bound", "per hour", "samples/s", "seconds"):
@@ -104,7 +104,7 @@ def render_methods(results: Sequence[MethodResult], seconds_per_method: float) -
 def render_what_if(
     problem: Problem, found: Plan | Infeasible, changed: Problem, other: Plan | Infeasible, settings: Sequence[str]
 ) -> RenderableType:
-    """Two plans side by side, and what the change is worth."""
+    """Render two plans side by side, and the value of the change."""
     table = Table(box=None, padding=_PADDING, header_style="bold")
     table.add_column("", style="bold", no_wrap=True)
     table.add_column("as it is", overflow="fold")
@@ -135,7 +135,7 @@ def _verdict(found: Plan, other: Plan) -> str:
 def _comparison(
     problem: Problem, found: Plan | Infeasible, changed: Problem, other: Plan | Infeasible
 ) -> list[tuple[str, str, str, str]]:
-    """Rows (name, as it is, changed, difference)."""
+    """Rows (name, current, changed, difference)."""
     columns = [(problem, found), (changed, other)]
 
     def both(show: Any) -> tuple[str, str]:
@@ -178,7 +178,7 @@ def _percent(value: Any, found: Plan | Infeasible, other: Plan | Infeasible) -> 
 
 
 def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: JointPlan) -> RenderableType:
-    """The plans of jobs that share pools, and what sharing costs."""
+    """Render the plans of jobs that share pools, and the cost of sharing."""
     table = _table("job", "stages", "samples/s", "per hour", "cost", "alone", text=2)
     for name, plan in zip(names, joint.plans, strict=True):
         sharing = plan.cost - plan.lower_bound
@@ -223,7 +223,7 @@ def _one_by_one(joint: JointPlan, names: Sequence[str]) -> str:
 
 
 def render_market(followed: Followed, stayed: Followed) -> RenderableType:
-    """What happens at each tick, and what following the prices is worth."""
+    """Render the decisions at each tick, and the value of following the prices."""
     table = _table("time", "following", "units", "per hour", "spent", "staying", "spent", text=3)
     steps = _interesting(followed.steps, stayed.steps)
     other = {step.seconds: step for step in stayed.steps}

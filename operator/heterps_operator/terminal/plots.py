@@ -1,4 +1,4 @@
-"""The frontier as a picture: what each throughput costs, and who is paid for it."""
+"""Plots of the frontier (the cost of each throughput, by pool) and of price series."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # files only: no window system is asked for
+mpl.use("Agg")  # files only, no window system
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,14 +21,14 @@ from heterps_planner.scenarios.market import Followed
 
 __all__ = ["draw_frontier", "draw_market", "plan_price_by_pool", "plot_frontier", "plot_market"]
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# The palette of Okabe and Ito, which is distinguishable with colour blindness.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999")
 _CHOSEN = "#000000"
 _FLOOR = "#B00020"
 
 
 def plan_price_by_pool(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Dollars per hour that a plan pays for each pool, parameter servers included if the problem charges them."""
+    """Dollars per hour that a plan pays for each pool, including parameter servers if the problem charges for them."""
     prices = {pool.name: pool.price_per_unit_hour for pool in problem.pools}
     paid = dict.fromkeys(prices, 0.0)
     for stage in plan.stages:
@@ -39,11 +39,11 @@ def plan_price_by_pool(problem: Problem, plan: Plan) -> dict[str, float]:
 
 
 def plot_frontier(problem: Problem, points: Sequence[FrontierPoint], plan: Plan | None, path: Path) -> None:
-    """Write the picture to a file (its ending decides the format).
+    """Plot the frontier to a file (its extension selects the format).
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: the ending names no format.
+        ValueError: the extension is not a known format.
     """
     draw_frontier(problem, points, plan).savefig(path, dpi=150)
 
@@ -54,7 +54,7 @@ def draw_frontier(problem: Problem, points: Sequence[FrontierPoint], plan: Plan 
     Args:
         problem: names, prices, the floor.
         points: the frontier, at least one point, throughput ascending.
-        plan: the chosen one, to be marked.
+        plan: the chosen plan, which is marked.
     """
     assert points
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -62,7 +62,7 @@ def draw_frontier(problem: Problem, points: Sequence[FrontierPoint], plan: Plan 
     x = [point.throughput for point in points]
     paid = [plan_price_by_pool(problem, point.plan) for point in points]
     used = [(i, pool.name) for i, pool in enumerate(problem.pools) if any(p[pool.name] > 0 for p in paid)]
-    # Up to each point's throughput its price is paid: steps that go up before the point.
+    # A point's price applies up to its throughput: steps rise before the point.
     edges = [0.0, *x]
     bases = [0.0] * len(edges)
     for i, name in used:
@@ -107,21 +107,22 @@ def _mark(top: Axes, bottom: Axes, problem: Problem, plan: Plan | None) -> None:
 
 
 def plot_market(followed: Followed, stayed: Followed, path: Path) -> None:
-    """Write the picture of a price series that was followed to a file (its ending decides the format).
+    """Plot a followed price series to a file (its extension selects the format).
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: the ending names no format.
+        ValueError: the extension is not a known format.
     """
     draw_market(followed, stayed).savefig(path, dpi=150)
 
 
 def draw_market(followed: Followed, stayed: Followed) -> Figure:
-    """Draw price per hour and money spent against time, for following the prices and for staying."""
+    """Draw price per hour and money spent against time, for following prices and for keeping the plan."""
     figure = Figure(figsize=(9, 7), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     for result, name, colour, width in (
-        (stayed, "staying", _COLOURS[1], 4.0),  # wide, so that it is seen below the other where they agree
+        # wide, so that it stays visible below the other line where they coincide
+        (stayed, "staying", _COLOURS[1], 4.0),
         (followed, "following", _COLOURS[0], 1.4),
     ):
         times = [step.seconds / 3600 for step in result.steps]
@@ -158,7 +159,7 @@ def draw_market(followed: Followed, stayed: Followed) -> Figure:
 
 
 def _money(value: float) -> str:
-    """An amount as text; a bare dollar sign would begin a formula."""
+    """Format an amount; a bare dollar sign would start a formula."""
     return format_money(value).replace("$", r"\$")
 
 

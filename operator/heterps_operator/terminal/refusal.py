@@ -1,4 +1,4 @@
-"""What a program reads from stdout when a command ends before it has a report, a plan or a problem to print."""
+"""JSON output of a command that ends before it has a report, a plan or a problem to print."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The final report of a run: one JSON object, and the same facts for people.
+"""The final report of a run: one JSON object, and the same facts as text.
 
-The schema is documented in docs/cli.md; display and JSON output are both made from it, so they cannot disagree.
+The schema is documented in docs/cli.md; text and JSON output are both generated from it, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["build_report", "exit_code", "render_failure", "render_report"]
 
 
 def exit_code(status: Status, interrupted: bool) -> int:
-    """Exit code of `heterps run` for a job in this status.
+    """Return the exit code of `heterps run` for a job in this status.
 
     Args:
-        status: the last one.
+        status: the last status.
         interrupted: whether Ctrl-C or SIGTERM ended the run.
     """
     if status.phase == "Failed":
@@ -47,12 +47,12 @@ def exit_code(status: Status, interrupted: bool) -> int:
 
 
 def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool, logs: str) -> dict[str, Any]:
-    """The report of a run that has ended.
+    """Build the report of a run that has ended.
 
     Args:
-        job: what was wanted.
-        status: how it ended.
-        bill: what it has cost.
+        job: the job's spec.
+        status: the last status.
+        bill: the total cost.
         interrupted: whether Ctrl-C or SIGTERM ended it.
         logs: the folder of the logs.
     """
@@ -87,11 +87,11 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
 
 
 def render_report(report: Json, job_path: str) -> RenderableType:
-    """The report for people.
+    """Render the report as text.
 
     Args:
         report: from `build_report`.
-        job_path: the manifest, for the command that goes on.
+        job_path: the manifest, for the command that resumes.
     """
     parts: list[RenderableType] = [_headline(report, job_path)]
     if report["failure"] is not None:
@@ -128,7 +128,7 @@ def _headline(report: Json, job_path: str) -> Text:
 
 
 def render_failure(failure: Json) -> Text:
-    """Why a job failed, with the last words of the process at fault."""
+    """Render why a job failed, with the last log lines of the failed process."""
     text = Text(f"{failure['reason']}: {failure['message']}\n")
     if failure["member"]:
         text.append(f"{failure['member']}: {describe_exit(failure['exitCode'])}; log: {failure['log']}\n")

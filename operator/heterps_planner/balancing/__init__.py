@@ -1,9 +1,9 @@
-"""How a stage's batch is divided among workers that differ in speed.
+"""Division of a stage's batch among workers of different speed.
 
-`optimal` solves min over b of max_i (o_i + s_i b_i) subject to sum b_i = B, exactly; the other policies are there to be
-compared with. All of them keep the global batch, so that balancing never changes what the model learns: gradients are
-weighted by b_i / B. `BatchController` measures o and s of each worker while training runs, and proposes a new division
-when it pays; `Pace` lets it do so less often where that has not paid. `simulate` runs it, or anything like it, against
+`optimal` solves min over b of max_i (o_i + s_i b_i) subject to sum b_i = B, exactly; the other policies serve for
+comparison. All of them keep the global batch, so that balancing never changes what the model learns: gradients are
+weighted by b_i / B. `BatchController` measures o and s of each worker during training, and proposes a new division when
+it pays; `Pace` reduces the frequency where changes have not paid. `simulate` runs it, or a similar controller, against
 workers of known speeds.
 """
 

@@ -1,9 +1,9 @@
-"""The batch sizes of BalanceNet, word for word.
+"""The batch sizes of BalanceNet, exactly as published.
 
 [BNO] Sun, Ngo, Huh, "BalanceNet Orchestrator: A KQV-based dynamic task allocation for distributed deep learning", 2024.
-The paper gives its rule twice, and differently: Algorithm 1 knows one latency per node, equation 5 sums over all pairs.
-Neither keeps the global batch. Whole numbers are used throughout, so that the paper's floor is the
-only rounding.
+The paper gives two different versions of its rule: Algorithm 1 has one latency per node, equation 5 sums over all
+pairs. Neither keeps the global batch. Whole numbers are used throughout, so that the paper's floor is the only
+rounding.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def equation_5(
 ) -> list[int]:
     """Return the batch size of every node by equations 1, 2, 4 and 5 of [BNO].
 
-    As in `algorithm_1`, but with sum_j NCW_ij in the place of NCW_i, NCW_ij = 1 - NL_ij / max_k NL_ik. The sum has N
-    terms where K_i and MW_i are at most 1, so that a single node can be given almost N / 3 times B.
+    As in `algorithm_1`, but with sum_j NCW_ij in place of NCW_i, NCW_ij = 1 - NL_ij / max_k NL_ik. The sum has N terms
+    where K_i and MW_i are at most 1, so that a single node can get almost N / 3 times B.
 
     Args:
         operations: OPS_i, operations per second.
@@ -75,7 +75,7 @@ def equation_5(
 def _compute_and_memory(
     operations: Sequence[float], memory_used: Sequence[float], base_batch_size: int
 ) -> tuple[list[int], list[int]]:
-    """Speeds and memory in whole numbers."""
+    """Return speeds and memory as whole numbers."""
     if base_batch_size < 1:
         raise ProblemError("balancing.globalBatchSize", f"must be >= 1, is {base_batch_size}")
     if not operations:
@@ -89,19 +89,19 @@ def _compute_and_memory(
 
 
 def _whole(name: str, values: Sequence[float], count: int) -> list[int]:
-    """One number >= 0 for each node, all of them times the same power of two, so that they are whole."""
+    """Check one number >= 0 per node, and scale all of them by a power of two that makes them whole."""
     if len(values) != count:
         raise ProblemError(f"balancing.{name}", f"needs {count} numbers, has {len(values)}")
     for i, value in enumerate(values):
         if not math.isfinite(value) or value < 0:
             raise ProblemError(f"balancing.{name}[{i}]", f"must be finite and >= 0, is {value!r}")
     ratios = [float(value).as_integer_ratio() for value in values]
-    scale = max(denominator for _, denominator in ratios)  # they are powers of two
+    scale = max(denominator for _, denominator in ratios)  # denominators are powers of two
     return [numerator * (scale // denominator) for numerator, denominator in ratios]
 
 
 def _with_largest(name: str, latencies: list[int]) -> list[tuple[int, int]]:
-    """Each latency with what it is divided by."""
+    """Return each latency with its divisor."""
     slowest = max(latencies)
     if slowest == 0:
         raise ProblemError(f"balancing.{name}", "the largest must be > 0, is 0")
@@ -111,7 +111,7 @@ def _with_largest(name: str, latencies: list[int]) -> list[tuple[int, int]]:
 def _sizes(
     speeds: list[int], memory: list[int], network: list[tuple[int, int, int]], base_batch_size: int
 ) -> list[int]:
-    """max(floor(B / 3 (K + MW + NCW)), 1), where NCW of (n, a, b) is n - a / b, over the common denominator."""
+    """Return max(floor(B / 3 (K + MW + NCW)), 1), where NCW of (n, a, b) is n - a / b, over the common denominator."""
     all_speeds, all_memory = sum(speeds), sum(memory)
     sizes = []
     for speed, used, (whole, part, slowest) in zip(speeds, memory, network, strict=True):

@@ -1,4 +1,4 @@
-"""Decides while training runs when a stage's batch is divided anew."""
+"""Decides during training when to change the division of a stage's batch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from heterps_planner.errors import ProblemError
 
 __all__ = ["BatchController"]
 
-_SAFE_SHARE = 0.9  # of a batch that did not fit a worker's memory
+_SAFE_SHARE = 0.9  # of a batch that exceeded a worker's memory
 
 
 @dataclass
 class BatchController:
     """Learns the workers' speeds and proposes divisions.
 
-    Feed `observe` with the latest (batch, seconds) of each worker, ask `propose` as often as a change is wanted;
-    `decide` does both. `workers` is all that it has learnt, and can be handed to another controller.
+    Feed `observe` with the latest (batch, seconds) of each worker, call `propose` whenever a change may be made;
+    `decide` does both. `workers` is the whole learnt state, and can be passed to another controller.
     """
 
     total: int  # B of the stage
     policy: str = "optimal"
     quantum: int = 1
-    min_gain_percent: float = 5.0  # dead band: the predicted step time must fall by this much
+    min_gain_percent: float = 5.0  # dead band: the predicted step time must fall by at least this much
     most: dict[str, int] = field(default_factory=dict)  # samples that fit each worker's memory
-    seed: int | Sequence[int] = 0  # of the policy `random`
+    seed: int | Sequence[int] = 0  # for the policy `random`
     min_observations: int = 2  # per worker before the first decision, and after a change of speed
     workers: dict[str, WorkerEstimate] = field(default_factory=dict)
 
@@ -38,19 +38,19 @@ class BatchController:
             raise ProblemError("balancing.policy", f"must be one of {', '.join(POLICIES)}, is {self.policy!r}")
 
     def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
-        """Take in one observation per worker and propose a division; see `observe` and `propose`."""
+        """Process one observation per worker and propose a division; see `observe` and `propose`."""
         self.observe(observations)
         return self.propose({name: batch for name, (batch, _) in observations.items()})
 
     def observe(self, observations: Mapping[str, tuple[int, float]]) -> None:
-        """Take in one observation per worker.
+        """Process one observation per worker.
 
         Args:
-            observations: worker name -> (samples it worked on, seconds it took, waiting not included). Workers that are
-                not named are gone; new names are new workers.
+            observations: worker name -> (samples it worked on, seconds it took, without waiting). Workers that are
+                missing have left; new names are new workers.
 
         Raises:
-            ProblemError: an observation is no positive time.
+            ProblemError: an observation is not a positive time.
         """
         for name, (batch, seconds) in observations.items():
             if not math.isfinite(seconds) or seconds <= 0 or batch < 0:
@@ -60,22 +60,22 @@ class BatchController:
         learnt = {}
         for name, (batch, seconds) in observations.items():
             estimate = self.workers.get(name, WorkerEstimate())
-            # A worker without samples had nothing to do, which says nothing about its speed.
+            # A worker without samples had nothing to do, so its time says nothing about its speed.
             learnt[name] = estimate.observe(batch, seconds) if batch else estimate
         self.workers = learnt
 
     def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Learn that a batch did not fit a worker's memory; it never gets as much again."""
+        """Record that a batch exceeded a worker's memory; the worker never gets as many samples again."""
         self.most[name] = min(self.most.get(name, self.total), math.floor(_SAFE_SHARE * batch))
 
     def propose(self, present: Mapping[str, int]) -> dict[str, int] | None:
-        """Propose a division for the workers that are there.
+        """Propose a division for the present workers.
 
         Args:
-            present: worker name -> samples now.
+            present: worker name -> current samples.
 
         Returns:
-            Samples per worker, or None if the present division is good enough or too little is known.
+            Samples per worker, or None if the current division is good enough or too little is known.
 
         Raises:
             ProblemError: B does not fit the workers.
@@ -83,7 +83,7 @@ class BatchController:
         if not present:
             return None
         names = list(present)
-        # A worker came or went, or one has more than fits it: that cannot wait for measurements.
+        # A worker joined or left, or has more than its memory holds: do not wait for measurements.
         must_change = sum(present.values()) != self.total or any(b > self._most(n) for n, b in present.items())
         estimates = {name: self.workers.get(name, WorkerEstimate()) for name in names}
         if any(e.num_observations < self.min_observations for e in estimates.values()):
@@ -100,7 +100,7 @@ class BatchController:
             return self._shorter(present, speeds, estimates)
         proposal = self._division(speeds)
         if self.policy == "bno":
-            # The rule may well make steps longer; it is followed as soon as somebody's share moves by that much.
+            # This rule may make steps longer; it is applied once any share moves by that much.
             moved = any(abs(b - present[n]) > self.min_gain_percent / 100 * present[n] for n, b in proposal.items())
         else:
             moved = proposal != dict(present)
@@ -112,13 +112,13 @@ class BatchController:
         speeds: Mapping[str, tuple[float, float]],
         estimates: Mapping[str, WorkerEstimate],
     ) -> dict[str, int] | None:
-        """The optimal division, if steps would be shorter by more than the dead band and more than chance explains."""
+        """Return the optimal division if it shortens steps by more than the dead band and more than noise explains."""
         now = max(o + s * present[name] for name, (o, s) in speeds.items())
-        # The slowest of N equal workers seems late by about sqrt(2 ln 2N) standard errors, whatever the division.
+        # Of N equal workers, the slowest appears late by about sqrt(2 ln 2N) standard errors, whatever the division.
         error = math.sqrt(sum(e.uncertainty**2 for e in estimates.values()) / len(estimates))
         chance = error * math.sqrt(2 * math.log(2 * len(estimates)))
         wanted = now * (1 - max(self.min_gain_percent / 100, chance))
-        # All finish at this time if batches may be fractions, negative and of any size: no division is shorter.
+        # With fractional, negative and unbounded batches all would finish at this time: no division is shorter.
         bound = (self.total + sum(o / s for o, s in speeds.values())) / sum(1 / s for _, s in speeds.values())
         if bound >= wanted:
             return None
@@ -130,7 +130,7 @@ class BatchController:
         return self.most.get(name, self.total)
 
     def _division(self, speeds: Mapping[str, tuple[float, float]]) -> dict[str, int]:
-        """A division by the policy; everybody keeps at least one quantum, so that its speed stays known."""
+        """Divide by the policy; every worker keeps at least one quantum, so that its speed stays known."""
         least = self.quantum if self.total >= self.quantum * len(speeds) else 0
         workers = [Worker(o, s, min(least, self._most(name)), self.most.get(name)) for name, (o, s) in speeds.items()]
         sizes = divide(self.policy, workers, self.total, self.quantum, seed=self.seed)

@@ -1,4 +1,4 @@
-"""What is known of a worker's speed from the steps that were seen, one after the other."""
+"""Running estimate of a worker's speed from observed steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 __all__ = ["WorkerEstimate"]
 
-# Weight that the past keeps per observation: about 20 observations count, which averages 8 % of noise down to 2 %.
+# Weight of the past per observation: about 20 observations count, which averages 8 % of noise down to 2 %.
 _MEMORY = 0.95
-# Standard deviation of the share of a step that is overhead, before anything is known: how far the slope is trusted to
-# differ from time / batch. It keeps noise between nearly equal batches from passing for a slope.
+# Prior standard deviation of the overhead's share of a step: how far the slope may differ from time / batch. It keeps
+# noise between nearly equal batches from passing for a slope.
 _OVERHEAD_SHARE = 0.3
 _INITIAL_NOISE, _LEAST_NOISE = 0.1, 0.03  # relative standard deviation of a step's time
 # Two-sided cumulative sum test [Page, Continuous inspection schemes, 1954] on residuals in standard deviations: a
-# residual counts beyond the slack and up to the clip, so that one outlier makes no alarm, and two in a row do.
+# residual counts beyond the slack and up to the clip, so that one outlier raises no alarm, and two in a row do.
 _SLACK, _CLIP, _ALARM = 1.0, 5.0, 8.0
 
 
@@ -24,9 +24,9 @@ _SLACK, _CLIP, _ALARM = 1.0, 5.0, 8.0
 class WorkerEstimate:
     """Running estimate of o and s in seconds = o + s * batch, with change detection.
 
-    Moments with exponential forgetting give the affine fit. Its slope is drawn to that of a line through the origin by
-    as much as the batches seen do not tell them apart: with one batch size only, time is proportional to the batch.
-    Dividing by that has its fixed point where all times are equal, so an overhead that is not known does no harm.
+    Moments with exponential forgetting give the affine fit. Its slope is shrunk towards that of a line through the
+    origin, the more the less the observed batches differ: with a single batch size, time is proportional to the batch.
+    Divisions by such an estimate have their fixed point where all times are equal, so an unknown overhead does no harm.
     """
 
     num_observations: int = 0  # since the last change of speed
@@ -36,16 +36,16 @@ class WorkerEstimate:
     sum_bb: float = 0.0
     sum_bt: float = 0.0
     variance: float = _INITIAL_NOISE**2  # of the relative residuals
-    outliers: tuple[tuple[int, float], ...] = ()  # (batch, seconds) since the last time that was to be expected
-    slower: float = 0.0  # evidence, in standard deviations, that the worker has become slower
+    outliers: tuple[tuple[int, float], ...] = ()  # (batch, seconds) since the last expected time
+    slower: float = 0.0  # evidence of a slowdown, in standard deviations
     faster: float = 0.0
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WorkerEstimate:
-        """Read what `dataclasses.asdict` wrote, perhaps through JSON.
+        """Restore the result of `dataclasses.asdict`, possibly via JSON.
 
         Raises:
-            TypeError: the fields are others.
+            TypeError: the fields differ.
         """
         outliers = tuple((int(batch), float(seconds)) for batch, seconds in value.get("outliers", ()))
         return cls(**{**value, "outliers": outliers})
@@ -64,11 +64,11 @@ class WorkerEstimate:
         return self.noise / math.sqrt(self.weight * (1 + _MEMORY) / (2 - self.weight * (1 - _MEMORY)))
 
     def observe(self, batch: int, seconds: float) -> WorkerEstimate:
-        """Take in one step.
+        """Process one step.
 
         Args:
             batch: samples, > 0.
-            seconds: that they took, > 0.
+            seconds: duration, > 0.
         """
         if not self.num_observations:
             return self._absorb(batch, seconds, self.variance, 0.0, 0.0)
@@ -82,9 +82,10 @@ class WorkerEstimate:
             for seen in (*self.outliers, (batch, seconds)):
                 anew = anew._absorb(*seen, self.variance, 0.0, 0.0)
             return anew
-        if abs(surprise) >= _CLIP:  # one outlier is no news of the speed
+        if abs(surprise) >= _CLIP:  # one outlier says nothing about the speed
             return replace(self, slower=slower, faster=faster, outliers=(*self.outliers, (batch, seconds)))
-        keep = min(_MEMORY, 1 - 1 / (self.num_observations + 5))  # the first value is a guess, worth five observations
+        # the initial value is a guess, worth five observations
+        keep = min(_MEMORY, 1 - 1 / (self.num_observations + 5))
         return self._absorb(batch, seconds, keep * self.variance + (1 - keep) * residual**2, slower, faster)
 
     def _absorb(self, batch: int, seconds: float, variance: float, slower: float, faster: float) -> WorkerEstimate:
@@ -103,7 +104,7 @@ class WorkerEstimate:
         )
 
     def fit(self) -> tuple[float, float]:
-        """Return (overhead seconds, seconds per sample); there must be an observation."""
+        """Return (overhead seconds, seconds per sample); requires an observation."""
         mean_b, mean_t = self.sum_b / self.weight, self.sum_t / self.weight
         spread = max(self.sum_bb / self.weight - mean_b**2, 0.0) / mean_b**2
         through_origin = mean_t / mean_b
@@ -116,6 +117,6 @@ class WorkerEstimate:
         return max(mean_t - slope * mean_b, 0.0), slope
 
     def predict(self, batch: int) -> float:
-        """Return the expected seconds for a batch; there must be an observation."""
+        """Return the expected seconds for a batch; requires an observation."""
         overhead, slope = self.fit()
         return overhead + slope * batch

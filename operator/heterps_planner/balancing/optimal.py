@@ -18,9 +18,9 @@ FloatArray = npt.NDArray[np.float64]
 def divide_optimal(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[int]:
     """Divide `total` samples so that the slowest worker finishes as early as possible.
 
-    Water-filling with fractions of a quantum gives the finish time T; everybody gets the whole quanta that end by T,
-    and the few that are missing go one by one to whoever finishes first with one more. Exact: quanta are taken from the
-    front of their order by the time at which they end, which keeps each worker's own in order, until B is reached.
+    Water-filling with fractional quanta gives the finish time T; each worker gets the whole quanta that end by T, and
+    the few that remain go one by one to the worker that finishes first with one more. This is exact: quanta are
+    assigned in order of their end times, which respects each worker's own order, until B is reached.
 
     Args:
         workers: speeds and limits.
@@ -63,9 +63,9 @@ def _filled(
     low_N: FloatArray,  # noqa: N803
     high_N: FloatArray,  # noqa: N803
 ) -> FloatArray:
-    """Quanta that each worker completes by a time, fractions included, within its limits."""
+    """Return the quanta that each worker completes by a time, including fractions, within its limits."""
     spare_N = time - start_N  # noqa: N806
-    # The comparison comes first: a quotient may be larger than a number can be.
+    # Compare first: the quotient may overflow.
     full_N = np.where(pace_N > 0, spare_N >= high_N * pace_N, spare_N >= 0)  # noqa: N806
     safe_N = np.where(full_N | (pace_N == 0) | (spare_N <= 0), 1.0, pace_N)  # noqa: N806
     part_N = np.where(pace_N > 0, np.minimum(np.maximum(spare_N, 0.0) / safe_N, high_N), 0.0)  # noqa: N806
@@ -79,10 +79,10 @@ def _water_level(
     high_N: FloatArray,  # noqa: N803
     wanted: int,
 ) -> float:
-    """The earliest time by which `wanted` quanta are completed, fractions included."""
-    # Between two neighbouring ones of these times the sum of `_filled` is a straight line.
+    """Return the earliest time by which `wanted` quanta are completed, including fractions."""
+    # Between two neighbouring times of this list, the sum of `_filled` is linear.
     bends = np.unique(np.concatenate([start_N + pace_N * low_N, start_N + pace_N * high_N]))
-    first, last = 0, len(bends) - 1  # at `last` everybody is full
+    first, last = 0, len(bends) - 1  # at `last` every worker is full
     while first < last:
         middle = (first + last) // 2
         if _filled(bends[middle], start_N, pace_N, low_N, high_N).sum() < wanted:
@@ -93,7 +93,7 @@ def _water_level(
         return float(bends[0])
     before, after = float(bends[first - 1]), float(bends[first])
     filled_N = _filled(before, start_N, pace_N, low_N, high_N)  # noqa: N806
-    # Workers that take no time at all fill up at once when their overhead is over, at `after`.
+    # Workers that take no time fill up at once when their overhead ends, at `after`.
     filling_N = (pace_N > 0) & (start_N + pace_N * low_N <= before) & (start_N + pace_N * high_N >= after)  # noqa: N806
     if not filling_N.any():
         return after
@@ -110,7 +110,7 @@ def _adjusted(
     least: list[int],
     most: list[int],
 ) -> list[int]:
-    """Add the quanta that are missing where they end earliest; take those that are too many where they end latest."""
+    """Add missing quanta where they end earliest; remove surplus quanta where they end latest."""
     start, pace = start_N.tolist(), pace_N.tolist()
     missing = wanted - sum(counts)
     if missing == 0:

@@ -1,8 +1,8 @@
-"""How often a division may change: less often as long as changes do not pay.
+"""Frequency of changes of a division: lower while changes do not pay.
 
-A division follows the speeds that were measured last. Where speeds change about as often as they are looked at, it is
-always the division for what has just passed, and worse than any that stays. So each change is judged by what was
-measured after it: would the division before it have made these steps shorter?
+A division follows the last measured speeds. If speeds change about as often as they are measured, it always fits the
+past, and is worse than a constant division. So each change is judged by later measurements: would the previous division
+have made these steps shorter?
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from heterps_planner.balancing.estimates import WorkerEstimate
 
 __all__ = ["Pace"]
 
-_LONGEST = 16  # intervals: a lasting change of speed must not wait for long
+_LONGEST = 16  # intervals: a lasting change of speed must not wait longer
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When the division changed last, what that gave, and when it may change again.
+    """The last change of the division, its gain, and the time of the next permitted change.
 
     Attributes:
         wait: intervals between that change and the next.
-        time: of that change, seconds.
-        before: samples of each worker before it, by worker; empty: there was none.
-        gain: by how much longer steps would have been since then without it, added up over observations and stages.
+        time: time of that change, seconds.
+        before: samples of each worker before it, by worker; empty: no change yet.
+        gain: how much longer steps would have been since then without it, summed over observations and stages.
     """
 
     wait: int = 1
@@ -36,10 +36,10 @@ class Pace:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Pace:
-        """Read what `dataclasses.asdict` wrote, perhaps through JSON.
+        """Restore the result of `dataclasses.asdict`, possibly via JSON.
 
         Raises:
-            TypeError: the fields are others.
+            TypeError: the fields differ.
         """
         return cls(**value)
 
@@ -48,16 +48,16 @@ class Pace:
         return not self.before or now - self.time >= self.wait * interval
 
     def observe(self, stages: Sequence[Mapping[str, tuple[int, float]]], speeds: Mapping[str, WorkerEstimate]) -> Pace:
-        """Compare steps with what they would have been before the last change.
+        """Compare steps with their predicted times under the division before the last change.
 
         Args:
-            stages: of each stage, worker name -> (samples it worked on, seconds it took).
-            speeds: what is known of the workers, by name.
+            stages: for each stage, worker name -> (samples, seconds).
+            speeds: estimates of the workers, by name.
         """
         gain = self.gain
         for stage in stages:
             if not all(batch > 0 and name in self.before for name, (batch, _) in stage.items()):
-                continue  # others were there then, or a worker has nothing to do
+                continue  # the workers differ, or one has no samples
             present = max(seconds for _, seconds in stage.values())
             without = max(
                 seconds * _ratio(speeds.get(name), self.before[name], batch)
@@ -67,11 +67,11 @@ class Pace:
         return replace(self, gain=gain)
 
     def change(self, present: Mapping[str, int], now: float) -> Pace:
-        """Take note of a change.
+        """Record a change.
 
         Args:
             present: samples of each worker until now, by name.
-            now: seconds.
+            now: current time, seconds.
         """
         if not self.before:
             return Pace(1, now, dict(present))
@@ -80,7 +80,7 @@ class Pace:
 
 
 def _ratio(speed: WorkerEstimate | None, other: int, batch: int) -> float:
-    """How many times as long another batch takes a worker."""
+    """Return the ratio of a worker's predicted times for two batches."""
     if speed is None or not speed.num_observations:
         return other / batch
     return speed.predict(other) / speed.predict(batch)

@@ -1,4 +1,4 @@
-"""Ways of dividing a global batch, by name. All of them conserve it and keep the workers' limits."""
+"""Policies that divide a global batch, by name. All of them conserve it and keep the workers' limits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ POLICIES = ("optimal", "bno", "equal", "random")
 def divide(
     policy: str, workers: Sequence[Worker], total: int, quantum: int = 1, *, seed: int | Sequence[int] = 0
 ) -> list[int]:
-    """Divide by the name of a policy.
+    """Divide by a named policy.
 
     Args:
         policy: one of `POLICIES`.
         workers: speeds and limits.
         total: B, a multiple of `quantum`.
         quantum: every batch is a multiple of this.
-        seed: of the policy `random`.
+        seed: seed of the policy `random`.
 
     Raises:
-        ProblemError: no such policy, or the limits do not allow a division.
+        ProblemError: the policy is unknown, or the limits allow no division.
     """
     if policy == "optimal":
         return divide_optimal(workers, total, quantum)
@@ -46,9 +46,9 @@ def divide(
 def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[int]:
     """Divide in proportion to the batch sizes of BalanceNet's Algorithm 1.
 
-    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B.
-    OPS is the speed at an even share of the batch. Memory use and latency are the same for all: a worker's use of
-    memory follows its batch, and its times have no part that is the network's alone.
+    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B. OPS
+    is the speed at an even share of the batch. Memory use and latency are equal for all workers: memory use follows the
+    batch, and the measured times have no separate network part.
 
     Args:
         workers: speeds and limits.
@@ -63,8 +63,8 @@ def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[
         return [0] * len(workers)
     share = total / len(workers)
     times = [w.overhead_seconds + w.seconds_per_sample * share for w in workers]
-    # Speeds as shares of the fastest one's, so that no time is too short for them to be finite. Next to a worker that
-    # takes no time at all, the others' speed is 0.
+    # Speeds relative to the fastest, so that short times do not overflow. If a worker takes no time at all, the speed
+    # of the others is 0.
     fastest = min(times)
     operations = [1.0 if t == fastest else fastest / t for t in times]
     alike = [1.0] * len(workers)
@@ -74,7 +74,7 @@ def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[
 def divide_random(
     workers: Sequence[Worker], total: int, quantum: int = 1, *, seed: int | Sequence[int] = 0
 ) -> list[int]:
-    """Divide at random: without limits, any division is as likely as any other, up to rounding.
+    """Divide at random: without limits, all divisions are equally likely, up to rounding.
 
     Args:
         workers: limits; their speeds are not used.
@@ -110,7 +110,7 @@ def divide_in_proportion(
     wanted = total // quantum
     share_N = _clipped_shares(weight_N, np.array(least, np.float64), np.array(most, np.float64), wanted)  # noqa: N806
     counts = np.floor(share_N + 1e-9).astype(np.int64).tolist()
-    # Largest remainder first, ties to the first worker; a share at its limit is whole and has no remainder to speak of.
+    # Largest remainder first, ties to the first worker; a share at its limit is whole and has no remainder.
     order = np.argsort(-(share_N - counts), kind="stable").tolist()
     left = wanted - sum(counts)
     while left:

@@ -1,4 +1,4 @@
-"""A stage's workers as the division of a batch sees them."""
+"""A stage's workers, as input of the division of a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Worker:
 
 
 def finish_time(workers: Sequence[Worker], batches: Sequence[int]) -> float:
-    """Return the seconds of a step: those of the slowest worker."""
+    """Return the duration of a step in seconds: that of the slowest worker."""
     return max(w.overhead_seconds + w.seconds_per_sample * b for w, b in zip(workers, batches, strict=True))
 
 
@@ -35,7 +35,7 @@ def limits(workers: Sequence[Worker], total: int, quantum: int) -> tuple[list[in
         quantum: every batch is a multiple of this.
 
     Raises:
-        ProblemError: `total` cannot be divided among the workers, or a worker's speed is no speed.
+        ProblemError: `total` cannot be divided among the workers, or a worker's speed is invalid.
     """
     if not workers:
         raise ProblemError("balancing.workers", "must not be empty")

@@ -1,4 +1,7 @@
-"""The methods by name: one module each, all behind the interface of `base`. Adding one is a file and a line here."""
+"""The planning methods by name: one module each, all with the interface of `base`.
+
+A new method needs a module and a line here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several methods share."""
+"""Shared by several methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def best_homogeneous(task: Task, device_type: str) -> Found:
 
 
 def check_deadline(task: Task, result: SweepResult) -> None:
-    """Refuse to call a problem infeasible only because the time was up.
+    """Raise instead of reporting infeasibility if the deadline ended the search.
 
     Raises:
         DeadlineError: the search was stopped before it found anything.
@@ -35,7 +35,7 @@ def check_deadline(task: Task, result: SweepResult) -> None:
 
 
 def best_first_and_rest(task: Task, first_type: str, rest_type: str) -> Found:
-    """Find the cheapest plan that runs the first layer on a pool of one device type and the rest on one of another."""
+    """Find the cheapest plan with the first layer on a pool of one device type and the rest on a pool of another."""
     segments = task.segments
     allowed = np.zeros(segments.seq_LLT.shape, dtype=bool)
     for t, pool in enumerate(task.problem.pools):
@@ -58,7 +58,7 @@ def answer(evaluator: Evaluator, *, stopped: bool) -> Found:
     """Return the best plan that a search has evaluated.
 
     Args:
-        evaluator: what it evaluated.
+        evaluator: the search's evaluator.
         stopped: whether the deadline ended the search.
 
     Raises:

@@ -1,11 +1,11 @@
 """Method `bayesian`: Bayesian optimisation with a Gaussian process, by Optuna's sampler.
 
-[HeterPS], section 6, compares with "BO" and names neither model nor parameters. Here every layer is a category with one
-value per pool, the model is Optuna's `GPSampler` (Matérn 5/2 kernel, expected improvement), and it learns the
-logarithm of the cost, or the graded penalty of infeasible schedules (`Evaluator.scores`). The model sees the plans on a
-single pool first. Each further schedule takes a fit of the model, about half a second for 16 layers and many times that
-for many pools, which is why the number of schedules is small and the method the slowest. The fit is given up, too, when
-the deadline passes; only the loading of the packages, some seconds in all, cannot be cut short.
+[HeterPS], section 6, compares with "BO" without naming model or parameters. Here every layer is a category with one
+value per pool, the model is Optuna's `GPSampler` (Matérn 5/2 kernel, expected improvement), and it learns the logarithm
+of the cost, or the graded penalty of infeasible schedules (`Evaluator.scores`). The model sees the single-pool plans
+first. Each further schedule requires a fit of the model, which takes about half a second for 16 layers and much longer
+for many pools, so the number of schedules is small and the method the slowest. The deadline also aborts a fit; only
+loading the packages, some seconds in all, cannot be cut short.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODELLED = 60  # schedules that the model proposes
 
 
 class _TimeUpError(Exception):
-    """The deadline passed in the middle of a fit."""
+    """The deadline passed during a fit."""
 
 
 def find(task: Task) -> Found:
@@ -94,7 +94,7 @@ def _load() -> Any:
 
 
 def _watch(should_stop: Callable[[], bool]) -> AbstractContextManager[Any]:
-    """Return a context in which every operation of torch asks for the time first; Optuna has no hook for it."""
+    """Return a context in which every torch operation checks the deadline first; Optuna has no hook for it."""
     from torch.overrides import TorchFunctionMode
 
     class Watch(TorchFunctionMode):

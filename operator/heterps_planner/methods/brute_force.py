@@ -1,4 +1,4 @@
-"""Method `brute-force`: try every schedule, provision each exactly. The yardstick for small problems.
+"""Method `brute-force`: try every schedule, provision each exactly. The reference for small problems.
 
 It shares the cost model with the exact method, but neither the dynamic programme nor the bounds, and so serves as its
 test oracle. [HeterPS], table 2, uses a brute force with provisioning at the floor only (erratum 8).
@@ -22,11 +22,11 @@ from heterps_planner.search.provisioning import provision
 __all__ = ["MAX_SCHEDULES", "Enumeration", "enumerate_schedules", "find"]
 
 MAX_SCHEDULES = 2**24  # some minutes
-_CHUNK = 16_384  # schedules at once
+_CHUNK = 16_384  # schedules per batch
 
 
 class Enumeration:
-    """Result of trying all schedules."""
+    """Result of the enumeration."""
 
     def __init__(self) -> None:
         self.rate = math.inf

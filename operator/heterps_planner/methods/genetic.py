@@ -1,9 +1,9 @@
 """Method `genetic`: a population of schedules, selection, crossover and mutation.
 
-[HeterPS], section 6, compares with the genetic algorithm of Barika et al. (IEEE Trans. on Services Computing, 2019)
-and gives no parameters. A genome is layer -> pool. Two things differ from the textbook, because without them no
-feasible plan is found once there are many pools with limits: the first population holds the plans on a single pool, and
-infeasible schedules are ranked by how far they are from feasible (`Evaluator.scores`).
+[HeterPS], section 6, compares with the genetic algorithm of Barika et al. (IEEE Trans. on Services Computing, 2019) and
+gives no parameters. A genome is layer -> pool. Two changes to the textbook are needed to find feasible plans with many
+limited pools: the first population contains the single-pool plans, and infeasible schedules are ranked by their
+distance from feasibility (`Evaluator.scores`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["find"]
 
 _POPULATION = 128
 _GENERATIONS = 200
-_PATIENCE = 50  # generations without a better schedule that end the search
-_ELITE = 8  # schedules that go on unchanged
+_PATIENCE = 50  # generations without improvement that end the search
+_ELITE = 8  # schedules that survive unchanged
 _TOURNAMENT = 3
 _CROSSOVER = 0.9  # share of children with two parents
-_SEGMENT_MUTATION = 0.5  # share of children of which a run of layers moves to another pool
+_SEGMENT_MUTATION = 0.5  # share of children in which a run of layers moves to another pool
 
 Genomes = NDArray[np.intp]
 
@@ -57,7 +57,7 @@ def find(task: Task) -> Found:
 
 
 def _first_population(rng: np.random.Generator, num_layers: int, num_pools: int) -> Genomes:
-    """Return one schedule per pool with all layers on it, and random ones."""
+    """Return one single-pool schedule per pool, and random ones."""
     single = np.repeat(np.arange(num_pools)[:, None], num_layers, axis=1)
     return np.concatenate([single, rng.integers(num_pools, size=(_POPULATION, num_layers))])
 
@@ -66,7 +66,7 @@ def _children(rng: np.random.Generator, genomes: Genomes, score: FloatArray, num
     count, num_layers = _POPULATION - _ELITE, genomes.shape[1]
     parents = [genomes[_tournament(rng, score, count)] for _ in range(2)]
     layers = np.arange(num_layers)
-    # Two cuts; where the second one is the end of the model, it is a crossover at one point.
+    # Two cuts; if the second is the end of the model, this is one-point crossover.
     cuts = np.sort(rng.integers(num_layers + 1, size=(count, 2)), axis=1)
     cuts[rng.random(count) < 0.5, 1] = num_layers
     from_second = (layers >= cuts[:, :1]) & (layers < cuts[:, 1:]) & (rng.random((count, 1)) < _CROSSOVER)

@@ -1,13 +1,13 @@
-"""Method `greedy`: one layer after the other, each to the pool with which the layers so far cost least.
+"""Method `greedy`: one layer after the other, each on the pool with which the layers so far cost least.
 
 [HeterPS], section 6, compares with the greedy method of Shi et al. (ICC 2020), which adds one device after the other,
-always the one that costs least at that moment. Read for layers: layers 1..l-1 have their pools, and layer l gets the
+always the one that costs least at that moment. Applied to layers: layers 1..l-1 have their pools, and layer l gets the
 pool with which layers 1..l, provisioned exactly as if the model ended there, cost least (floor, limits and ceiling
-included). Nothing is ever taken back, and nothing is known about the layers that follow.
+included). The method never backtracks and ignores later layers.
 
 Such a choice may use up a pool that a later layer cannot do without. If the plan of this pass is infeasible, a second
-pass considers, for each layer, only the pools with which a feasible plan still exists, which the exact method is asked
-(`sweep.cheapest_at`). So the method finds a plan whenever there is one.
+pass considers, for each layer, only the pools with which a feasible plan still exists, according to the exact method
+(`sweep.cheapest_at`). So the method finds a plan whenever one exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find(task: Task) -> Found:
 
 
 def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: float) -> bool:
-    """Assign all layers and evaluate the plan; return whether there was time for it."""
+    """Assign all layers and evaluate the plan; return whether it finished in time."""
     num_layers, num_pools = task.segments.num_layers, task.segments.num_pools
     chosen: NDArray[np.intp] = np.zeros((1, 0), dtype=np.intp)
     for layer in range(num_layers):
@@ -64,7 +64,7 @@ def _add_layers(task: Task, evaluator: Evaluator, *, with_rest: bool, done: floa
 
 
 def _can_continue(task: Task, prefix_L: NDArray[np.intp]) -> bool:  # noqa: N803
-    """Say whether any feasible plan begins like this."""
+    """Return whether any feasible plan starts with these layers."""
     allowed = np.zeros(task.segments.seq_LLT.shape, dtype=bool)
     *before, (first, last, pool) = stages_of(prefix_L)
     for stage in before:

@@ -9,7 +9,7 @@ __all__ = ["find"]
 
 
 def find(task: Task) -> Found:
-    """Find the cheapest plan of all."""
+    """Find the cheapest plan."""
     result = minimise(task.segments, should_stop=task.should_stop)
     check_deadline(task, result)
     task.progress(1.0)

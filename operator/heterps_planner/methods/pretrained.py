@@ -1,8 +1,8 @@
-"""Method `pretrained`: a policy that was trained once on random jobs and clusters plans new ones without learning.
+"""Method `pretrained`: a policy trained once on random jobs and clusters plans new ones without further learning.
 
 Its first answer takes about a millisecond (`first_answer`). A few draws follow, then a short repair by segment moves
-among the pools that the policy finds most probable: a policy that knows plans only from examples cannot promise the
-best one. The amount of work is fixed. See docs/learned-methods.md for what both reach.
+among the pools that the policy finds most probable, as a policy trained on examples cannot guarantee the best plan. The
+amount of work is fixed. docs/learned-methods.md reports the results of both.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from heterps_planner.search.points import lowest_throughput
 __all__ = ["find", "first_answer"]
 
 _DRAWS = 16
-_STARTS = 3  # of the repair
+_STARTS = 3  # starts of the repair
 _BEAM = 16
-_POOLS = 16  # that the repair may turn to
+_POOLS = 16  # pools that the repair may use
 
 
 def first_answer(policy: Policy, segments: Segments, features: Features) -> tuple[NDArray[np.intp], Encoded]:
@@ -35,7 +35,7 @@ def first_answer(policy: Policy, segments: Segments, features: Features) -> tupl
     Args:
         policy: a trained policy.
         segments: the problem.
-        features: the same as the policy sees it.
+        features: the problem as the policy's input.
     """
     encoded = Network(policy.parameters).encode(stack([features]))
     theta = np.array([lowest_throughput(segments, segments.floor)])
@@ -48,7 +48,7 @@ def find(task: Task) -> Found:
     """Find a plan with the shipped policy.
 
     Raises:
-        ProblemError: the problem is unlike those that the policy was trained on.
+        ProblemError: the problem is outside the policy's training domain.
         DeadlineError: the deadline passed before any plan was found.
     """
     policy, segments = shipped(), task.segments

@@ -1,6 +1,6 @@
-"""Method `rl-lstm`: a recurrent policy learns by policy gradient where each layer goes ([HeterPS], section 5.2).
+"""Method `rl-lstm`: a recurrent policy learns the pool of each layer by policy gradient ([HeterPS], section 5.2).
 
-The paper's method with what makes it work: see `policy.learning`, `policy.network` and docs/learned-methods.md.
+The paper's method, with the changes that it needs: see `policy.learning`, `policy.network` and docs/learned-methods.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cost model: one function per equation, and the table of all segments that the exact method works on.
+"""The cost model: one function per equation, and the table of all segments for the exact method.
 
 [HeterPS] Liu et al., "HeterPS: Distributed deep learning with reinforcement learning based scheduling in heterogeneous
 environments", FGCS 2023, https://arxiv.org/abs/2111.10635. Some equations are wrong or ambiguous as printed; each
-function says which reading is adopted; "erratum n" is number n of docs/errata.md.
+function states the adopted reading; "erratum n" is number n of docs/errata.md.
 
 Symbols: `B_o` batch size of the measurement, `B` batch size of the training, `k` units of a stage, `OCT`/`ODT`
 computing and transfer seconds of one batch of `B_o` on one unit, `alpha`/`beta` their parallel fractions.
@@ -11,12 +11,12 @@ Invariants, all of them tested:
 - A stage time is `seq + par / k`: the times of the layers of a stage add up to the same form, so prefix sums give
   every segment. Layers with tables of measured times have one such line per range of k (`pieces`, erratum 10).
 - Times are per sample, so that a throughput is `1 / time` and the batch size cancels (erratum 1).
-- Adding units never makes a stage without tables slower; the least pods for a throughput, and so the cheapest price
+- Adding units never makes a stage without tables slower; the least pods for a throughput, and so the least price
   `P(theta)` per hour, never fall with `theta`, tables or not.
 
-Array shapes: L layers, T pools. An array `_LLT` is indexed [first layer, last layer, pool]; entries with
-first > last, and segments with a layer that the pool cannot run, are infinite. Amounts are counted in pods
-(`unitsPerPod` units each), so that every whole number of pods is a valid choice.
+Array shapes: L layers, T pools. An array `_LLT` is indexed [first layer, last layer, pool]; entries with first > last,
+and segments with a layer that the pool cannot run, are infinite. Amounts are counted in pods (`unitsPerPod` units
+each), so that every whole number of pods is a valid choice.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ class Work:
 def _amdahl(seconds: float, fixed: float, fraction: float, problem: Problem, pieces: int = 1) -> Work:
     """Split seconds per batch of B_o into work per sample at B, a worker's share being computed in `pieces`.
 
-    Seconds per batch of B on k units are
-    `pieces * fixed + (seconds - fixed) * (B / B_o) * (1 - fraction + fraction / k)`.
-    With `fixed` = 0 the batch size cancels, as in the paper; with it, a larger batch dilutes the overhead (erratum 2),
-    and micro-batches pay it again and again.
+    Seconds per batch of B on k units are `pieces * fixed + (seconds - fixed) * (B / B_o) * (1 - fraction + fraction /
+    k)`. With `fixed` = 0 the batch size cancels, as in the paper; with it, a larger batch dilutes the overhead (erratum
+    2), and each micro-batch pays it again.
     """
     scaled = (seconds - fixed) / problem.batch_size
     return Work(pieces * fixed / problem.training_batch_size + scaled * (1 - fraction), scaled * fraction)
@@ -92,8 +91,8 @@ def compute_work(times: LayerTimes, problem: Problem, *, pipelined: bool = False
     Erratum 1: OCT / B_o is a time per sample, so the throughput is 1 / CT and not B / CT.
 
     Args:
-        times: what was measured.
-        problem: says at which batch size, and into how many micro-batches a pipelined stage cuts a worker's share.
+        times: measured times.
+        problem: provides the batch sizes, and the number of micro-batches of a worker's share in a pipelined stage.
         pipelined: whether the plan has other stages; a single stage computes its share at once.
     """
     pieces = problem.micro_batches if pipelined else 1
@@ -101,7 +100,7 @@ def compute_work(times: LayerTimes, problem: Problem, *, pipelined: bool = False
 
 
 def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = False) -> list[tuple[float, Work]]:
-    """Return the work of a layer as (from units, work), the first from 0 units on.
+    """Return the work of a layer as (from units, work), starting at 0 units.
 
     One line by Amdahl's law; several if the layer has a table of measured times.
     """
@@ -115,12 +114,12 @@ def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = Fals
 
 
 def layer_seconds(problem: Problem, pool: Pool, units: float) -> tuple[FloatArray, float]:
-    """Return seconds per sample of each layer on so many units of a pool, and of the overhead of a stage.
+    """Return seconds per sample of each layer on a number of units of a pool, and of the overhead of a stage.
 
     Args:
         problem: the problem.
         pool: one of its pools.
-        units: may be infinite.
+        units: number of units, may be infinite.
 
     Returns:
         Shape (L,), infinite for layers that the pool cannot run; and the overhead.
@@ -192,7 +191,7 @@ def pods_for_throughput(
 
     Errata: 3 (the printed bound has theta * B_o where B_o / theta is meant), 4 (both computing and transfer have to
     keep up: the maximum of the two bounds), 5 (a denominator <= 0 means that no k suffices; k is whole), 8 (the least k
-    is also the cheapest one for this theta, so there is nothing to search by Newton's method).
+    is also the cheapest one for this theta, so no search by Newton's method is needed).
 
     Args:
         throughput: theta in samples per second; broadcasts against the others.
@@ -216,7 +215,7 @@ def pods_for_throughput(
 
 @dataclass(frozen=True)
 class Segments:
-    """The work of every segment of layers on every pool, and what limits a choice among them.
+    """The work of every segment of layers on every pool, with prices and limits.
 
     Invariant: all arrays are read-only by convention; variants are made by `restricted`, `scaled` and the others.
     """
@@ -275,8 +274,8 @@ class Segments:
     def server_need(self, theta: FloatArray) -> FloatArray:
         """Return the parameter-server pods that sustain each throughput (erratum 12).
 
-        The servers are one more stage that every sample passes: `server_par` seconds per sample and pod, no
-        sequential part. So their number follows the throughput, and is paid for and limited like all other pods.
+        The servers are one more stage that every sample passes: `server_par` seconds per sample and pod, no sequential
+        part. So their number follows the throughput, with price and limits like those of other pods.
         """
         if self.server_par == 0:
             return np.full_like(theta, self.server_pods)
@@ -287,7 +286,7 @@ class Segments:
         return math.inf if self.server_par == 0 else pods / self.server_par
 
     def work(self, first: int, last: int, pool: int, pods: float) -> Work:
-        """Return the computing work of one stage per sample and pod, as it is near so many pods."""
+        """Return the computing work of one stage per sample and pod, valid near this number of pods."""
         line: Segments | Piece = self
         for piece in self.pieces:
             if piece.low[pool] <= pods <= piece.high[pool]:
@@ -305,17 +304,17 @@ class Segments:
         return stage_seconds_per_sample(self.work(first, last, pool, pods), self.transfer(last, pool), pods)
 
     def restricted(self, allowed_LLT: NDArray[np.bool_]) -> Segments:  # noqa: N803
-        """Return a copy in which only the allowed segments may be stages."""
+        """Return a copy with only the allowed segments as stages."""
         pieces = tuple(replace(p, seq=np.where(allowed_LLT, p.seq, np.inf)) for p in self.pieces)
         return replace(self, seq_LLT=np.where(allowed_LLT, self.seq_LLT, np.inf), pieces=pieces)
 
     def scaled(self, factor_LLT: FloatArray) -> Segments:  # noqa: N803
-        """Return a copy with another computing time of each segment."""
+        """Return a copy with scaled computing times of the segments."""
         pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
         return replace(self, seq_LLT=self.seq_LLT * factor_LLT, par_LLT=self.par_LLT * factor_LLT, pieces=pieces)
 
     def of_pools(self, pools: NDArray[np.intp]) -> Segments:
-        """Return the problem with some of the pools only, which are numbered anew; the servers' pool is among them."""
+        """Return the problem restricted to some of the pools, renumbered; the servers' pool is one of them."""
         return replace(
             self,
             seq_LLT=self.seq_LLT[:, :, pools],
@@ -337,14 +336,14 @@ class Segments:
         return replace(self, least_LLT=None)
 
     def with_limit(self, pool: int, pods: float) -> Segments:
-        """Return a copy with another limit for one pool."""
+        """Return a copy with a different limit for one pool."""
         limits = self.limit_T.copy()
         limits[pool] = pods
         return replace(self, limit_T=limits)
 
 
 def build_segments(problem: Problem) -> Segments:
-    """Sum up all segments of a problem.
+    """Build the table of all segments of a problem.
 
     Args:
         problem: a validated problem.
@@ -399,13 +398,13 @@ def _ranges(pool: Pool, problem: Problem) -> list[tuple[float, float, float]]:
     found = []
     for begin, end in itertools.pairwise(edges):
         low, high = max(1.0, float(math.ceil(begin / pod))), end if end == math.inf else float(end // pod)
-        if low <= high and end > pod:  # a single pod belongs to the next range, too
+        if low <= high and end > pod:  # a single pod also belongs to the next range
             found.append((begin, low, high))
     return found
 
 
 def _sum_segments(problem: Problem, pool: Pool, units: float, seq_LL: FloatArray, par_LL: FloatArray) -> None:  # noqa: N803
-    """Fill in the work of all segments of a pool, on the range that begins at so many units."""
+    """Fill in the work of all segments of a pool on the range that starts at this number of units."""
     num_layers, pod = len(problem.layers), pool.units_per_pod
     layer_seq, layer_par = np.full(num_layers, np.inf), np.zeros(num_layers)
     alone = np.full(num_layers, np.inf)  # c_seq of each layer in a plan of one stage

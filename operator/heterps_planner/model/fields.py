@@ -1,7 +1,7 @@
-"""Reading untrusted JSON field by field, so that every complaint names its field.
+"""Validation of untrusted JSON field by field, so that every error names its field.
 
 `Fields` wraps one JSON object together with its path; each `take_*` method checks type and range of one field, and
-`finish` refuses the fields that nobody took. Used by `problem` and `evaluate`.
+`finish` rejects the remaining fields. Used by `problem` and `evaluate`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heterps_planner.errors import ProblemError, UnknownNameError
 __all__ = ["Fields", "check_integer", "check_number"]
 
 _ABSENT: Any = object()
-_SHOWN_CHARACTERS = 60  # of a wrong value, so that a message stays one line
+_SHOWN_CHARACTERS = 60  # of an invalid value, so that a message stays one line
 _MOST_CHARACTERS = 1_000  # of a name
 
 
@@ -30,14 +30,14 @@ def check_number(
     """Return `value` as a finite float within the given range.
 
     Args:
-        path: the field, for the message.
-        value: what was found there.
-        above: exclusive lower end.
-        least: inclusive lower end.
-        most: inclusive upper end.
+        path: path of the field, for the message.
+        value: value of the field.
+        above: exclusive lower bound.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
 
     Raises:
-        ProblemError: no number, NaN, infinite, or out of range.
+        ProblemError: not a number, NaN, infinite, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ProblemError(path, f"must be a number, is {_show(value)}")
@@ -60,7 +60,7 @@ def check_integer(path: str, value: Any, *, least: int, most: int) -> int:
     """Return `value` as an int in `least..most`; a float without a fraction (1e10) counts as one.
 
     Raises:
-        ProblemError: no whole number, or out of range.
+        ProblemError: not a whole number, or out of range.
     """
     number = check_number(path, value, least=least, most=most)
     if number != int(number):
@@ -72,7 +72,7 @@ class Fields:
     """One JSON object under validation.
 
     Attributes:
-        path: where the object is.
+        path: path of the object.
         value: the object itself.
     """
 
@@ -94,10 +94,10 @@ class Fields:
         return f"{self.path}.{name}"
 
     def take(self, name: str, default: Any = _ABSENT) -> Any:
-        """Return the field as it is.
+        """Return the field unchecked.
 
         Raises:
-            ProblemError: it is missing and has no default.
+            ProblemError: the field is missing and has no default.
         """
         self._taken.append(name)
         if name in self.value:
@@ -124,7 +124,7 @@ class Fields:
         return check_integer(self.at(name), self.take(name, default), least=least, most=most)
 
     def take_name(self, name: str, default: Any = _ABSENT) -> str:
-        """Return a string that is not empty, of one line."""
+        """Return a non-empty string of one line."""
         value = self.take(name, default)
         if not isinstance(value, str):
             raise ProblemError(self.at(name), f"must be a string, is {_show(value)}")
@@ -155,7 +155,7 @@ class Fields:
         return ((f"{self.at(name)}[{i}]", item) for i, item in enumerate(value))
 
     def finish(self) -> None:
-        """Refuse the fields that were not taken.
+        """Reject the fields that were not taken.
 
         Raises:
             UnknownNameError: the first such field, with the nearest known name.

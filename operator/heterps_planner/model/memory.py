@@ -1,9 +1,9 @@
-"""What fits into a pod: the least number of pods with which each segment's share of a batch fits into memory.
+"""Memory of pods: the least number of pods with which each segment's share of a batch fits.
 
 A worker is a pod. It holds the weights, gradients and optimiser state of its stage's layers (`residentBytes`), whatever
-the number of workers, and the activations of the samples that are under way (`activationBytes` per sample). The last of
-several stages sends each micro-batch back before it takes the next one; every other one may have its whole share of a
-batch under way. Embedding tables are on the parameter servers: only the rows that were looked up count, per sample.
+the number of workers, and the activations of the samples in flight (`activationBytes` per sample). The last of several
+stages sends each micro-batch back before it takes the next one; every other stage may have its whole share of a batch
+in flight. Embedding tables are on the parameter servers: only the rows that were looked up count, per sample.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["is_limited", "least_pods_for_memory", "needed_bytes"]
 
 
 def is_limited(problem: Problem) -> bool:
-    """Say whether any pool limits the memory."""
+    """Return whether any pool limits the memory."""
     return any(pool.memory_bytes_per_pod is not None for pool in problem.pools)
 
 
 def _pieces(problem: Problem, first: int, last: int) -> int:
-    """Return by what number of pieces a worker's share is divided at any moment."""
+    """Return the number of pieces by which a worker's share is divided."""
     return problem.micro_batches if last == len(problem.layers) - 1 and first > 0 else 1
 
 
@@ -36,7 +36,7 @@ def least_pods_for_memory(problem: Problem, pool: Pool) -> FloatArray:
         pool: one of its pools.
 
     Returns:
-        Shape (L, L), whole numbers >= 1; infinite where the segment fits no pod, however small its share.
+        Shape (L, L), whole numbers >= 1; infinite where the segment fits no pod, whatever its share.
     """
     num_layers = len(problem.layers)
     result = np.ones((num_layers, num_layers))
@@ -58,7 +58,7 @@ def least_pods_for_memory(problem: Problem, pool: Pool) -> FloatArray:
 
 
 def needed_bytes(problem: Problem, first: int, last: int, pods: float) -> float:
-    """Return the bytes that each of so many pods needs for a segment; with infinitely many, for one sample each."""
+    """Return the bytes per pod that a segment needs on a number of pods; with infinitely many, one sample each."""
     layers = problem.layers[first : last + 1]
     share = max(np.ceil(problem.training_batch_size / _pieces(problem, first, last) / pods), 1.0)
     return float(sum(layer.resident_bytes for layer in layers) + share * sum(x.activation_bytes for x in layers))

@@ -1,10 +1,10 @@
-"""Stage times from tables: on each range of pods another line in 1/k.
+"""Stage times from tables: one line in 1/k per range of pods.
 
 Layers that were measured on several numbers of units cost `seq + par / k` between two neighbouring numbers (linear
 interpolation in 1/k, so Amdahl's law is the case of a single range; erratum 10). A stage adds up its layers, so it has
 one line per range too, the ranges being those of all layers of the pool. `par` is negative where more units are slower.
 
-Arrays of a piece broadcast against each other and against what they are used with.
+Arrays of a piece broadcast against each other and against arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Piece:
-    """Times that hold on `low` to `high` pods; no number of pods does if `low` exceeds `high`."""
+    """Times valid on `low` to `high` pods; for no number of pods if `low` exceeds `high`."""
 
     low: FloatArray
     high: FloatArray
@@ -30,19 +30,19 @@ class Piece:
     par: FloatArray  # seconds per sample and pod
 
     def at(self, pods: FloatArray) -> FloatArray:
-        """Return seconds per sample on so many pods, infinite outside the piece."""
+        """Return seconds per sample on a number of pods, infinite outside the piece."""
         inside = (self.low <= pods) & (pods <= self.high)
         return np.where(inside, self.seq + self.par / np.maximum(pods, 1.0), np.inf)
 
 
 def lines(units: Sequence[int], seconds: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Turn a table into lines (from units, seq, par), with seconds = seq + par / k.
+    """Convert a table to lines (from units, seq, par), with seconds = seq + par / k.
 
-    The first line also holds below the first number, but a single unit is never taken to be faster than that number;
-    the last one holds beyond the last number, but no sequential part is taken to be negative.
+    The first line extends below the first number, but a single unit is never assumed faster than that number; the last
+    line extends beyond the last number, with a sequential part of at least 0.
 
     Args:
-        units: at least two numbers, rising.
+        units: at least two numbers, ascending.
         seconds: >= 0, one per number, without the part that depends neither on the units nor on the batch.
     """
     found: list[tuple[float, float, float]] = []
@@ -58,7 +58,7 @@ def lines(units: Sequence[int], seconds: Sequence[float]) -> list[tuple[float, f
 def least_pods(seconds: FloatArray, base: FloatArray, pieces: Sequence[Piece]) -> FloatArray:
     """Return the least pods, at least `base`, with which a stage takes no longer than `seconds` per sample.
 
-    Infinite where no number does. Times need not fall with the number, so ranges are asked one after the other.
+    Infinite where none exists. Times need not fall with the number, so ranges are checked one by one.
     """
     best: FloatArray = np.full(np.broadcast_shapes(base.shape, *(p.seq.shape for p in pieces)), np.inf)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -73,7 +73,7 @@ def least_pods(seconds: FloatArray, base: FloatArray, pieces: Sequence[Piece]) -
 
 
 def time_on(pods: FloatArray, pieces: Sequence[Piece]) -> FloatArray:
-    """Return seconds per sample on so many pods."""
+    """Return seconds per sample on a number of pods."""
     result = pieces[0].at(pods)
     for piece in pieces[1:]:
         result = np.minimum(result, piece.at(pods))
@@ -97,9 +97,9 @@ def fastest(low: FloatArray, high: FloatArray, pieces: Sequence[Piece]) -> Float
 
 
 def least_product(pods: FloatArray, pieces: Sequence[Piece]) -> FloatArray:
-    """Return the least `k * time(k)` over all k from `pods` on: pods per throughput that a stage takes at least.
+    """Return the least `k * time(k)` over all k from `pods` on: a lower bound on a stage's pods per throughput.
 
-    `k * time(k) = seq * k + par` is linear in k on each piece, so its ends are enough.
+    `k * time(k) = seq * k + par` is linear in k on each piece, so checking its ends is enough.
     """
     result: FloatArray = np.array(np.inf)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,8 +1,8 @@
 """The planning problem: measured layers, priced pools, a throughput floor.
 
-`Problem.from_json` is the door for everything from outside (problem files, profiles of a job): it checks every field
-and names the one that is wrong. The dataclasses themselves are plain values for code that has checked its numbers.
-The equations over them are in `cost_model`.
+`Problem.from_json` is the entry point for external input (problem files, profiles of a job): it checks every field and
+names an invalid one. The dataclasses themselves are plain values for code with valid numbers. The equations over them
+are in `cost_model`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ VERSION = 1
 # memory to a gigabyte. Layers beyond them can be grouped in the profile without losing good cuts.
 MAX_LAYERS = 1_000
 MAX_POOLS = 256
-MAX_SEGMENTS = 5_000_000  # layers x layers x pools, and x numbers of units where layers have tables
+MAX_SEGMENTS = 5_000_000  # layers x layers x pools, times numbers of units if layers have tables
 MAX_COUNTS = 64  # numbers of units in a table of measured times
 MAX_UNITS = 1_000_000_000
-# Numbers outside these ranges are slips of the pen, and would make the arithmetic overflow.
+# Numbers outside these ranges are mistakes, and would make the arithmetic overflow.
 MIN_SECONDS = 1e-12
 MAX_SECONDS = 1e9
 MAX_PRICE = 1e9
@@ -49,15 +49,15 @@ MAX_BYTES = 1e18
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """What a layer costs on several numbers of units, in place of Amdahl's law; one entry per number."""
+    """Measured times of a layer on several numbers of units, in place of Amdahl's law; one entry per number."""
 
-    units: tuple[int, ...]  # rising
-    compute_seconds: tuple[float, ...]  # OCT on so many units; more units may be slower
+    units: tuple[int, ...]  # ascending
+    compute_seconds: tuple[float, ...]  # OCT on that number of units; more units may be slower
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What one layer costs on one unit of one pool, for one batch of `Problem.batch_size` samples."""
+    """Times of one layer on one unit of one pool, for one batch of `Problem.batch_size` samples."""
 
     compute_seconds: float  # OCT: forward + backward
     parallel_fraction: float  # alpha: the part of OCT that k units divide by k
@@ -65,14 +65,14 @@ class LayerTimes:
     transfer_parallel_fraction: float = 0.0  # beta
     compute_fixed_seconds: float = 0.0  # the part of OCT that depends neither on the batch size nor on k
     transfer_fixed_seconds: float = 0.0  # the same for ODT
-    processor_seconds: float | None = None  # of all processes of a job, with one worker; None: not measured
-    processor_fixed_seconds: float = 0.0  # the part of it that every worker pays for each piece of a batch
+    processor_seconds: float | None = None  # over all processes of a job, with one worker; None: not measured
+    processor_fixed_seconds: float = 0.0  # the part of it that every worker pays per piece of a batch
     transfer_processor_seconds: float = 0.0  # of both sides, if the next layer is in another stage
-    transfer_processor_fixed_seconds: float = 0.0  # the part of it that every worker pays for each piece
-    measured: MeasuredTimes | None = None  # takes the place of compute_seconds and parallel_fraction
+    transfer_processor_fixed_seconds: float = 0.0  # the part of it that every worker pays per piece
+    measured: MeasuredTimes | None = None  # replaces compute_seconds and parallel_fraction
     spread: float = 0.0  # relative spread of the measurement; informational
     derived: str = ""  # how the numbers were computed, if they were not measured directly; informational
-    source: str = ""  # where they come from; informational
+    source: str = ""  # origin of the numbers; informational
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Pool:
     name: str
     device_type: str  # one of DEVICE_TYPES
     price_per_unit_hour: float  # dollars
-    max_units: int  # 0: nothing of it may be used
-    units_per_pod: int = 1  # units are taken in whole pods
+    max_units: int  # 0: no unit may be used
+    units_per_pod: int = 1  # units are allocated in whole pods
     stage_seconds: float = 0.0  # overhead that each stage on this pool pays once per batch, on one unit
     stage_parallel_fraction: float = 0.0  # the part of it that k units divide by k
     stage_fixed_seconds: float = 0.0  # the part of it that depends neither on the batch size nor on k
-    stage_processor_seconds: float = 0.0  # of each worker of a stage, per batch, beside those of its layers
+    stage_processor_seconds: float = 0.0  # of each worker of a stage, per batch, besides those of its layers
     memory_bytes_per_pod: float | None = None  # None: not limited
 
     @property
@@ -111,7 +111,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """What the parameter servers take of a pool: either in proportion to the throughput, or a fixed number."""
+    """Units of a pool for the parameter servers: either in proportion to the throughput, or a fixed number."""
 
     pool: str
     cores_per_sample_per_second: float | None = None  # units needed per (sample/s)
@@ -120,16 +120,16 @@ class ParameterServer:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a planning method may know."""
+    """Input of all planning methods."""
 
     batch_size: int  # B_o: samples per batch at which the layers were measured
-    samples: float  # samples to train on, all epochs together
+    samples: float  # samples to train on, over all epochs
     pools: tuple[Pool, ...]
     layers: tuple[Layer, ...]
     min_samples_per_second: float = 0.0  # the throughput floor; 0: none
     max_cost_per_hour: float | None = None  # dollars
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
-    micro_batches: int = 1  # pieces that a pipelined stage cuts a worker's share of a batch into
+    micro_batches: int = 1  # pieces of a worker's share of a batch in a pipelined stage
     parameter_server: ParameterServer | None = None  # None: servers are not charged
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
 
@@ -144,10 +144,10 @@ class Problem:
 
     @classmethod
     def from_json(cls, value: Any) -> Problem:
-        """Read a problem file's content.
+        """Parse and validate the content of a problem file.
 
         Args:
-            value: what `json.load` returned.
+            value: result of `json.load`.
 
         Raises:
             ProblemError: a field is missing, unknown, of the wrong type or out of range; the message names it.
@@ -184,7 +184,7 @@ class Problem:
         return problem
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as a JSON object that `from_json` reads back to an equal value."""
+        """Return the problem as a JSON object that `from_json` parses to an equal value."""
         result: dict[str, Any] = {
             "version": VERSION,
             "batchSize": self.batch_size,
@@ -238,7 +238,7 @@ def _refuse_large(pools: tuple[Pool, ...], layers: tuple[Layer, ...]) -> None:
 
 
 def table_units(pool: Pool, layers: tuple[Layer, ...]) -> list[int]:
-    """Return the numbers of units at which any layer was measured on a pool, rising."""
+    """Return the numbers of units at which any layer was measured on a pool, ascending."""
     tables = [times.measured for layer in layers if (times := layer.pools.get(pool.name)) is not None]
     return sorted({units for table in tables if table is not None for units in table.units})
 
@@ -295,7 +295,7 @@ def _read_layer(path: str, value: Any, pools: tuple[Pool, ...]) -> Layer:
 def _read_times(path: str, value: Any) -> LayerTimes:
     item = Fields(value, path)
     measured = None if item.take("measured", None) is None else _read_table(item)
-    # With a table the two numbers of Amdahl's law are only a summary for people, and need not be given.
+    # With a table, the two parameters of Amdahl's law are only an optional summary for readers.
     defaults = [()] * 2 if measured is None else [(measured.compute_seconds[0],), (_fit_fraction(measured),)]
     compute = item.take_number("computeSeconds", *defaults[0], above=0, least=MIN_SECONDS, most=MAX_SECONDS)
     shortest = compute if measured is None else min(compute, *measured.compute_seconds)
@@ -345,7 +345,7 @@ def _read_table(times: Fields) -> MeasuredTimes:
 
 
 def _fit_fraction(measured: MeasuredTimes) -> float:
-    """Return the parallel fraction with which Amdahl's law meets both ends of a table."""
+    """Return the parallel fraction with which Amdahl's law fits both ends of a table."""
     ratio = measured.compute_seconds[-1] / measured.compute_seconds[0]
     saved = 1 - measured.units[0] / measured.units[-1]
     return min(max((1 - ratio) / saved, 0.0), 1.0)

@@ -1,1 +1,1 @@
-"""Plans and their reasons: what is handed out, what limits it, what it is worth elsewhere."""
+"""Plans and their explanations: alternatives, limits, robustness."""

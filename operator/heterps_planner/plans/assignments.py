@@ -1,8 +1,8 @@
-"""Schedules written as layer -> pool: from assignments to stages, and what each assignment costs.
+"""Schedules written as layer -> pool: conversion to stages, and the cost of each assignment.
 
-Methods that search (genetic, learned, ...) look at the same function: an assignment is provisioned exactly
-(`provisioning.provision`), so that a method is judged by its schedules only. `Evaluator` does this for batches,
-remembers what it has seen, and keeps the best plan.
+Search methods (genetic, learned, ...) minimise the same function: an assignment is provisioned exactly
+(`provisioning.provision`), so that a method is judged by its schedules only. `Evaluator` does this for batches, with a
+cache, and keeps the best plan.
 
 Shapes: n assignments, L layers. The parameter servers are the last stage of every schedule.
 """
@@ -23,13 +23,13 @@ from heterps_planner.search.provisioning import Schedules, make_schedules, overl
 
 __all__ = ["Evaluator", "schedules_from_assignments", "stages_of"]
 
-_CAPACITY = 500_000  # assignments remembered, about 100 MB
-_CHUNK = 65_536  # layers of assignments provisioned at once
-_TINY_RATE = 1e-30  # in place of a cost of zero, whose logarithm is infinite
+_CAPACITY = 500_000  # cached assignments, about 100 MB
+_CHUNK = 65_536  # layers of assignments provisioned per batch
+_TINY_RATE = 1e-30  # replaces a cost of zero, whose logarithm is infinite
 
 
 def schedules_from_assignments(segments: Segments, assignment_NL: NDArray[np.intp]) -> Schedules:  # noqa: N803
-    """Turn assignments into stages, padded to the longest schedule.
+    """Convert assignments to stages, padded to the longest schedule.
 
     Neighbouring layers on one pool are one stage (erratum 23). A stage with a layer that its pool cannot run has an
     infinite sequential part, and so cannot be provisioned. Assignments of the first layers only are schedules of a
@@ -100,7 +100,7 @@ class Evaluator:
         return np.array([rate for rate, _ in self._look_up(assignment_NL)])
 
     def scores(self, assignment_NL: NDArray[np.intp]) -> FloatArray:  # noqa: N803
-        """Return finite numbers to minimise, so that a search has a slope outside the feasible region too.
+        """Return finite numbers to minimise, which also guide a search outside the feasible region.
 
         Args:
             assignment_NL: pool of each layer, shape (n, L).
@@ -112,7 +112,7 @@ class Evaluator:
         return np.array([score for _, score in self._look_up(assignment_NL)])
 
     def found(self) -> Found:
-        """Return the best plan so far as the answer of a method."""
+        """Return the best plan so far as a method's result."""
         return Found(self.best, num_tried=self.num_evaluated)
 
     def _look_up(self, assignment: NDArray[np.intp]) -> list[tuple[float, float]]:

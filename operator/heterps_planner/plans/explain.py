@@ -1,7 +1,7 @@
-"""The reasons for a plan: what each alternative would cost, what limits it, where the time goes.
+"""Explanation of a plan: the cost of each alternative, the limits, and the time of each stage.
 
 Pure values for the command line and for JSON. Every alternative is itself an exact optimum, over the schedules that the
-alternative allows, so "12 % dearer" compares best with best.
+alternative allows, so "12 % more expensive" compares best with best.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
 class Alternative:
     """The cheapest plan of a kind."""
 
-    name: str  # for people: "only v100", "without cpu", "first layer on cpu, rest on v100"
+    name: str  # for display: "only v100", "without cpu", "first layer on cpu, rest on v100"
     feasible: bool
     cost: float | None  # dollars for all samples
     cost_per_hour: float | None
     throughput: float | None
-    extra_percent: float | None  # compared with the plan that is explained; negative: cheaper
+    extra_percent: float | None  # compared with the explained plan; negative: cheaper
 
 
 @dataclass(frozen=True)
 class StageBudget:
-    """How a stage spends its time, in seconds per sample."""
+    """Time budget of a stage, in seconds per sample."""
 
     name: str
     pool: str
@@ -48,14 +48,14 @@ class StageBudget:
     throughput: float  # samples per second that the stage alone reaches
     busy_fraction: float  # of the time, at the throughput of the plan
     compute_sequential: float  # the part of computing that more units do not shorten
-    compute_parallel: float  # the part that they do, as it is with the units of the plan
+    compute_parallel: float  # the part that more units shorten, with the units of the plan
     transfer: float  # overlapped with computing
     cost_share: float  # of the price per hour
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything there is to say about a plan."""
+    """The complete explanation of a plan."""
 
     alternatives: tuple[Alternative, ...]
     binding_limits: tuple[str, ...]
@@ -96,8 +96,8 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
 
     Args:
         problem: the problem that was planned.
-        plan: its plan, by whatever method; if it is for one machine, so are its alternatives.
-        should_stop: when it returns True, the remaining alternatives are left out.
+        plan: its plan, by any method; alternatives of a plan for one machine are for that machine too.
+        should_stop: when it returns True, the remaining alternatives are omitted.
     """
     segments = build_segments(problem)
     if plan.robust is not None:
@@ -125,7 +125,7 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
 def _kinds(
     problem: Problem, segments: Segments, should_stop: Callable[[], bool]
 ) -> Iterator[tuple[str, Choice | None]]:
-    """Yield the alternatives by name, each with its cheapest plan (None: there is none)."""
+    """Yield the alternatives by name, each with its cheapest plan (None if none exists)."""
     last = segments.num_layers - 1
     for t, pool in enumerate(problem.pools):
         yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
@@ -135,14 +135,14 @@ def _kinds(
         for t, pool in enumerate(problem.pools):
             if should_stop():
                 return
-            choice = best  # a pool that the optimum does not use is not missed
+            choice = best  # excluding a pool that the optimum does not use changes nothing
             if t in used:
                 without = np.ones(segments.seq_LLT.shape, dtype=bool)
                 without[:, :, t] = False
                 choice = minimise(segments.restricted(without), should_stop=should_stop).choice
             yield f"without {pool.name}", choice
     if last > 0:
-        # Erratum 18: [HeterPS] describes this heuristic both ways round; both are shown.
+        # Erratum 18: [HeterPS] describes this heuristic in both directions; both are shown.
         for a, first in enumerate(problem.pools):
             for b, rest in enumerate(problem.pools):
                 if (first.device_type == "CPU") != (rest.device_type == "CPU"):

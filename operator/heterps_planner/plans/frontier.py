@@ -1,8 +1,8 @@
 """The whole trade-off between throughput and cost, for what-if questions and plots.
 
 Each point is the plan with the least price per hour that reaches its throughput. The frontier is a staircase: the next
-step begins just beyond the throughput that the cheapest plan for this step reaches. Of large clusters it has thousands
-of steps: half of the points asked for show all steps, the others divide the rest of the range evenly (in ratio).
+step begins just beyond the throughput that the cheapest plan for this step reaches. Large clusters have thousands of
+steps: half of the requested points show all steps, the others divide the rest of the range evenly (in ratio).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heterps_planner.search.sweep import Multipliers, cheapest_at
 __all__ = ["MAX_POINTS", "Frontier", "FrontierPoint", "frontier"]
 
 MAX_POINTS = 10_000
-# The next throughput asked for lies beyond what a point reaches by more than the tolerance of the floor.
+# The next requested throughput exceeds a point's by more than the tolerance of the floor.
 _STEP = 1 + 4e-9
 
 
@@ -48,10 +48,10 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Plans from the cheapest per hour to the fastest; both grow from point to point."""
+    """Plans from the cheapest per hour to the fastest; price and throughput grow from point to point."""
 
     points: tuple[FrontierPoint, ...]  # empty if the floor cannot be reached
-    complete: bool  # every step of the staircase is there
+    complete: bool  # contains every step of the staircase
 
 
 def frontier(
@@ -63,10 +63,10 @@ def frontier(
     """Return the cheapest plan for every throughput.
 
     Args:
-        problem: the problem; its ceiling is not used, its floor is where the frontier begins (0: at one pod per stage).
-        max_points: steps beyond this number are thinned out, the first and the last one stay.
+        problem: the problem; its ceiling is not used, the frontier starts at its floor (0: at one pod per stage).
+        max_points: steps beyond this number are thinned out, except the first and the last.
         should_stop: when it returns True, the points found so far are returned.
-        progress: told the fraction of the range (of its logarithm) that is done.
+        progress: called with the finished fraction of the range (of its logarithm).
 
     Returns:
         The points. `gap` and `lower_bound` of each plan concern its price per hour at its throughput: cheaper plans per
@@ -91,7 +91,7 @@ def frontier(
     while True:
         if should_stop():
             return Frontier(tuple(points), False)
-        # Rounding must not lose the end of the frontier, which some plan is known to reach.
+        # Rounding must not lose the end of the frontier, which a known plan reaches.
         found = cheapest_at(segments, min(target, highest), should_stop, multipliers, tracked)
         if found.choice is None:
             complete = complete and found.finished
@@ -100,7 +100,7 @@ def frontier(
         plan = build_plan(free, segments, found.choice, method="frontier", lower_rate=found.choice.price / reached)
         point = FrontierPoint(plan.throughput, plan.cost_per_hour, plan.cost, plan)
         if points and point.cost_per_hour <= points[-1].cost_per_hour * (1 + 1e-9):
-            points[-1] = point  # as cheap and faster
+            points[-1] = point  # equally cheap and faster
         else:
             points.append(point)
         progress(min(math.log(reached / lowest) / math.log(highest / lowest), 1.0) if highest > lowest else 1.0)

@@ -1,8 +1,8 @@
 """Plans on one machine, where the processes of all stages and servers share its cores.
 
-The cost model gives each unit a core of its own, as pods of a cluster have. On one machine a plan may want more cores
-than there are. Then its throughput is bounded by the processor time that a sample costs in all processes together:
-workers, parameter servers and coordinator.
+The cost model gives each unit its own core, as pods on a cluster have. On one machine a plan may need more cores than
+exist. Then its throughput is bounded by the processor time of a sample in all processes together: workers, parameter
+servers and coordinator.
 
     W = sum over stages of  n s + sum over its layers of (M n f + (p - f) B/B_o) + M n g + (q - g) B/B_o
     T = max(T_0, W/C, o + (W - o)/C)
@@ -17,8 +17,8 @@ in seconds per batch of B samples, with, of the problem file,
     o          the longest overhead of a stage (`stageSeconds`): its workers wait for the commit of a step
     C          cores
 
-W/C is the bound of a machine whose cores are never idle. Between two steps they are: only one process has something to
-do during o, and what remains of W is shared by all cores. The plan keeps W/T_0 cores busy if it has them.
+W/C is the bound of a machine whose cores are never idle. Between two steps they are idle: only one process works during
+o, and all cores share the rest of W. The plan keeps W/T_0 cores busy if it has them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["is_measured", "processor_seconds_per_sample", "share_cores", "throug
 
 
 def is_measured(problem: Problem) -> bool:
-    """Whether the problem says what its layers cost in processor time; one written by hand may not."""
+    """Return whether the problem contains the layers' processor times; hand-written problems may not."""
     return all(times.processor_seconds is not None for layer in problem.layers for times in layer.pools.values())
 
 
@@ -43,8 +43,8 @@ def processor_seconds_per_sample(problem: Problem, stages: Sequence[Stage], pods
     """Return W/B: the processor seconds of one sample in all processes of a job.
 
     Args:
-        problem: must be measured.
-        stages: (first layer, last layer, pool) of each.
+        problem: a measured problem.
+        stages: (first layer, last layer, pool) of each stage.
         pods: workers of each stage.
     """
     batch, training = problem.batch_size, problem.training_batch_size
@@ -68,11 +68,11 @@ def throughput_on_cores(
     """Return the samples per second that stages reach on one machine, 1/T.
 
     Args:
-        problem: must be measured.
-        stages: (first layer, last layer, pool) of each.
+        problem: a measured problem.
+        stages: (first layer, last layer, pool) of each stage.
         pods: workers of each stage.
-        throughput: that the cost model predicts, with a core for each unit.
-        cores: of the machine, > 0; may be a fraction or infinite.
+        throughput: prediction of the cost model, with a core for each unit.
+        cores: cores of the machine, > 0; may be a fraction or infinite.
     """
     work = processor_seconds_per_sample(problem, stages, pods)
     pools = [(problem.pools[pool], workers) for (_, _, pool), workers in zip(stages, pods, strict=True)]
@@ -82,14 +82,15 @@ def throughput_on_cores(
 
 
 def share_cores(problem: Problem, plan: Plan, cores: float) -> Plan:
-    """Return the plan as it runs on one machine: throughput and cost are those that its cores allow.
+    """Return the plan with the throughput and cost that one machine's cores allow.
 
-    The lower bound stays: no plan that meets the floor on its pools costs less, and sharing cores makes none cheaper.
+    The lower bound stays valid: no plan that meets the floor on its pools costs less, and sharing cores makes none
+    cheaper.
 
     Args:
-        problem: must be measured.
-        plan: of this problem, with a core for each unit.
-        cores: of the machine, > 0.
+        problem: a measured problem.
+        plan: plan of this problem, with a core for each unit.
+        cores: cores of the machine, > 0.
     """
     stages = [(stage.first_layer, stage.last_layer, problem.pool_index(stage.pool)) for stage in plan.stages]
     pods = [stage.pods for stage in plan.stages]

@@ -1,7 +1,7 @@
-"""Plans and refusals: what the planner hands out, with names instead of indices.
+"""Plans and refusals: the planner's results, with names instead of indices.
 
-`Plan.to_json` is the plan file; the runtime reads its stages and parameter servers, people read the rest. A problem
-without a solution gives `Infeasible`, which says how far the pools reach and who limits them.
+`Plan.to_json` is the plan file; the runtime reads its stages and parameter servers, users read the rest. A problem
+without a solution gives `Infeasible`, with the reachable throughput and the limiting pools.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ VERSION = 1
 THROUGHPUT_FLOOR_UNREACHABLE = "ThroughputFloorUnreachable"
 COST_CEILING_EXCEEDED = "CostCeilingExceeded"
 MEMORY_EXCEEDED = "MemoryExceeded"
-NOTHING_FOUND = "NothingFound"  # by a search; the problem has plans
-_PROVEN = 1e-9  # gaps below this are rounding
+NOTHING_FOUND = "NothingFound"  # by a search, although plans exist
+_PROVEN = 1e-9  # smaller gaps are rounding
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class Servers:
-    """The parameter servers. Their units are part of the price only if the problem charges them."""
+    """The parameter servers. Their units are part of the price only if the problem charges for them."""
 
     pool: str
     replicas: int
@@ -83,10 +83,10 @@ class Servers:
 
 @dataclass(frozen=True)
 class Machine:
-    """The one machine whose cores all processes of a plan share (`machine`)."""
+    """The machine whose cores all processes of a plan share (`machine`)."""
 
     cores: float
-    busy_cores: float  # that the plan would keep busy if it had them
+    busy_cores: float  # cores that the plan would keep busy if available
     throughput_on_pools: float  # samples per second with a core for each unit, as on a cluster
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule with its provision, its price, and how good that is."""
+    """A schedule with its provision, its price and its optimality gap."""
 
     method: str
     stages: tuple[PlanStage, ...]
@@ -113,9 +113,9 @@ class Plan:
     optimal: bool
     binding_limits: tuple[str, ...] = ()  # pools of which one more pod would make the optimum cheaper
     shadow_prices: dict[str, float] = field(default_factory=dict)  # dollars per hour saved by one more unit
-    robust: Robustness | None = None  # set: throughput and cost are those that hold in spite of a wrong profile
-    machine: Machine | None = None  # set: throughput and cost are those that this machine's cores allow
-    seconds: float = 0.0  # that planning took
+    robust: Robustness | None = None  # if set, throughput and cost hold in spite of profile errors
+    machine: Machine | None = None  # if set, throughput and cost are those that this machine's cores allow
+    seconds: float = 0.0  # planning time
     feasible: bool = field(default=True, init=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Robustness:
-    """What a plan promises if the profile is wrong (`robust`)."""
+    """Guarantees of a plan if the profile is wrong (`robust`)."""
 
     error: float  # sigma of the logarithm of a measured time, about its relative error
     confidence: float  # probability that the plan keeps the floor
@@ -163,7 +163,7 @@ class Infeasible:
 
     method: str
     reason: str  # one of the four reasons above
-    best_throughput: float  # samples per second that is reachable; 0 if the limits allow no plan at all
+    best_throughput: float  # reachable samples per second; 0 if the limits allow no plan
     message: str
     limiting_pools: tuple[str, ...] = ()  # a higher limit (or more memory) of any one of these would allow more
     seconds: float = 0.0
@@ -202,16 +202,16 @@ def build_plan(
     ps_pool: str | None = None,
     ps_replicas: int = 0,
 ) -> Plan:
-    """Give names and dollars to a choice.
+    """Convert a choice to a plan with names and dollars.
 
     Args:
         problem: the problem.
         segments: its segments.
         choice: the stages and their pods.
-        method: who found it.
+        method: method that found it.
         lower_rate: lower bound of the cost, dollars per hour and (sample per second).
         shadow: dollars per hour that one more unit of each pool saves.
-        ps_pool: pool of the parameter servers if the problem does not charge any; the first CPU pool by default.
+        ps_pool: pool of the parameter servers if the problem does not charge for them; the first CPU pool by default.
         ps_replicas: number of parameter-server processes; 0: one per charged pod, or 1.
     """
     exact = choice_of(segments, list(choice.stages), list(choice.pods), choice.server_pods)
@@ -256,7 +256,7 @@ def _servers(problem: Problem, charged_pods: int, pool: str | None, replicas: in
     if problem.parameter_server is not None:
         name = problem.parameter_server.pool
         units = charged_pods * problem.pools[problem.pool_index(name)].units_per_pod
-        # More processes than pods would take units that nobody pays for.
+        # More processes than charged pods would use units that are not paid for.
         return Servers(name, min(replicas, charged_pods) if replicas else charged_pods, units)
     if pool is None:
         cpus = [p.name for p in problem.pools if p.device_type == "CPU"]
@@ -266,7 +266,7 @@ def _servers(problem: Problem, charged_pods: int, pool: str | None, replicas: in
 
 
 def describe_bytes(value: float) -> str:
-    """Return an amount of memory for a message."""
+    """Format an amount of memory for a message."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{value / size:.4g} {unit}"
@@ -274,5 +274,5 @@ def describe_bytes(value: float) -> str:
 
 
 def describe_rate(value: float) -> str:
-    """Return a throughput for a message."""
+    """Format a throughput for a message."""
     return f"{value:,.0f} samples/s" if value >= 100 or math.isclose(value, 0) else f"{value:,.3g} samples/s"

@@ -1,6 +1,6 @@
-"""Why there is no plan: the reachable throughput, the limits in the way, the price of the floor.
+"""Why no plan exists: the reachable throughput, the limiting pools, the price of the floor.
 
-Made by the exact machinery, so that "unreachable" is a statement about the problem and not about a search.
+It uses the exact method, so that "unreachable" is a statement about the problem and not about a search.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from heterps_planner.search.sweep import cheapest_at
 
 __all__ = ["explain_infeasible", "explain_unlucky_search"]
 
-_RESOLUTION = 1 + 1e-4  # of the memory that is found to be enough
+_RESOLUTION = 1 + 1e-4  # of the memory that is found sufficient
 
 
 def explain_unlucky_search(method: str, num_tried: int, other: Choice) -> Infeasible:
-    """Say that a search found nothing although there are plans.
+    """Return the refusal of a search that found nothing although plans exist.
 
     Args:
-        method: the search.
+        method: name of the search.
         num_tried: schedules that it tried.
-        other: a plan that exists.
+        other: an existing plan.
     """
     message = (
         f"method '{method}' found no plan within floor and limits among the {num_tried:,} schedules it tried, but one "
@@ -52,14 +52,14 @@ def explain_infeasible(
     should_stop: Callable[[], bool] = lambda: False,
     subject: str = "no plan",
 ) -> Infeasible:
-    """Say why no plan (among the allowed segments) is feasible.
+    """Return why no plan (among the allowed segments) is feasible.
 
     Args:
         problem: the problem.
-        segments: its segments, perhaps restricted to some schedules.
-        method: who asks.
-        should_stop: ends the search for the best throughput early; the result is then what was reached so far.
-        subject: how the message begins.
+        segments: its segments, possibly restricted to some schedules.
+        method: name of the method.
+        should_stop: ends the search for the best throughput early; the result is then the best so far.
+        subject: start of the message.
     """
     floor = problem.min_samples_per_second
     if segments.least_LLT is not None:
@@ -100,7 +100,7 @@ def explain_infeasible(
 def _explain_memory(
     problem: Problem, segments: Segments, method: str, should_stop: Callable[[], bool], subject: str
 ) -> Infeasible:
-    """Say which pool's memory is in the way, and how much of it is missing."""
+    """Return which pool's memory is insufficient, and how much is missing."""
     floor = problem.min_samples_per_second
     best, _ = fastest(segments, should_stop)
     everything = sum(x.resident_bytes + problem.training_batch_size * x.activation_bytes for x in problem.layers)
@@ -129,7 +129,7 @@ def _explain_memory(
 
 
 def _reaches(problem: Problem, segments: Segments, pool: int, memory: float, should_stop: Callable[[], bool]) -> bool:
-    """Say whether the floor is reached if the pods of one pool have so much memory."""
+    """Return whether the floor is reachable if the pods of one pool have this much memory."""
     assert segments.least_LLT is not None, "asked only where memory is limited"
     least = segments.least_LLT.copy()
     least[:, :, pool] = least_pods_for_memory(problem, replace(problem.pools[pool], memory_bytes_per_pod=memory))

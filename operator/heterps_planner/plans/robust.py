@@ -1,10 +1,10 @@
-"""Plans that keep the floor although the profile is wrong: every stage gets a margin that fits its own risk.
+"""Plans that keep the floor in spite of profile errors: every stage gets a margin for its own risk.
 
-A layer's true time on a pool is taken to be the measured one times a lognormal error of relative size `error` (sigma of
+A layer's true time on a pool is modelled as the measured one times a lognormal error of relative size `error` (sigma of
 its logarithm), independent between layers and pools. The errors of a stage's layers average out, so a stage of many
 layers needs a smaller margin than one of a single layer. The sum of a stage's times is matched by a lognormal with the
-same mean and variance (Fenton, "The sum of log-normal probability distributions in scatter transmission systems",
-IRE Transactions on Communications Systems, 1960):
+same mean and variance (Fenton, "The sum of log-normal probability distributions in scatter transmission systems", IRE
+Transactions on Communications Systems, 1960):
 
     v = (exp(error^2) - 1) * sum w_l^2 / (sum w_l)^2,  s^2 = ln(1 + v),  margin = exp(error^2/2 - s^2/2 + z s)
 
@@ -32,12 +32,12 @@ from heterps_planner.search.sweep import minimise
 __all__ = ["CONFIDENCE", "MAX_ERROR", "check_error", "robust_segments", "robustness", "with_margins"]
 
 CONFIDENCE = 0.95  # probability with which a robust plan keeps its throughput
-MAX_ERROR = 1.0  # sigma of the logarithm; a profile that is wrong by more says nothing
+MAX_ERROR = 1.0  # sigma of the logarithm; a worse profile is useless
 _FIRST_GUESS = 3  # stages
 
 
 def check_error(error: float) -> None:
-    """Check the size of the profile's error that a caller asks for.
+    """Check a caller's profile error.
 
     Raises:
         ProblemError: not in 0..MAX_ERROR.
@@ -52,7 +52,7 @@ def robust_segments(
     """Return the segments with the margins that the optimal plan needs.
 
     The margin depends on the number of stages, and the optimal plan on the margin: the number is raised until the plan
-    has no more stages than that.
+    has at most that many stages.
 
     Args:
         problem: the problem.
@@ -78,14 +78,14 @@ def with_margins(problem: Problem, segments: Segments, error: float, confidence:
         problem: the problem.
         segments: its segments.
         error: sigma of the logarithm of each layer's time.
-        confidence: probability with which each stage, and each transfer, shall take no longer than this.
+        confidence: probability that each stage, and each transfer, takes no longer than this.
     """
     z = NormalDist().inv_cdf(confidence)
     margin = np.ones_like(segments.seq_LLT)
     for t, pool in enumerate(problem.pools):
         share = np.zeros(margin.shape[:2])
-        # Between these numbers of units all times are linear in 1/k, so the share of single layers in the time of a
-        # stage is highest at one of them.
+        # Between these numbers of units all times are linear in 1/k, so a single layer's share of a stage's time is
+        # highest at one of them.
         for units in (pool.units_per_pod, *table_units(pool, problem.layers), math.inf):
             share = np.maximum(share, _concentration(*layer_seconds(problem, pool, units)))
         margin[:, :, t] = np.exp(_log_margin(share, error, z))
@@ -95,7 +95,7 @@ def with_margins(problem: Problem, segments: Segments, error: float, confidence:
 
 
 def _concentration(seconds_L: FloatArray, once: float) -> FloatArray:  # noqa: N803
-    """Return the sum of squares over the squared sum for each segment, shape (L, L): 1 if one layer is all."""
+    """Return the sum of squares over the squared sum for each segment, shape (L, L): 1 for a single layer."""
     num_layers = len(seconds_L)
     result = np.zeros((num_layers, num_layers))
     usable = np.where(np.isfinite(seconds_L), seconds_L, 0.0)
@@ -113,7 +113,7 @@ def _log_margin(share: FloatArray, error: float, z: float) -> FloatArray:
 
 
 def robustness(problem: Problem, choice: Choice, error: float) -> Robustness:
-    """Say with which probability a plan keeps the floor, and what it reaches if the profile is right.
+    """Return the probability that a plan keeps the floor, and its throughput if the profile is right.
 
     Args:
         problem: the problem.

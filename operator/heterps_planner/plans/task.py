@@ -1,7 +1,7 @@
-"""What a method gets and what it returns: the interface between `planning.plan` and `methods`.
+"""Input and output of a method: the interface between `planning.plan` and `methods`.
 
-A method is a function `(Task) -> Found`. `planning.plan` wraps it: measures the time, adds the lower bound of the exact
-method and the shadow prices, and explains a failure.
+A method is a function `(Task) -> Found`. `planning.plan` wraps it: it measures the time, adds the exact method's lower
+bound and shadow prices, and explains a failure.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ __all__ = ["Found", "Method", "Task"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a method gets."""
+    """Input of a method."""
 
     problem: Problem
     segments: Segments
-    seed: int = 0  # methods that draw random numbers draw them from this
+    seed: int = 0  # seed of methods that draw random numbers
     should_stop: Callable[[], bool] = field(default=lambda: False)  # true once the deadline has passed
     progress: Callable[[float], None] = field(default=lambda fraction: None)  # told the fraction of work done
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a method found."""
+    """Result of a method."""
 
     choice: Choice | None  # None: nothing
     lower_rate: float | None = None  # a lower bound on the cost rate of all plans, if the method proves one
-    segments: Segments | None = None  # the restricted problem, if the method looks at a part of the schedules only
-    num_tried: int | None = None  # schedules tried, if the method searches without covering all that it may choose
+    segments: Segments | None = None  # the restricted problem, if the method covers only some schedules
+    num_tried: int | None = None  # schedules tried, if the method searches without full coverage
 
 
 Method = Callable[[Task], Found]

@@ -1,1 +1,1 @@
-"""Learned scheduling: features, recurrent policies, how they learn, and the local search that repairs their plans."""
+"""Learned scheduling: features, recurrent policies, their training, and the local search that repairs their plans."""

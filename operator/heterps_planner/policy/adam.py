@@ -1,4 +1,4 @@
-"""Adam (Kingma and Ba, 2015) with a limit on the length of the gradient."""
+"""Adam (Kingma and Ba, 2015) with gradient-norm clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EPSILON = 1e-8
 
 
 class Adam:
-    """Changes parameters in place."""
+    """Updates parameters in place."""
 
     def __init__(self, parameters: Mapping[str, Array], rate: float, most_norm: float = 5.0) -> None:
         self.parameters = parameters
@@ -26,7 +26,7 @@ class Adam:
         self._square = {name: np.zeros_like(value) for name, value in parameters.items()}
 
     def step(self, gradient: Mapping[str, Array]) -> None:
-        """Go one step down the gradient; a gradient longer than `most_norm` is shortened to it."""
+        """Make one descent step; a gradient longer than `most_norm` is clipped to it."""
         self.steps += 1
         norm = float(np.sqrt(sum(float((value * value).sum()) for value in gradient.values())))
         shrink = min(1.0, self.most_norm / max(norm, 1e-12))

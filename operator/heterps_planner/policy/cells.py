@@ -1,8 +1,8 @@
 """Recurrent cells with hand-written gradients: LSTM (the paper's) and Elman (its RL-RNN baseline).
 
-A cell gets its input already projected: `drive` = input weights * input + bias, because the projections of all layers
-and pools are computed at once. `step` goes one layer forward, `step_back` one layer back. Gate order of the LSTM:
-input, forget, candidate, output. Shapes: n samples, H hidden units.
+A cell receives projected inputs: `drive` = input weights * input + bias, because the projections of all layers and
+pools are computed at once. `step` goes one layer forward, `step_back` one layer back. Gate order of the LSTM: input,
+forget, candidate, output. Shapes: n samples, H hidden units.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cell(Protocol):
             state: (n, ...), the state before.
 
         Returns:
-            The state after, and what `step_back` needs.
+            The state after the step, and the values that `step_back` needs.
         """
 
     def step_back(self, state: Array, kept: Array, grad_state: Array) -> tuple[Array, Array]:
@@ -43,11 +43,11 @@ class Cell(Protocol):
 
         Args:
             state: the state before the step.
-            kept: what the step returned.
-            grad_state: gradient of the loss by the state after the step.
+            kept: values that the step returned.
+            grad_state: gradient of the loss with respect to the state after the step.
 
         Returns:
-            Gradients by the sum `drive + h @ recurrent`, and by that part of the state before that is not the output.
+            Gradients with respect to the sum `drive + h @ recurrent`, and to the non-output part of the state before.
         """
 
 

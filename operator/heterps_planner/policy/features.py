@@ -1,15 +1,15 @@
-"""What the policy sees of a problem: dimensionless numbers per layer and pool, and per layer.
+"""Input of the policy: dimensionless numbers per layer and pool, and per layer.
 
 [HeterPS], section 5.2, feeds the one-hot index of the layer, its kind, its bytes and its communication time: nothing
-that says how fast or how dear a pool is, so its policy holds for the one cluster it was trained on (erratum 17). Here
-everything is a ratio of times, prices, limits and the floor. Scaling all times, all prices or the floor consistently
-changes nothing, and neither does renaming pools or putting them into another order.
+about a pool's speed or price, so its policy is valid only for its training cluster (erratum 17). Here everything is a
+ratio of times, prices, limits and the floor. The features are invariant to consistent scaling of times, prices and the
+floor, and to renaming or reordering pools.
 
-Let theta be a reference throughput (the floor if there is one). A stage of layers i..j on k pods of a pool takes
-c_seq + c_par / k; c_seq holds what every stage pays once, so it is no sum over layers, and all numbers about several
-layers are those of the stage that they would be. `need = theta c_par / (1 - theta c_seq)` is its fractional number of
-pods (equation (12)), `money` their price. The yardstick is the cheapest work: the sum over layers of the least
-`theta c_par * price` of any pool.
+Let theta be a reference throughput (the floor if there is one). A stage of layers i..j on k pods of a pool takes c_seq
++ c_par / k; c_seq includes the overhead that every stage pays once, so it is not a sum over layers, and numbers about
+several layers are those of the stage that they would form. `need = theta c_par / (1 - theta c_seq)` is its fractional
+number of pods (equation (12)), `money` their price. The reference is the cheapest work: the sum over layers of the
+least `theta c_par * price` of any pool.
 
 Shapes: L layers, T pools, F = len(NAMES), G = len(LAYER_NAMES).
 """
@@ -26,7 +26,8 @@ from heterps_planner.search.points import search_prices
 
 __all__ = ["FIELDS", "LAYER_NAMES", "NAMES", "Features", "features_of", "reference_throughput"]
 
-# name -> least and greatest value, what lies outside is clipped; and the field of the problem that it says most about
+# name -> least and greatest value, between which values are clipped; and the field of the problem that it depends on
+# most
 _RANGES: dict[str, tuple[float, float, str]] = {
     # Logarithms of money relative to the cheapest work of the same layers.
     "dearness": (0, 8, "computeSeconds"),
@@ -68,23 +69,23 @@ _HIGH = np.array([high for _, high, _ in _RANGES.values()])
 _SCALE = 2 / (_HIGH - _LOW)
 _LEAST_SPARE = 0.02  # of 1 - theta c_seq
 _TINY = 1e-30
-_NO_PODS = 1e-4  # added to numbers of pods and money whose logarithm is taken
-_MOST_PODS = 1e9  # of a stage that cannot be
+_NO_PODS = 1e-4  # added to numbers of pods and money before the logarithm
+_MOST_PODS = 1e9  # of an impossible stage
 _NEXT = 3  # layers
 _EXTENSION = (-4.0, 4.0)  # range of the logarithm
 
 
 @dataclass(frozen=True)
 class Features:
-    """A problem as the policy sees it."""
+    """A problem as the policy's input."""
 
     pair: FloatArray  # (L, T, F), -1..1
     layer: FloatArray  # (L, G)
     possible: NDArray[np.bool_]  # (L, T): pool can run the layer within its limit
     share: FloatArray  # (L, L, T): need / limit of the stage of layers i..j, 0..10
     sequential: FloatArray  # (L, L, T): its theta c_seq, 0..2
-    extension: FloatArray  # (L, L, T): log of what layer j adds to the money of the stage, by its cheapest work; -1..1
-    raw: FloatArray  # (L, T, F): before clipping and scaling; of no meaning where the pool cannot run the layer
+    extension: FloatArray  # log of the money that layer j adds to the stage, relative to its cheapest work; -1..1
+    raw: FloatArray  # before clipping and scaling; meaningless where the pool cannot run the layer
 
 
 def reference_throughput(segments: Segments) -> float:

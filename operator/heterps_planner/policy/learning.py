@@ -1,15 +1,15 @@
-"""Learning a policy on one problem: the idea of Algorithm 1 of [HeterPS] with what makes it work.
+"""Learning a policy on one problem: Algorithm 1 of [HeterPS], with the changes that it needs.
 
-Each round draws schedules from the policy, provisions them exactly, and makes the good ones more probable. Against the
-paper (docs/learned-methods.md says what each change is worth):
+Each round draws schedules from the policy, provisions them exactly, and makes the good ones more probable. Changes to
+the paper (docs/learned-methods.md reports the effect of each):
 
 - the reward is minus the logarithm of the cost, standardised over the round (errata 13, 15); infeasible schedules have
   graded costs;
-- only the best tenth of a round counts (risk-seeking, Petersen et al., 2021), because one good plan is wanted and not a
-  good average;
+- only the best tenth of a round counts (risk-seeking, Petersen et al., 2021), because the goal is one good plan and not
+  a good average;
 - the best schedules ever seen are replayed;
-- uncertainty is worth something as long as there is much of it (entropy bonus);
-- segment moves from the best draws, and a beam search where they end; their results join the replayed ones;
+- an entropy bonus rewards uncertainty early on;
+- segment moves from the best draws, and a beam search at their ends, add schedules to the replay;
 - the answer is the best schedule evaluated, not the most probable one (erratum 16).
 
 The work is bounded by counts, never by the clock, so that a seed gives the same plan on any machine; a deadline only
@@ -44,29 +44,29 @@ class Settings:
 
     rounds: int = 150
     samples: int = 48  # per round
-    best_share: float = 0.1  # of a round, that counts
+    best_share: float = 0.1  # share of a round that counts
     replayed: int = 12
-    rate: float = 6e-3  # of Adam
-    entropy: float = 0.02  # worth of a nat per layer, at the beginning; falls linearly to 0
+    rate: float = 6e-3  # learning rate of Adam
+    entropy: float = 0.02  # bonus of a nat per layer at the start; falls linearly to 0
     moves_every: int = 3  # rounds
-    starts: int = 3  # descents at a time
+    starts: int = 3  # descents per local search
     beam: int = 32  # width of the search from plans that no segment move improves
-    patience: int = 45  # rounds without a better plan after which the learning has converged
+    patience: int = 45  # rounds without a better plan before learning has converged
 
 
 @dataclass
 class Learning:
-    """What happened."""
+    """Record of a learning run."""
 
     mean_score: list[float] = field(default_factory=list)  # of the draws of each round
     best_score: list[float] = field(default_factory=list)  # the best so far, after each round
     entropy: list[float] = field(default_factory=list)  # nats per layer
-    converged: bool = False  # ended for want of better plans, not of rounds
-    stopped: bool = False  # by the deadline
+    converged: bool = False  # ended because no better plans appeared
+    stopped: bool = False  # ended by the deadline
 
 
 class _Replay:
-    """The best different schedules seen."""
+    """The best distinct schedules seen."""
 
     def __init__(self, size: int, num_layers: int) -> None:
         self.size = size
@@ -97,11 +97,11 @@ def learn(
     Args:
         evaluator: provisions schedules of the problem.
         cell: `lstm` or `elman`.
-        seed: of all random numbers.
-        should_stop: asked several times per round.
-        progress: told the fraction of the rounds done.
+        seed: seed of all random numbers.
+        should_stop: called several times per round.
+        progress: called with the fraction of the rounds done.
         settings: counts and rates.
-        parameters: of a policy to begin with; None draws new ones.
+        parameters: initial parameters of the policy; None: random.
     """
     s = settings or Settings()
     rng = np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def learn(
 
 
 def _replay_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights that sum up to 1 and fall with the cost."""
+    """Return weights that sum to 1 and fall with the cost."""
     weight = np.exp(-(scores - scores[0]) / 0.05)
     result: NDArray[np.float64] = weight / weight.sum()
     return result

@@ -10,7 +10,7 @@
 d = (is the pool of layer l - 1; if so, the sequential part of its stage with layer l, and what layer l adds to the
 money of that stage; used share of its limit with layer l, up to 1; and beyond).
 
-Problems and samples: P problems of equal L and T, n samples; `owner[n]` says whose sample it is. Learning on one
+Problems and samples: P problems of equal L and T, n samples; `owner[n]` is the problem of a sample. Learning on one
 problem has P = 1, imitation P = n.
 """
 
@@ -41,13 +41,13 @@ class Inputs:
     pair: Array  # (P, L, T, F)
     layer: Array  # (P, L, G)
     mask: Array  # (P, L, T): 0, or a large negative score for impossible pools
-    share: Array  # (P, L, L, T), as the next two: of the stage of layers i..j
+    share: Array  # shape (P, L, L, T), like the next two: of the stage of layers i..j
     sequential: Array
     extension: Array
 
 
 def stack(features: list[Features], dtype: type[np.floating] = np.float32) -> Inputs:
-    """Put problems of the same size together."""
+    """Stack problems of the same size."""
     return Inputs(
         pair=np.array([item.pair for item in features], dtype),
         layer=np.array([item.layer for item in features], dtype),
@@ -94,7 +94,7 @@ def initial_parameters(
 
 
 class Network:
-    """The functions of the network for given parameters; it never changes them."""
+    """The functions of the network for given parameters, which stay constant."""
 
     def __init__(self, parameters: Mapping[str, Array], cell: str = "lstm") -> None:
         self.parameters = dict(parameters)
@@ -114,7 +114,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Encoded:
-    """P problems after the part of the network that does not depend on choices."""
+    """P problems after the choice-independent part of the network."""
 
     network: Network
     inputs: Inputs
@@ -125,7 +125,7 @@ class Encoded:
     drive: Array  # (P, L, gates * H)
 
     def _previous_drive(self, owner: IntArray, layer: int, pool: IntArray) -> Array:
-        """What the choice for a layer adds to the drive of the next one, (n, gates * H)."""
+        """Return the contribution of a layer's choice to the drive of the next one, (n, gates * H)."""
         result: Array = self.embedding[owner, layer, pool] @ self.network.parameters["cell.previous"]
         return result
 
@@ -134,8 +134,8 @@ class Encoded:
 
         Args:
             owner: problem of each sample, (n,).
-            rng: draws the choices (Gumbel's trick); None takes the most probable pool.
-            temperature: above 1 the draws are more uniform.
+            rng: draws the choices (Gumbel trick); None: take the most probable pool.
+            temperature: values above 1 make the draws more uniform.
 
         Returns:
             Pools, (n, L).
@@ -145,7 +145,7 @@ class Encoded:
         dtype = self.drive.dtype
         state = cell.start(n, len(w["cell.recurrent"]), dtype)
         hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
-        closed = np.zeros((n, num_pools), dtype)  # share of each pool's limit that finished stages take
+        closed = np.zeros((n, num_pools), dtype)  # share of each pool's limit that finished stages use
         begin = np.zeros(n, dtype=np.intp)  # first layer of the last stage
         result = np.zeros((n, num_layers), dtype=np.intp)
         rows = np.arange(n)
@@ -184,10 +184,10 @@ class Encoded:
         return result
 
     def most_probable(self, pods_LLT: FloatArray, room_T: FloatArray) -> IntArray:  # noqa: N803
-        """Choose the most probable pools for a single problem, within the limits as long as that is possible.
+        """Choose the most probable pools for a single problem, within the limits where possible.
 
         Args:
-            pods_LLT: pods of the stage of layers i..j, infinite if it is too slow, shape (L, L, T).
+            pods_LLT: pods of the stage of layers i..j, infinite if too slow, shape (L, L, T).
             room_T: pods that the stages may take, shape (T,).
 
         Returns:
@@ -226,7 +226,7 @@ class Encoded:
         return result
 
     def forced(self, owner: IntArray, action: IntArray) -> Forced:
-        """Run the network along given choices (n, L), keeping what the gradient needs."""
+        """Run the network along given choices (n, L), and keep the values that the gradient needs."""
         return Forced(self, owner, action)
 
 
@@ -278,8 +278,8 @@ class Forced:
         """Return the gradient of `-sum(weight * log_likelihood) - entropy_weight * sum(entropy * L) / n`.
 
         Args:
-            weight: (n,), how much more (or less, if negative) probable each sample should become.
-            entropy_weight: how much uncertainty is worth.
+            weight: (n,), weight of each sample's likelihood; negative weights make it less probable.
+            entropy_weight: weight of the entropy bonus.
         """
         grad_score = self.probability * weight[:, None, None]
         grad_score[self.rows, self.layers, self.action] -= weight[:, None]
@@ -318,7 +318,7 @@ class Forced:
             "cell.recurrent": _outer(before, grad_drive),
             "cell.previous": _outer(self.picked[:, :-1], grad_drive[:, 1:]),
         }
-        # Samples of one problem share its encoding: their gradients by it are added up.
+        # Samples of one problem share its encoding, so their gradients with respect to it are summed.
         grad_embedding = np.zeros_like(encoded.embedding)
         by_score = grad_score[..., None] * self.query[:, :, None, :width]
         by_previous = grad_drive[:, 1:] @ w["cell.previous"].T
@@ -355,7 +355,7 @@ def _outer(left: Array, right: Array) -> Array:
 
 
 def _dynamic(inputs: Inputs, owner: IntArray, action: IntArray, dtype: np.dtype[np.floating]) -> Array:
-    """What earlier choices did to each pool: d of the module's docstring, (n, L, T, 5)."""
+    """Return the effect of earlier choices on each pool: d of the module's docstring, (n, L, T, 5)."""
     n, num_layers = action.shape
     num_pools = inputs.mask.shape[2]
     layers, rows, problem = np.arange(num_layers), np.arange(n)[:, None], owner[:, None]
@@ -363,7 +363,7 @@ def _dynamic(inputs: Inputs, owner: IntArray, action: IntArray, dtype: np.dtype[
     begins = np.ones((n, num_layers), dtype=bool)
     begins[:, 1:] = action[:, 1:] != action[:, :-1]
     begin = np.maximum.accumulate(np.where(begins, layers, 0), axis=1)
-    # Share of the limits that the stages take that ended before each layer, but not the one of the layer before it.
+    # Share of the limits used by stages that ended before each layer, except the stage of the previous layer.
     ended = np.zeros((n, num_layers + 1, num_pools), dtype)
     row, layer = (action[:, 1:] != action[:, :-1]).nonzero()
     ended[row, layer + 1, action[row, layer]] = inputs.share[owner[row], begin[row, layer], layer, action[row, layer]]

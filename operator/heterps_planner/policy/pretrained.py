@@ -1,9 +1,9 @@
-"""The shipped policy: its file, and for which problems it may be asked.
+"""The shipped policy: its file, and its domain.
 
-The file is a safetensors file: the parameters, and as metadata what was in the training set (the least and greatest
-value of every feature, numbers of layers and pools), the command that made it, its seed, date and score. The format is
-a length (8 bytes, little endian), that much JSON, and the numbers (https://github.com/huggingface/safetensors); for a
-dozen float32 arrays the planner reads it without the library.
+The file is a safetensors file: the parameters, and as metadata the domain of the training set (the least and greatest
+value of every feature, numbers of layers and pools), the command that created it, its seed, date and score. The format
+is a length (8 bytes, little endian), JSON of that length, and the numbers (https://github.com/huggingface/safetensors);
+for a dozen float32 arrays the planner reads it without the library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["PATH", "Policy", "check_range", "load", "save", "shipped"]
 PATH = Path(__file__).with_name("pretrained.safetensors")
 _FORMAT = "heterps-policy-1"
 _DTYPE = np.dtype("<f4")
-_MARGIN = 0.15  # of a feature's range, that a problem may lie outside of it
+_MARGIN = 0.15  # of a feature's range, by which a problem may exceed it
 _POOL_FIELDS = ("maxUnits", "pricePerUnitHour")
 _ADVICE = "use the method 'rl-lstm' or 'optimal'"
 
@@ -38,9 +38,9 @@ class Policy:
     """Parameters and the domain in which they were trained."""
 
     parameters: Parameters
-    lowest: list[float]  # of each feature, in the order of features.NAMES
+    lowest: list[float]  # for each feature, in the order of features.NAMES
     highest: list[float]
-    layers: tuple[int, int]  # least and most
+    layers: tuple[int, int]  # minimum and maximum
     pools: tuple[int, int]
     provenance: Mapping[str, str]
 
@@ -72,7 +72,7 @@ def load(path: Path) -> Policy:
     """Read a policy.
 
     Raises:
-        ValueError: the file is not one that `save` wrote for these features.
+        ValueError: the file was not written by `save` for these features.
     """
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
@@ -105,12 +105,12 @@ def load(path: Path) -> Policy:
 
 @functools.cache
 def shipped() -> Policy:
-    """Return the policy that comes with the planner."""
+    """Return the policy that ships with the planner."""
     return load(PATH)
 
 
 def check_range(policy: Policy, problem: Problem, features: Features) -> None:
-    """Refuse problems unlike those that the policy was trained on: its plans would mean nothing.
+    """Reject problems outside the policy's training domain, where its plans are meaningless.
 
     Raises:
         ProblemError: the number of layers or pools, or a feature, is out of range; the message names the field.

@@ -2,13 +2,12 @@
 
 At a fixed throughput every segment has one number of pods (`cost_model.pods_for_throughput`). A segment move changes
 that segment and the two stages that it cuts or joins, so the price of all L (L + 1) / 2 * T neighbours of a schedule
-follows from table look-ups. Many schedules, each at its own throughput, descend side by side; what they come across is
-then provisioned exactly by the `Evaluator`, because the throughput that pays best is not known beforehand (erratum 8).
+follows from table look-ups. Many schedules, each at its own throughput, descend side by side; the `Evaluator` then
+provisions their results exactly, because the most economical throughput is not known beforehand (erratum 8).
 
 Pool limits: pods beyond a limit are charged a multiple of their price, so that a search can start outside the feasible
-region and cross it. Where a descent ends beyond a limit, that pool's multiple grows and the descent goes on: what a pod
-is worth where it is scarce has little to do with its price. Whether a schedule is feasible is decided by the
-`Evaluator` alone.
+region and cross it. Where a descent ends beyond a limit, that pool's multiple grows and the descent continues: the
+value of a scarce pod has little to do with its price. Only the `Evaluator` decides whether a schedule is feasible.
 
 Shapes: n schedules that descend at once, S throughputs, L layers, T pools, M segments (i, j).
 """
@@ -29,27 +28,27 @@ __all__ = ["SegmentMoves", "distinct"]
 
 IntArray = NDArray[np.intp]
 
-_IMPOSSIBLE = 1e6  # price of a layer in a segment that cannot be a stage, in prices of one pod of each pool
-_EXCESS = (4.0, 0.7)  # charge for a pod beyond the limit, in prices of a pod, at first; rows of a batch alternate
-_STRICT = 1e3  # the same where it grows no more, and of the beam search
-_SAME = 12  # moves looked at for each schedule wanted: many lead to the same one
+_IMPOSSIBLE = 1e6  # price of a layer in an impossible segment, in prices of one pod of each pool
+_EXCESS = (4.0, 0.7)  # initial charge for a pod beyond the limit, in prices of a pod; rows of a batch alternate
+_STRICT = 1e3  # the final charge, also used by the beam search
+_SAME = 12  # moves considered per wanted schedule: many lead to the same one
 _DEPTH = 4  # moves of a beam search
-_GROWTH = 8.0  # of the charge where a descent ends beyond the limit
+_GROWTH = 8.0  # factor on the charge where a descent ends beyond the limit
 _GAIN = 1e-9  # relative improvement below which a descent ends
 _MOST_MOVES = 40  # of one descent; far more than any needs
 _NUMBERS = 1_500_000  # of one array; larger batches are split
-_TABLE_NUMBERS = 4_000_000  # of the tables with one number per (throughput, segment, pool)
-_SPREAD = (1.0, 1.04, 1.1, 1.25)  # throughputs to descend at, in multiples of a plan's own
+_TABLE_NUMBERS = 4_000_000  # limit of the tables with one number per (throughput, segment, pool)
+_SPREAD = (1.0, 1.04, 1.1, 1.25)  # throughputs of the descents, in multiples of a plan's own
 
 
 def distinct(assignment_NL: IntArray) -> IntArray:  # noqa: N803
-    """Return the different rows in order of their first appearance."""
+    """Return the distinct rows in order of their first appearance."""
     _, index = np.unique(assignment_NL, axis=0, return_index=True)
     return assignment_NL[np.sort(index)]
 
 
 class SegmentMoves:
-    """Descents from given schedules; every result goes through the evaluator, which keeps the best plan."""
+    """Descents from given schedules; every result passes through the evaluator, which keeps the best plan."""
 
     def __init__(self, evaluator: Evaluator, should_stop: Callable[[], bool] = lambda: False) -> None:
         self.evaluator = evaluator
@@ -65,22 +64,22 @@ class SegmentMoves:
         self._left: set[bytes] = set()  # with a beam search
 
     def throughputs(self, *around: float) -> FloatArray:
-        """Return throughputs worth descending at, given those of good plans; fewer if the tables would be large."""
+        """Return throughputs for descents, given those of good plans; fewer if the tables would be large."""
         values = np.unique(np.clip(np.array(around), self.lowest, self.highest))
         size = self.segments.num_layers**2 * self.segments.num_pools
         return values[: max(1, _TABLE_NUMBERS // size)]
 
     def improve(self, start_NL: IntArray, most_rounds: int = 8, width: int = 0) -> IntArray:  # noqa: N803
-        """Descend from schedules, then from the best plan known as long as that improves it.
+        """Descend from schedules, then from the best known plan as long as that improves it.
 
         Args:
             start_NL: the schedules, feasible or not, shape (n, L); may be empty.
-            most_rounds: how often the best plan is descended from again.
-            width: of a beam search from the best plan once it improves no more, for what only several moves together
-                make cheaper; 0: none.
+            most_rounds: maximum number of descents from the best plan.
+            width: width of a beam search from the best plan once it stops improving, for changes that several moves
+                together make cheaper; 0: no beam search.
 
         Returns:
-            The schedules at the ends of the descents, all of them evaluated, (m, L).
+            The evaluated schedules at the ends of the descents, (m, L).
         """
         ends = [start_NL[:0]]
         if len(start_NL):
@@ -124,7 +123,7 @@ class SegmentMoves:
         return np.concatenate(ends)
 
     def _beam(self, best: IntArray, theta: FloatArray, width: int) -> IntArray:
-        """Go several moves away from a schedule, always on to the cheapest schedules not seen yet; evaluate them."""
+        """Make several moves from a schedule, always to the cheapest unseen schedules; evaluate them."""
         every = [best[None]]
         for throughput in theta:
             points = self.points(np.array([throughput]))
@@ -138,7 +137,7 @@ class SegmentMoves:
                 stage = (beam[:, 1:] != beam[:, :-1]).cumsum(axis=1)
                 stage = np.concatenate([np.zeros((len(beam), 1), dtype=np.intp), stage], axis=1)
                 row, segment = (stage[:, self.first] == stage[:, self.last]).nonzero()
-                cost[row, segment, beam[row, self.first[segment]]] = np.inf  # changes nothing
+                cost[row, segment, beam[row, self.first[segment]]] = np.inf  # a move without effect
                 cost = cost.reshape(len(beam), -1)
                 count = min(_SAME * width, cost.size - 1)
                 cheapest = np.argpartition(cost, count, axis=None)[:count]
@@ -156,14 +155,14 @@ class SegmentMoves:
         return found
 
     def points(self, theta_S: FloatArray) -> Points:  # noqa: N803
-        """Return the pods of all segments at throughputs, even beyond a pool's limit, and the room in each pool."""
+        """Return the pods of all segments at throughputs, even beyond limits, and the free pods of each pool."""
         points = Points(self.unlimited, self.price, theta_S)
         points.room = np.tile(self.segments.limit_T, (len(theta_S), 1))
         points.room[:, self.segments.server_pool] -= points.server
         return points
 
     def descend(self, assignment_NL: IntArray, points: Points, at_N: IntArray) -> IntArray:  # noqa: N803
-        """Make the best segment move until none helps.
+        """Repeat the best segment move until none helps.
 
         Args:
             assignment_NL: schedules, shape (n, L).
@@ -199,16 +198,16 @@ class SegmentMoves:
         return result
 
     def _priced(self, points: Points) -> tuple[FloatArray, FloatArray]:
-        """Return pods and dollars per hour of all segments, 0 and large for those that cannot be stages."""
+        """Return pods and dollars per hour of all segments; 0 pods and a large price for impossible ones."""
         possible = np.isfinite(points.pods)
         pods = np.where(possible, points.pods, 0.0)
-        # The longer an impossible segment the worse, so that it pays to cut it although its pieces are impossible too.
+        # A longer impossible segment costs more, so that cutting it pays although its pieces are impossible too.
         length = np.subtract.outer(np.arange(pods.shape[1]), np.arange(pods.shape[1])).T + 1.0
         worst = _IMPOSSIBLE * float(self.price.sum()) * length**2
         return pods, np.where(possible, pods * self.price, worst[:, :, None])
 
     def _moved(self, assignment: IntArray, move: IntArray) -> IntArray:
-        """Return schedules after one segment move each, numbers into the flat (M, T)."""
+        """Return schedules after one segment move each, given as indices into the flat (M, T)."""
         segment, pool = np.divmod(move, self.segments.num_pools)
         layers = np.arange(assignment.shape[1])
         inside = (layers >= self.first[segment][:, None]) & (layers <= self.last[segment][:, None])
@@ -248,7 +247,7 @@ class SegmentMoves:
             charge: (n, T), dollars per hour for a pod beyond its pool's limit.
 
         Returns:
-            (n, M, T) dollars per hour with the charge for broken limits; a move may be one that changes nothing.
+            (n, M, T) dollars per hour with the charge for broken limits; moves without effect are included.
         """
         n, num_layers = assignment.shape
         num_pools = pods.shape[3]
@@ -259,23 +258,23 @@ class SegmentMoves:
         begins[:, 1:] = ends[:, :-1]
         begin = np.maximum.accumulate(np.where(begins, layer, 0), axis=1)
         end = np.minimum.accumulate(np.where(ends, layer, num_layers)[:, ::-1], axis=1)[:, ::-1]
-        # What is left of a stage that is cut after, or before, each layer.
+        # The rest of a stage that is cut after, or before, each layer.
         head = (at[:, None], begin, layer, assignment)
         tail = (at[:, None], layer, end, assignment)
         on_pool = assignment[:, :, None] == pools  # (n, L, T)
 
         def before(values: FloatArray, counted: NDArray[np.bool_]) -> FloatArray:
-            """Sum the whole stages in front of the stage of each layer, by pool: (n, L, T)."""
+            """Sum the whole stages before the stage of each layer, by pool: (n, L, T)."""
             spread = np.where(on_pool & counted[:, :, None], values[:, :, None], 0.0)
             return spread.cumsum(axis=1)
 
         head_pods, tail_pods = pods[head], pods[tail]
         done = before(head_pods, ends)  # whole stages that end at or before a layer
         whole = np.concatenate([np.zeros((n, 1, num_pools)), done], axis=1)
-        left_pods = np.zeros((n, num_layers, num_pools))  # entry i: stages in front of layer i, the cut one left out
+        left_pods = np.zeros((n, num_layers, num_pools))  # entry i: stages before layer i, without the cut one
         left_pods[:, 1:] = whole[row, begin[:, :-1]]
         total = done[:, -1:]
-        right_pods = np.zeros((n, num_layers, num_pools))  # entry j: stages behind layer j, the cut one left out
+        right_pods = np.zeros((n, num_layers, num_pools))  # entry j: stages after layer j, without the cut one
         right_pods[:, :-1] = total - done[row, end[:, 1:]]
         money = np.where(ends, price[head], 0.0).cumsum(axis=1)
         left_money, right_money = np.zeros((n, num_layers)), np.zeros((n, num_layers))

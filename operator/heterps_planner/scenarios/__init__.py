@@ -1,1 +1,1 @@
-"""Planning beyond one job from scratch: several jobs, jobs that run, prices that change, stages by hand."""
+"""Scenarios beyond planning one new job: several jobs, running jobs, changing prices, hand-written stages."""

@@ -1,7 +1,8 @@
-"""Plans given by hand: `scheduling.stages` of a job, checked, provisioned and priced like any other plan.
+"""Hand-written plans: `scheduling.stages` of a job, validated, provisioned and priced like any other plan.
 
 Stages without `units` get the number that is cheapest for exactly this schedule (`provisioning.provision`); stages with
-`units` keep them. The result carries the lower bound of the exact optimum, so that its gap shows what the choice costs.
+`units` keep them. The result carries the lower bound of the exact optimum, so that its gap shows the cost of the
+choice.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ def evaluate(
     ps_replicas: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Plan | Infeasible:
-    """Turn stages given by hand into a plan.
+    """Convert hand-written stages to a plan.
 
     Args:
         problem: the problem.
-        stages: list of `{"pool": name, "lastLayer": name or index, "units": number}`; `units` may be left out, and so
-            may the `lastLayer` of the last stage.
-        deadline: time on `clock` at which to stop looking for the bound and the shadow prices.
+        stages: list of `{"pool": name, "lastLayer": name or index, "units": number}`; `units` is optional, and so
+            is the `lastLayer` of the last stage.
+        deadline: time on `clock` at which to stop the search for the bound and the shadow prices.
         ps_pool: pool of the parameter servers if the problem does not charge any.
         ps_replicas: parameter-server processes; 0: derived from the charged units, or 1.
-        clock: seconds; only differences matter.
+        clock: returns seconds; only differences matter.
 
     Returns:
         The plan, or why these stages cannot meet the floor or the ceiling.
 
     Raises:
-        ProblemError: a stage is wrong in itself; the message names its field.
+        ProblemError: a stage is invalid; the message names its field.
     """
     check_servers(problem, ps_pool, ps_replicas)
     began = clock()
@@ -160,7 +161,7 @@ def _read_pods(fields: Fields, problem: Problem, pool: int) -> int:
 
 def _check_limits(problem: Problem, segments: Segments, stages: list[Stage], fixed: list[int | None]) -> None:
     used = np.zeros(segments.num_pools)
-    servers = int(segments.server_need(np.zeros(1))[0])  # at the least
+    servers = int(segments.server_need(np.zeros(1))[0])  # the minimum number
     used[segments.server_pool] = servers
     for i, (stage, pods) in enumerate(zip(stages, fixed, strict=True)):
         pool = stage[2]
@@ -189,7 +190,7 @@ def _check_limits(problem: Problem, segments: Segments, stages: list[Stage], fix
 
 
 def _refuse(problem: Problem, segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Infeasible:
-    """Say why a schedule cannot meet the floor or the ceiling."""
+    """Return why a schedule cannot meet the floor or the ceiling."""
     floor = problem.min_samples_per_second
 
     def reach(limits: Segments) -> tuple[float, FloatArray]:

@@ -1,8 +1,9 @@
-"""Planning several jobs that run at the same time on the same pools.
+"""Joint planning of jobs that share pools at the same time.
 
 The sum of all costs is minimised; each job keeps its own floor and ceiling, and all of them together keep the limits of
-the pools that they share by name. Planning one job after the other gives the first ones what others may need more: the
-joint plan starts from the best order and is never dearer (`coupling` says how it is found, and how sure that is).
+the pools that they share by name. Planning one job after the other gives the first jobs units that others may need
+more: the joint plan starts from the best order and never costs more (`coupling` describes the method and its
+guarantee).
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ __all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"
 
 METHOD = "joint"
 MAX_JOBS = 32
-_ALL_ORDERS = 4  # jobs; of more only a few orders are tried
+_ALL_ORDERS = 4  # jobs; with more, only some orders are tried
 _SHARED_FIELDS = ("device_type", "price_per_unit_hour", "max_units", "units_per_pod")
 
 
 @dataclass(frozen=True)
 class JointPlan:
-    """One plan per job, all of which may run at the same time."""
+    """One plan per job; all of them may run at the same time."""
 
-    plans: tuple[Plan, ...]  # the lower bound and the gap of each compare it with having all pools to itself
+    plans: tuple[Plan, ...]  # lower bound and gap of each compare it with having all pools to itself
     cost: float  # dollars of all jobs
     lower_bound: float  # dollars; no plans that share the pools cost less together
     gap: float  # (cost - lower bound) / cost
     optimal: bool
     alone_cost: float  # dollars if each job had all pools to itself
-    sequential_cost: float | None  # dollars of the best order of planning one after the other; None: no order works
+    sequential_cost: float | None  # dollars of the best sequential order; None: no order works
     sequential_order: tuple[int, ...]  # of the jobs
-    used_units: dict[str, int]  # of each pool that is used, by all jobs together
+    used_units: dict[str, int]  # units of each used pool, over all jobs
     seconds: float = 0.0
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """The plans as a JSON object; `names` are those of the jobs."""
+        """Return the plans as a JSON object; `names` are those of the jobs."""
         return {
             "feasible": True,
             "method": METHOD,
@@ -72,12 +73,12 @@ class JointInfeasible:
     """The jobs cannot run at the same time."""
 
     message: str
-    job: int | None  # the job that cannot be planned even alone; None: it is the sharing
-    alone: Infeasible | None = None  # why it cannot
+    job: int | None  # the job that has no plan even alone; None: sharing is the problem
+    alone: Infeasible | None = None  # the reason of that job
     seconds: float = 0.0
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """The refusal as a JSON object; `names` are those of the jobs."""
+        """Return the refusal as a JSON object; `names` are those of the jobs."""
         return {
             "feasible": False,
             "method": METHOD,
@@ -99,13 +100,13 @@ def plan_together(
 
     Args:
         problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
-        names: of the jobs, for messages; `job 0`, `job 1`, ... by default.
-        should_stop: asked now and then; when it returns True, the best plans so far are returned with their bound.
-        clock: seconds; only differences matter.
+        names: names of the jobs, for messages; `job 0`, `job 1`, ... by default.
+        should_stop: called regularly; when it returns True, the best plans so far are returned with their bound.
+        clock: returns seconds; only differences matter.
 
     Raises:
-        ProblemError: pools of one name differ, or there are too many jobs.
-        DeadlineError: no plans were found in time, and it is not proven that there are none.
+        ProblemError: pools of the same name differ, or there are too many jobs.
+        DeadlineError: no plans were found in time, and infeasibility is not proven.
     """
     began = clock()
     labels = list(names) or [f"job {i}" for i in range(len(problems))]
@@ -191,7 +192,7 @@ def _shared_pools(problems: Sequence[Problem], labels: Sequence[str]) -> _Pools:
 def _one_after_another(
     members: Sequence[CoupledJob], limit: FloatArray, alone: Sequence[SweepResult], should_stop: Callable[[], bool]
 ) -> tuple[tuple[int, ...], list[Choice] | None]:
-    """Plan the jobs one by one on what is left, in every order (of many jobs: in a few)."""
+    """Plan the jobs one by one on the remaining units, in every order (for many jobs: in some)."""
     count = len(members)
     orders: list[tuple[int, ...]] = [tuple(range(count)), tuple(range(count))[::-1]]
     if count <= _ALL_ORDERS:
@@ -233,7 +234,7 @@ def _refuse(
     pools: _Pools,
     seconds: float,
 ) -> JointInfeasible:
-    """Say that the pools are too small for all jobs, and which would help.
+    """Return that the pools are too small for all jobs, and which larger pools would help.
 
     Raises:
         DeadlineError: that is not proven.
@@ -260,5 +261,5 @@ def _refuse(
 
 
 def _with_wider(member: CoupledJob, limit: FloatArray) -> PricedJob:
-    """Return a member's job with other limits of the shared pools."""
+    """Return a member's job with different limits of the shared pools."""
     return PricedJob(_with_limits(member, limit), member.job.hours_per_rate, member.job.hours)

@@ -1,10 +1,9 @@
-"""Following a market: planning again at every change of prices or limits, and what that saves.
+"""Following a market: replanning at every change of prices or limits, and the savings.
 
-A tick changes fields of the problem from its second on (`what_if` names them), and they stay changed. Two policies see
-the same ticks: one asks `migration.plan_from` at every tick; the other keeps its plan until it is impossible (an
-interruption: a limit has dropped below what the plan uses, or the ceiling is exceeded), and only then changes. Neither
-knows what comes: a change has to pay at today's prices, on the samples that are left or on those of the next
-`horizon_seconds`.
+A tick changes fields of the problem from its time on (`what_if` names them), permanently. Two policies see the same
+ticks: one calls `migration.plan_from` at every tick; the other keeps its plan until it is impossible (an interruption:
+a limit has dropped below the plan's use, or the ceiling is exceeded), and only then changes. Neither knows the future:
+a change has to pay at current prices, on the remaining samples or on those of the next `horizon_seconds`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Tick:
-    """Changes at one time."""
+    """Changes at one point in time."""
 
     seconds: float  # since training began
     settings: tuple[tuple[str, Any], ...]  # field and value, as in `what_if.change`
@@ -45,20 +44,20 @@ class Tick:
 
 @dataclass(frozen=True)
 class MarketStep:
-    """What a policy did from one tick to the next."""
+    """The actions of a policy between two ticks."""
 
-    seconds: float  # of the tick
+    seconds: float  # time of the tick
     decision: str  # "start", "stay", "provision", "move", "wait" (no plan is possible) or "done"
-    interrupted: bool  # the plan that ran was no longer possible
+    interrupted: bool  # the running plan became impossible
     throughput: float  # samples per second while training
     cost_per_hour: float  # dollars
-    spent: float  # dollars until the next tick, changes included
+    spent: float  # dollars until the next tick, including changes
     samples: float  # trained until the next tick
-    units: dict[str, int]  # by pool, of the stages
+    units: dict[str, int]  # units of the stages, by pool
     planning_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """The step as a JSON object."""
+        """Return the step as a JSON object."""
         return {
             "seconds": self.seconds,
             "decision": self.decision,
@@ -74,25 +73,25 @@ class MarketStep:
 
 @dataclass(frozen=True)
 class Followed:
-    """What came of a policy."""
+    """Outcome of a policy."""
 
     steps: tuple[MarketStep, ...]  # one per tick, until training was done
     cost: float  # dollars
     samples: float  # trained
-    seconds: float | None  # until all samples were trained; None: never, no plan is possible any more
+    seconds: float | None  # until all samples were trained; None: never, as no plan is possible any more
 
     @property
     def num_changes(self) -> int:
-        """How often the plan was changed."""
+        """Number of changes of the plan."""
         return sum(step.decision in ("provision", "move") for step in self.steps)
 
     @property
     def num_interruptions(self) -> int:
-        """How often the plan that ran was no longer possible."""
+        """Number of times the running plan became impossible."""
         return sum(step.interrupted for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as a JSON object."""
+        """Return the outcome as a JSON object."""
         return {
             "cost": self.cost,
             "samples": self.samples,
@@ -104,14 +103,14 @@ class Followed:
 
 
 def read_ticks(text: str) -> tuple[Tick, ...]:
-    """Read a price series.
+    """Parse a price series.
 
     Args:
         text: CSV with a column `seconds` and one per field (`v100.pricePerUnitHour`), an empty cell meaning no change;
             or a JSON list of objects with these keys.
 
     Raises:
-        ProblemError: it is neither, or the seconds are missing or do not rise.
+        ProblemError: the text is neither, or the seconds are missing or do not increase.
     """
     stripped = text.lstrip("\ufeff \t\r\n")
     rows = _json_rows(stripped) if stripped.startswith("[") else _csv_rows(stripped)
@@ -197,21 +196,21 @@ def follow(
     progress: Callable[[float], None] = lambda fraction: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Followed:
-    """Train through a price series.
+    """Simulate training over a price series.
 
     Args:
-        problem: before the first tick; its `samples` are trained on.
-        ticks: seconds rising.
-        moves: whether the plan may change where it need not.
-        restart_seconds: for which a change stops all training.
-        pod_start_seconds: for which a new pod is paid before it can take part, at the start of training, too.
-        horizon_seconds: a change has to pay within this time; None: within what is left of the training.
+        problem: the problem before the first tick, with the `samples` to train on.
+        ticks: changes, with increasing seconds.
+        moves: whether the plan may change while it is still possible.
+        restart_seconds: seconds for which a change stops all training.
+        pod_start_seconds: paid seconds before a new pod takes part, at the start of training too.
+        horizon_seconds: time within which a change has to pay; None: the rest of training.
         should_stop: once it returns True, each plan is kept as long as it is possible.
-        progress: told the fraction of the ticks done.
-        clock: seconds; only differences matter.
+        progress: called with the fraction of the ticks done.
+        clock: returns seconds; only differences matter.
 
     Raises:
-        ProblemError: a tick's field or value is not possible, or a number is out of range.
+        ProblemError: a tick's field or value is invalid, or a number is out of range.
     """
     restart = check_number("restartSeconds", restart_seconds, least=0, most=1e9)
     start = check_number("podStartSeconds", pod_start_seconds, least=0, most=1e9)
@@ -279,7 +278,7 @@ def _take(move: Move | Infeasible, restart: float) -> tuple[str, Plan | None, fl
 
 
 def _worlds(problem: Problem, ticks: Sequence[Tick]) -> list[tuple[float, Problem]]:
-    """Return the problem from each time on; the first begins at 0."""
+    """Return the problem at each time; the first starts at 0."""
     worlds = [] if ticks and ticks[0].seconds == 0 else [(0.0, problem)]
     for i, tick in enumerate(ticks):
         try:

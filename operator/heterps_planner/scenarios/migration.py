@@ -1,15 +1,14 @@
-"""Planning a job that runs already: a better plan has to pay for the change to it.
+"""Replanning of running jobs: a better plan has to pay for the change.
 
 Changing from the running plan to another costs, once,
 
 - `restart_seconds` in which the whole job, at the new plan's price, loads a checkpoint instead of training, and
-- `pod_start_seconds` at its own price for each pod that the new plan has and the running one has not: it is paid while
+- `pod_start_seconds` at its own price for each pod that only the new plan has: it is paid while
   it starts. Pods are told apart by pool only: one of the same pool can take any stage.
 
-The choice is the least of these costs plus the price of training the samples that are left, over all plans, the running
-one with no cost of change among them; so it is exact over staying, other units for the same stages, and other stages.
-A saving grows with the samples left while the cost of the change does not: the more is left, the readier the answer is
-to change.
+The result minimises these costs plus the price of training the remaining samples over all plans, including the running
+one without cost of change; so it is exact over staying, other units for the same stages, and other stages. The saving
+grows with the remaining samples, the cost of the change does not: the more remain, the more likely a change pays.
 """
 
 from __future__ import annotations
@@ -36,30 +35,30 @@ from heterps_planner.search.sweep import Multipliers, minimise
 __all__ = ["METHOD", "Move", "plan_from", "running_choice"]
 
 METHOD = "from-running"
-_PROVEN = 1e-8  # relative gaps below this are rounding; so are savings
+_PROVEN = 1e-8  # smaller relative gaps are rounding; so are savings
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a running job should do."""
+    """The decision for a running job."""
 
     decision: str  # "stay", "provision" (other units for the same stages) or "move" (other stages)
-    plan: Plan  # to run from now on; its cost is that of the samples left, its gap compares it with a fresh start
-    cost: float  # dollars from now on, the change included
-    switch_cost: float  # dollars of that for the change
+    plan: Plan  # to run from now on; its cost is that of the remaining samples, its gap compares it with a fresh start
+    cost: float  # dollars from now on, including the change
+    switch_cost: float  # the part of them for the change
     stay_cost: float | None  # dollars from now on without a change; None: the running plan is no longer possible
     lower_bound: float  # dollars; no decision costs less
     gap: float  # (cost - lower bound) / cost
     optimal: bool
-    seconds: float = 0.0  # that planning took
+    seconds: float = 0.0  # planning time
 
     @property
     def saving(self) -> float | None:
-        """Dollars saved by not staying; None: staying is not possible."""
+        """Dollars saved compared with staying; None: staying is not possible."""
         return None if self.stay_cost is None else self.stay_cost - self.cost
 
     def to_json(self) -> dict[str, Any]:
-        """The decision as a JSON object."""
+        """Return the decision as a JSON object."""
         return {
             "decision": self.decision,
             "cost": self.cost,
@@ -75,11 +74,11 @@ class Move:
 
 
 def running_choice(problem: Problem, segments: Segments, running: Plan) -> Choice | None:
-    """Price a running plan at today's problem.
+    """Price a running plan for the current problem.
 
     Returns:
-        The plan, or None if it is not possible any more: a limit, the floor or the ceiling has changed, a pool or layer
-        is gone, or a profile says that a stage cannot run where it runs.
+        The plan, or None if it is no longer possible: a limit, the floor or the ceiling has changed, a pool or layer
+        is gone, or the profile excludes a stage's pool.
     """
     names = [pool.name for pool in problem.pools]
     stages, pods = [], []
@@ -122,24 +121,24 @@ def plan_from(
     multipliers: Multipliers | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Move | Infeasible:
-    """Decide whether a running job should change its plan, and to which.
+    """Decide whether and how a running job should change its plan.
 
     Args:
-        problem: as it is now: today's prices, limits, measured times and floor.
-        running: the plan that runs.
-        restart_seconds: for which a change stops all training.
-        pod_start_seconds: for which a new pod is paid before it can take part.
-        samples_left: to train on; None: the problem's `samples`.
-        should_stop: asked now and then; when it returns True, the best decision so far is returned with its bound.
-        multipliers: of a similar problem, to begin with; replaced by those of this one.
-        clock: seconds; only differences matter.
+        problem: the current problem: prices, limits, measured times and floor.
+        running: the running plan.
+        restart_seconds: seconds for which a change stops all training.
+        pod_start_seconds: paid seconds before a new pod takes part.
+        samples_left: remaining samples; None: the problem's `samples`.
+        should_stop: called regularly; when it returns True, the best decision so far is returned with its bound.
+        multipliers: initial multipliers from a similar problem; replaced by those of this one.
+        clock: returns seconds; only differences matter.
 
     Returns:
-        The decision, or why there is no plan at all.
+        The decision, or the reason why no plan exists.
 
     Raises:
         ProblemError: a number is out of range.
-        DeadlineError: stopped before anything that may run was found.
+        DeadlineError: stopped before any feasible plan was found.
     """
     began = clock()
     restart = check_number("restartSeconds", restart_seconds, least=0, most=1e9)
@@ -195,7 +194,7 @@ def _names(problem: Problem) -> list[str]:
 
 
 def _pods_by_pool(problem: Problem, running: Plan) -> np.ndarray:
-    """Pods that a running plan has of each pool, shape (T,); servers count if the problem charges them."""
+    """Return a running plan's pods by pool, shape (T,); servers count if the problem charges for them."""
     units = dict.fromkeys(_names(problem), 0)
     servers = running.parameter_server
     taken = [(stage.pool, stage.units) for stage in running.stages]

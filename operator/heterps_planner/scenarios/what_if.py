@@ -1,7 +1,7 @@
-"""The same problem with a few numbers changed: `v100.maxUnits=16`.
+"""A problem with a few numbers changed: `v100.maxUnits=16`.
 
 A setting is a pool's field (`POOL.maxUnits`, `POOL.pricePerUnitHour`), or a field of the problem without a pool. The
-changed problem goes through the same checks as one from a file.
+changed problem is validated like one from a file.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def read_setting(text: str) -> tuple[str, Any]:
 
 
 def change(problem: Problem, settings: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Problem:
-    """Return the problem with all settings made, the later ones over the earlier ones.
+    """Return the problem with all settings applied in order.
 
     Args:
-        problem: stays as it is.
+        problem: not modified.
         settings: field (see above; of the servers also `parameterServer.pool`, `.units`, `.coresPerSamplePerSecond`)
-            and value; None takes an optional field away.
+            and value; None removes an optional field.
 
     Raises:
-        ProblemError: no such pool or field (`UnknownNameError`), or the value is not possible; the message begins with
+        ProblemError: unknown pool or field (`UnknownNameError`), or an invalid value; the message begins with
             the field as it was given.
     """
     document = problem.to_json()
@@ -62,12 +62,12 @@ def change(problem: Problem, settings: Mapping[str, Any] | Sequence[tuple[str, A
         return Problem.from_json(document)
     except ProblemError as error:
         for i in range(len(pairs) - 1):
-            change(problem, pairs[: i + 1])  # an earlier one may be to blame
+            change(problem, pairs[: i + 1])  # an earlier one may be at fault
         raise ProblemError(pairs[-1][0], error.complaint) from error
 
 
 def _set(document: dict[str, Any], name: str, value: Any) -> None:
-    """Change one field of a problem file's content."""
+    """Change one field in the content of a problem file."""
     pools = {pool["name"]: pool for pool in document["pools"]}
     owner, dot, field = name.rpartition(".")
     if owner in pools:
@@ -80,7 +80,7 @@ def _set(document: dict[str, Any], name: str, value: Any) -> None:
         if field not in _SERVER_FIELDS:
             raise UnknownNameError(name, "field of the parameter servers", field, _SERVER_FIELDS)
         server = dict(document.get("parameterServer") or {})
-        # Their number either is fixed or follows the throughput.
+        # The number of servers is either fixed or follows the throughput.
         for other in {"units": ("coresPerSamplePerSecond",), "coresPerSamplePerSecond": ("units",)}.get(field, ()):
             server.pop(other, None)
         document["parameterServer"] = server | {field: value}

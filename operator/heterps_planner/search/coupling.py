@@ -1,15 +1,15 @@
-"""Choosing one plan for each of several jobs whose use of the pools is coupled, with a lower bound on the sum.
+"""Choice of one plan per job for jobs that are coupled by their use of pools, with a lower bound on the sum.
 
-The coupling is a tariff: of each pool some pods are free of charge, further ones cost something once each, and there
-are no more than the limit. Without free pods and charges that is a shared limit (`joint`); with the pods that run now
-as the free ones it is the price of starting others (`migration`).
+The coupling is a tariff: some pods of each pool are free, further ones have a one-time charge each, and the total is
+limited. Without free pods and charges this is a shared limit (`joint`); with the running pods as the free ones it is
+the price of starting others (`migration`).
 
 1. Multipliers, one per pool and row of the tariff, make the jobs independent. The best ones are the dual prices of a
-   linear programme over the plans that are known so far; the cheapest plan of each job at these prices (`cheapest`)
-   either enters it, or proves the bound (column generation; Gilmore and Gomory 1961, Barnhart et al. 1998).
+   linear programme over the known plans; the cheapest plan of each job at these prices (`cheapest`) either enters it,
+   or proves the bound (column generation; Gilmore and Gomory 1961, Barnhart et al. 1998).
 2. One plan per job out of those known is chosen exactly, by depth-first search with the bound of the multipliers.
-3. What is left of the gap closes by listing every plan whose reduced cost lies within the gap: no other plan can be
-   part of a better choice. If these are too many the bound and the gap are reported as they are.
+3. The rest of the gap is closed by listing every plan whose reduced cost lies within the gap: no other plan can be
+   part of a better choice. If there are too many, the bound and the gap are reported as they are.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = ["Coupled", "CoupledJob", "Tariff", "solve"]
 
 _PROVEN = 4e-9  # relative gaps below this are rounding
 _ROUNDS = 60  # of column generation
-_MOST_PLANS = 6_000  # per job, of those within the gap
+_MOST_PLANS = 6_000  # per job, within the gap
 _MOST_NODES = 100_000  # of one depth-first search
 _TINY = 1e-9
 
 
 @dataclass(frozen=True)
 class CoupledJob:
-    """One job, and which of the tariff's pools its own pools are."""
+    """One job, with the indices of its pools in the tariff."""
 
     job: PricedJob
     pools: NDArray[np.intp]  # (T of the job,) index of each of its pools in the tariff
 
     def used(self, choice: Choice, num_pools: int) -> FloatArray:
-        """Pods of each of the tariff's pools that a plan takes."""
+        """Return the pods of each of the tariff's pools that a plan uses."""
         used = np.zeros(num_pools)
         np.add.at(used, self.pools, self.job.used(choice))
         return used
@@ -51,14 +51,14 @@ class CoupledJob:
 
 @dataclass(frozen=True)
 class Tariff:
-    """What the pods of all members together cost once, and how many there are; shape (T,) each."""
+    """One-time charges and limits of the pods of all members together; shape (T,) each."""
 
     limit: FloatArray
     free: FloatArray  # pods without a charge
     charge: FloatArray  # dollars for each further pod
 
     def dollars(self, used: FloatArray) -> float:
-        """What a total use costs once; infinite beyond a limit."""
+        """Return the one-time charge of a total use; infinite beyond a limit."""
         if (used > self.limit + _TINY).any():
             return math.inf
         return float(self.charge @ np.maximum(used - self.free, 0.0))
@@ -69,15 +69,15 @@ class Coupled:
     """The outcome of `solve`."""
 
     choices: tuple[Choice, ...] | None  # one per member; None: none found
-    dollars: float  # of all of them, charges included; infinite if there are none
-    bound: float  # no choice costs less; infinite if it is proven that there is none
-    num_plans: int = 0  # plans that were compared
+    dollars: float  # sum over all members, including charges; infinite if there is no choice
+    bound: float  # no choice costs less; infinite if infeasibility is proven
+    num_plans: int = 0  # compared plans
     num_rounds: int = 0
 
 
 @dataclass
 class _Columns:
-    """The plans known of one member."""
+    """The known plans of one member."""
 
     choices: list[Choice] = field(default_factory=list)
     dollars: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _MasterProblem:
         self.members = members
         self.tariff = tariff
         self.columns = [_Columns() for _ in members]
-        # No plan within the limits costs as much as all pods for as long as the slowest training takes.
+        # No plan within the limits costs as much as all pods for the duration of the slowest training.
         self.ceilings = [
             float(m.job.price_T @ m.job.segments.limit_T) * (m.job.hours_per_rate / m.job.lowest + m.job.hours)
             for m in members
@@ -102,7 +102,7 @@ class _MasterProblem:
         self.dollars = math.inf
 
     def add(self, member: int, choice: Choice) -> bool:
-        """Remember a plan; False if it is known or breaks a limit of its own."""
+        """Add a plan; return False if it is known or breaks one of its own limits."""
         columns, who = self.columns[member], self.members[member]
         if choice in columns.known or not who.job.allows(choice):
             return False
@@ -113,7 +113,7 @@ class _MasterProblem:
         return True
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Consider one plan per member as the answer."""
+        """Offer one plan per member as a solution."""
         total, used = 0.0, np.zeros(len(self.tariff.limit))
         for i, (who, choice) in enumerate(zip(self.members, choices, strict=True)):
             self.add(i, choice)
@@ -124,9 +124,9 @@ class _MasterProblem:
             self.dollars, self.best = total, tuple(choices)
 
     def prices(self) -> tuple[FloatArray, FloatArray]:
-        """Dual prices of the limits and of the free pods; the linear programme over the plans known so far.
+        """Return the dual prices of the limits and of the free pods, from the linear programme over the known plans.
 
-        Each member may also go without a plan, at a price above all plans, so that there is always a solution.
+        Each member may also have no plan, at a price above all plans, so that the programme is always feasible.
         """
         num_pools, tariff = len(self.tariff.limit), self.tariff
         costs, usage, owner = [], [], []
@@ -151,12 +151,12 @@ class _MasterProblem:
         return duals[:num_pools], np.minimum(duals[num_pools:], tariff.charge)
 
     def choose(self, once: FloatArray, constant: float, should_stop: Callable[[], bool]) -> bool:
-        """Look for the best choice among the known plans; False if the search was cut short.
+        """Find the best choice among the known plans; return False if the search was cut short.
 
         Args:
             once: multipliers per pool.
-            constant: what the multipliers take off the sum of the reduced costs.
-            should_stop: asked now and then.
+            constant: amount that the multipliers subtract from the sum of the reduced costs.
+            should_stop: called regularly.
         """
         reduced, order = [], []
         for columns in self.columns:
@@ -167,7 +167,7 @@ class _MasterProblem:
         if any(len(values) == 0 for values in reduced):
             return True
         use = [np.array(c.used)[ranks] for c, ranks in zip(self.columns, order, strict=True)]
-        # Members with few plans first; `rest` is the least that the later ones add.
+        # Members with few plans first; `rest` is the least cost that the later ones add.
         sequence = sorted(range(len(self.members)), key=lambda i: len(reduced[i]))
         rest = np.append(np.cumsum([reduced[i][0] for i in sequence][::-1])[::-1], 0.0)
         nodes = 0
@@ -209,10 +209,10 @@ def solve(
 
     Args:
         members: the jobs.
-        tariff: their coupling.
-        incumbents: choices that are known; they need not keep the limits.
-        bound: a lower bound that is known, dollars.
-        should_stop: asked now and then; the best so far is returned with its bound.
+        tariff: coupling of the jobs.
+        incumbents: known choices, which need not keep the limits.
+        bound: a known lower bound, dollars.
+        should_stop: called regularly; when it returns True, the best so far is returned with its bound.
     """
     master = _MasterProblem(members, tariff)
     for choices in incumbents:

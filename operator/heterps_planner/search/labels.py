@@ -1,16 +1,16 @@
 """The cheapest path within pool limits at one throughput, by best-first label search.
 
-What the Lagrangian bound leaves open (`path.relax`) is a resource-constrained shortest path. A label is a partial plan
-from the first layer on; its bound adds the cheapest rest, once at the true prices and once at prices with multipliers.
-The label with the least bound is extended first, so the first complete one is optimal. A label is dropped if another
-one at the same place costs no more and uses no more of any tracked pool.
+The gap that the Lagrangian bound leaves (`path.relax`) is a resource-constrained shortest path. A label is a partial
+plan from the first layer on; its bound adds the cheapest completion, once at the true prices and once at prices with
+multipliers. The label with the least bound is extended first, so the first complete one is optimal. A label is dropped
+if another one at the same place costs no more and uses no more of any tracked pool.
 
-Only pools whose limit was seen to be violated are tracked. If the optimum of this relaxed problem keeps all limits, it
-is the optimum of the whole; if not, the pools that it violates are tracked too, and the search starts again. So the
-vectors stay short even with 64 pools.
+Only pools with an observed violation are tracked. If the optimum of this relaxed problem keeps all limits, it is the
+optimum of the full problem; otherwise the violated pools are tracked too, and the search restarts. So the vectors stay
+short even with 64 pools.
 
 The problem is weakly NP-hard for a fixed number of pools (erratum 22: without shared limits it is polynomial), so the
-worst case is exponential; `should_stop` ends a search that takes too long, and the bound reached so far holds.
+worst case is exponential; `should_stop` ends a search that takes too long, with a valid bound.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from heterps_planner.search.path import Stage, cheapest_paths
 
 __all__ = ["SearchResult", "search"]
 
-# Price of the rest of the way with it, last layer, pool, index of the pool among the tracked ones, pods, price.
+# Price of the completion, last layer, pool, index of the pool among the tracked ones, pods, price.
 Step = tuple[float, int, int, int, float, float]
 
-_CHECK_EVERY = 512  # labels, made or taken up, between two looks at the clock
+_CHECK_EVERY = 512  # labels, created or expanded, between two deadline checks
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found."""
+    """Result of a label search."""
 
     stages: list[Stage] | None  # None: no plan below the cutoff
     bound: float  # no plan costs less than this, dollars per hour of the segments
@@ -59,10 +59,10 @@ def search(
         pods_LLT: pods per segment.
         price_T: dollars per pod and hour, > 0.
         room_T: pods that the segments may use of each pool.
-        multiplier_T: multipliers of a good Lagrangian bound; they steer, and need not be right.
-        tracked: pools to track from the start; pools that turn out to matter are added to this set.
+        multiplier_T: multipliers of a good Lagrangian bound; any values are valid.
+        tracked: pools to track from the start; further binding pools are added to this set.
         cutoff: dollars per hour.
-        should_stop: asked now and then.
+        should_stop: called regularly.
     """
     tracked.update(int(t) for t in np.flatnonzero(multiplier_T > 0))
     num_labels = 0
@@ -100,7 +100,7 @@ class _Search:
         self.rest = both.togo_SLT[0].tolist()
         self.priced_rest = both.togo_SLT[1]  # (L + 1, T)
         self.priced_start = float(both.value_S[1])
-        self.credit = float(multiplier_T @ room_T)  # what the priced path may save by using no more than the limits
+        self.credit = float(multiplier_T @ room_T)  # what the priced path may save by using less than the limits
         self.slot = {pool: i for i, pool in enumerate(tracked)}
         self.room = [float(room_T[t]) for t in tracked]
         self.multiplier = [float(multiplier_T[t]) for t in tracked]
@@ -111,8 +111,8 @@ class _Search:
     def steps_from(self, first: int, below: float) -> list[Step]:
         """Return the segments that start at a layer, the most promising (at priced weights) first.
 
-        Those whose rest of the way costs less than `below` are among them. The others of a large problem would take
-        gigabytes, and are hardly ever asked for.
+        They include all segments with a completion below `below`. The others of a large problem would take gigabytes,
+        and are hardly ever needed.
         """
         if first not in self.order:
             onward = self.priced[first, first:, :] + self.priced_rest[first + 1 :, :]  # (L - first, T)
@@ -141,7 +141,7 @@ class _Search:
         num_layers, rest = self.num_layers, self.rest
         room, multiplier, credit, cutoff = self.room, self.multiplier, self.credit, self.cutoff
         nothing = (0.0,) * len(room)
-        # (bound, order of creation, next layer, pool before, price so far, priced price so far, usage, history)
+        # (bound, creation order, next layer, previous pool, price so far, priced price so far, usage, history)
         heap: list[tuple[float, int, int, int, float, float, tuple[float, ...], Any]] = [
             (self.priced_start - credit, 0, 0, -1, 0.0, 0.0, nothing, None)
         ]

@@ -1,6 +1,6 @@
-"""What the pool limits do: the highest throughput they allow, who limits it, and what one more pod would be worth.
+"""Effect of the pool limits: the highest throughput, the limiting pools, and the value of one more pod.
 
-Both questions are answered with the exact machinery of `sweep`, so the answers are exact too (within its tolerance).
+All results come from the exact method of `sweep`, so they are exact too (within its tolerance).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from heterps_planner.search.sweep import Multipliers, SweepResult, cheapest_at, 
 
 __all__ = ["fastest", "limiting_pools", "shadow_prices"]
 
-_RESOLUTION = 1 + 2e-9  # two throughputs closer than this are the same
-_NOTICEABLE = 1 + 1e-6  # a throughput higher than this factor counts as an improvement
+_RESOLUTION = 1 + 2e-9  # closer throughputs are the same
+_NOTICEABLE = 1 + 1e-6  # a throughput higher by this factor counts as an improvement
 
 
 def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False) -> tuple[float, Choice | None]:
     """Find the highest throughput that any plan within the limits (and the ceiling) reaches.
 
-    Bisection over the throughput; each test is an exact search for any plan that reaches it, and a plan that is found
-    is given all the units that help it, so that a few tests suffice.
+    Bisection over the throughput; each test is an exact search for any plan that reaches it, and a found plan gets all
+    the units that help it, so that a few tests suffice.
 
     Returns:
         The throughput (0 if no plan keeps the limits at all) and a plan that reaches it.
@@ -48,7 +48,7 @@ def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False)
             low = best.throughput
         if low * _RESOLUTION >= high:
             break
-        # First ask whether the plan at hand is already the best; if it is not, halve the range.
+        # First test whether the current plan is already the best; if not, bisect.
         theta = low * _RESOLUTION if just_above else math.sqrt(low * high)
         just_above = not just_above
     return low, best
@@ -67,12 +67,12 @@ def _with_all_units(segments: Segments, choice: Choice) -> Choice:
 
 
 def limiting_pools(segments: Segments, best: float, should_stop: Callable[[], bool] = lambda: False) -> list[int]:
-    """Return the pools each of which alone, with three times its limit, would allow more than `best`.
+    """Return the pools that each, with three times its limit, would allow more than `best`.
 
     Args:
         segments: the problem.
         best: its highest throughput.
-        should_stop: when it returns True the pools not yet examined are left out.
+        should_stop: when it returns True, pools not yet examined are omitted.
     """
     result: list[int] = []
     for pool in range(segments.num_pools):
@@ -87,17 +87,17 @@ def limiting_pools(segments: Segments, best: float, should_stop: Callable[[], bo
 def shadow_prices(
     segments: Segments, choice: Choice, rate: float, should_stop: Callable[[], bool] = lambda: False
 ) -> FloatArray:
-    """Return what one more unit of each pool would save, in dollars per hour at the plan's throughput.
+    """Return the saving from one more unit of each pool, in dollars per hour at the plan's throughput.
 
     These are exact differences of optimal costs, not multipliers: the problem is solved again with one more pod. All
-    pools are widened together first. A better plan takes the added pods of some pools; these are widened one by one,
-    and the others together again, until widening all that are left does not help, so that none of them does alone.
+    pools are widened together first. A better plan uses the added pods of some pools; these are widened one by one, and
+    the others together again, until widening all the rest does not help, so that none of them helps alone.
 
     Args:
         segments: the problem.
         choice: its optimal plan.
         rate: cost of that plan, dollars per hour and (sample per second), at search prices.
-        should_stop: when it returns True the pools not yet examined are left at 0.
+        should_stop: when it returns True, pools not yet examined stay at 0.
     """
     result = np.zeros(segments.num_pools)
     multipliers: Multipliers = []
@@ -126,7 +126,7 @@ def shadow_prices(
         for (_, _, pool), pods in zip(better.stages, better.pods, strict=True):
             used[pool] += pods
         taken = [pool for pool in left if used[pool] > segments.limit_T[pool]]
-        if not taken:  # better within the limits by less than the tolerance of the search
+        if not taken:  # better by less than the tolerance of the search
             break
         for pool in taken:
             if not should_stop() and (found := solve([pool], any_plan=False)).choice is not None:

@@ -2,12 +2,12 @@
 
 At a fixed throughput every (segment, pool) has one sensible number of pods (`cost_model.pods_for_throughput`), hence a
 price, and a plan is a path through the layers whose neighbouring segments lie on different pools. The cheapest path
-takes O(L^2 T): the best continuation on another pool is either the best one of all or, if that is on the same pool,
-the second best. Several throughputs are solved at once, because numpy's overhead per call would dominate otherwise.
+takes O(L^2 T): the best continuation on another pool is either the best overall or, if that is on the same pool, the
+second best. Several throughputs are solved at once, because numpy's overhead per call would dominate otherwise.
 
-Pool limits couple the segments. `relax` prices them: any prices lambda >= 0 give a lower bound
-`min over paths of sum (p + lambda) * pods - lambda * limits`, subgradient steps look for good ones, and paths that
-happen to keep the limits are plans. `labels` closes what is left. Shapes: S throughputs, L layers, T pools.
+Pool limits couple the segments. `relax` prices them: any prices lambda >= 0 give a lower bound `min over paths of sum
+(p + lambda) * pods - lambda * limits`, subgradient steps improve them, and paths that happen to keep the limits are
+plans. `labels` closes the remaining gap. Shapes: S throughputs, L layers, T pools.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def relax(
         cutoff_S: a row ends as soon as its bound reaches this.
         num_steps: dynamic programmes per row.
         report: called with (row, path) for every path that keeps the limits; returns its price.
-        should_stop: asked before each step; the bounds so far are valid.
+        should_stop: called before each step; the bounds so far are valid.
     """
     size = len(pods_SLLT)
     bound = np.zeros(size)  # prices are positive

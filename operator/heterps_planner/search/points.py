@@ -1,6 +1,6 @@
-"""One throughput at a time: what the stages need there, and between which throughputs plans exist at all.
+"""Single throughputs: the pods that stages need, and the range in which plans exist.
 
-The groundwork of `sweep`, which looks for the cheapest plan over all throughputs.
+The basis of `sweep`, which finds the cheapest plan over all throughputs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from heterps_planner.search.path import Stage, cheapest_paths
 
 __all__ = ["Choice", "Points", "fastest_bound", "least_rate", "lowest_throughput", "search_prices"]
 
-# Units without a price still get a tiny one, so that the search has no ties between using and wasting them.
+# Free units still get a tiny price, so that the search has no ties between using and wasting them.
 _TINY_PRICE = 1e-13
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Stages with their pods: a plan before it has names."""
+    """Stages with their pods: a plan without names."""
 
     stages: tuple[Stage, ...]
     pods: tuple[int, ...]
@@ -37,7 +37,7 @@ def search_prices(segments: Segments) -> FloatArray:
 
 
 def fastest_bound(segments: Segments) -> float:
-    """Return a throughput that no plan exceeds: each segment alone may use its pool's whole limit."""
+    """Return an upper bound on the throughput: each segment alone may use its pool's whole limit."""
     with np.errstate(divide="ignore", invalid="ignore"):
         limit = segments.limit_T
         if segments.pieces:
@@ -59,11 +59,11 @@ def fastest_bound(segments: Segments) -> float:
 
 
 def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
-    """Return a cost per throughput that no plan is below, in dollars per hour and (sample per second).
+    """Return a lower bound on the cost per throughput, in dollars per hour and (sample per second).
 
     A stage on k pods takes at least `seq + par / k` seconds, so `k / theta >= seq k + par`, which grows with k: each
-    segment costs at least what its least pods cost, fully busy, and pods are not split. The cheapest path with these
-    weights bounds all plans at all throughputs. Limits of pools count for single stages only.
+    segment costs at least its least pods, fully busy, and pods are not split. The cheapest path with these weights
+    bounds all plans at all throughputs. Limits of pools count for single stages only.
 
     Args:
         segments: the problem.
@@ -76,14 +76,14 @@ def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
     with np.errstate(invalid="ignore"):
         busy = least_product(least, segments.pieces) if segments.pieces else segments.seq_LLT * least + segments.par_LLT
         busy = np.maximum(busy, segments.send_seq_LT * least + segments.send_par_LT)
-    # The throughput is at most `highest`, so a pod that idles is paid for too.
+    # The throughput is at most `highest`, so an idle pod is paid for too.
     weight = price_T * np.where(least <= segments.limit_T, np.maximum(busy, least / highest), np.inf)
     servers = max(segments.server_par, segments.server_pods / highest) * price_T[segments.server_pool]
     return float(cheapest_paths(weight[None]).value_S[0] + servers) * (1 - FLOOR_TOLERANCE)
 
 
 class Points:
-    """The problem at S throughputs, and what is known about each."""
+    """The problem at S throughputs, with the known bounds of each."""
 
     def __init__(self, segments: Segments, price_T: FloatArray, theta_S: FloatArray) -> None:  # noqa: N803
         self.theta = theta_S
@@ -105,7 +105,7 @@ class Points:
         return used
 
     def fits(self, row: int, stages: list[Stage]) -> bool:
-        """Say whether a path keeps the limits."""
+        """Return whether a path keeps the limits."""
         return bool((self.used(row, stages) <= self.room[row]).all())
 
 

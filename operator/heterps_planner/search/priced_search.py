@@ -1,13 +1,13 @@
-"""One job when pods have a price per hour and, on top, a price once: the pricing problem of joint plans and of moves.
+"""One job whose pods have a price per hour and a one-time price: the pricing problem of joint plans and migrations.
 
-A plan with price p, throughput a and u_t pods of pool t is worth
+A plan with price p, throughput a and u_t pods of pool t costs
 
     p * (hours_per_rate / a + hours) + sum over t of once_t * u_t                                   dollars,
 
 where `hours_per_rate / a` hours of training follow `hours` of waiting at the same price. `once` are multipliers of
-limits that several jobs share, or of pods that are already there (`coupling`). At a given throughput this is a cheapest
-path; over all throughputs it is branch and bound, as in `sweep`: in [lo, hi) a plan takes at least the pods of lo and
-trains at least as long as at hi. Limits are not kept here, whoever asks has priced them.
+limits that several jobs share, or of running pods (`coupling`). At a given throughput this is a cheapest path; over all
+throughputs it is branch and bound, as in `sweep`: in [lo, hi) a plan takes at least the pods of lo and trains at least
+as long as at hi. Limits are not enforced here; the caller has priced them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from heterps_planner.search.points import Choice, Points, fastest_bound, lowest_
 
 __all__ = ["Priced", "PricedJob", "cheapest", "plans_below"]
 
-_CLOSE = 2e-9  # relative; what is nearer to the best value is not searched
+_CLOSE = 2e-9  # relative; intervals closer to the best value are not searched
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
 _BATCH = 24  # intervals per round
 _BATCH_NUMBERS = 2_000_000  # upper limit of the numbers in one array
 _WIDE = 1.25  # intervals with a larger ratio of their ends are split before they are walked
-_NARROW = 1.002  # and those with a smaller one no more
-_PATHS_PER_INTERVAL = 48  # more than these ask for narrower intervals
+_NARROW = 1.002  # smaller ratios are not split any more
+_PATHS_PER_INTERVAL = 48  # more than these require narrower intervals
 
 
 @dataclass(frozen=True)
 class PricedJob:
-    """A problem's segments, and for how long its pods are paid."""
+    """A problem's segments, and the duration for which its pods are paid."""
 
     segments: Segments
     hours_per_rate: float  # hours of training x (samples/s): samples / 3600
-    hours: float = 0.0  # paid on top, without training
-    lowest: float = field(init=False)  # throughputs to be searched, samples per second
+    hours: float = 0.0  # paid in addition, without training
+    lowest: float = field(init=False)  # lowest throughput to search, samples per second
     highest: float = field(init=False)
     price_T: FloatArray = field(init=False)  # noqa: N815  # dollars per pod and hour, none of them 0
 
@@ -52,7 +52,7 @@ class PricedJob:
         object.__setattr__(self, "price_T", search_prices(self.segments))
 
     def dollars(self, choice: Choice) -> float:
-        """What a plan costs, without the prices that are paid once."""
+        """Cost of a plan, without one-time prices."""
         return choice.price * (self.hours_per_rate / choice.throughput + self.hours)
 
     def used(self, choice: Choice) -> FloatArray:
@@ -73,8 +73,8 @@ class PricedJob:
 class Priced:
     """The outcome of `cheapest`."""
 
-    bound: float  # dollars; no plan is worth less
-    choices: tuple[Choice, ...]  # plans that were met on the way, the cheapest first
+    bound: float  # dollars; no plan costs less
+    choices: tuple[Choice, ...]  # plans found on the way, the cheapest first
 
 
 class _Rows:
@@ -92,7 +92,7 @@ class _Rows:
         self.value[(self.points.room < 0).any(axis=1)] = math.inf
 
     def choice(self, row: int, stages: list[Stage]) -> Choice:
-        """The plan of a path with the pods of the interval's lower end."""
+        """Return the plan of a path with the pods of the interval's lower end."""
         segments, price = self.job.segments, self.job.price_T
         pods = tuple(int(self.points.pods[row, a, b, t]) for a, b, t in stages)
         servers = int(self.points.server[row])
@@ -119,13 +119,13 @@ def cheapest(
     should_stop: Callable[[], bool] = lambda: False,
     keep: int = 6,
 ) -> Priced:
-    """Find the plan that is worth least; its limits and its ceiling may be broken.
+    """Find the cheapest plan, ignoring limits and ceiling.
 
     Args:
-        job: what to plan.
+        job: the job to plan.
         once_T: dollars per pod, paid once, >= 0.
-        should_stop: asked now and then; when it returns True, the bound is lower than the best plan.
-        keep: how many of the plans that were met are returned.
+        should_stop: called regularly; when it returns True, the bound is lower than the best plan.
+        keep: number of found plans to return.
     """
     best, met = math.inf, {}
     waiting = [(0.0, a, b) for a, b in _intervals(job.lowest, job.highest, _batch_size(job))]
@@ -146,7 +146,7 @@ def cheapest(
             met[choice] = value
             best = min(best, value)
             bound, end = float(rows.value[row]), float(hi[row])
-            # Beyond the throughput that this plan reaches something has to grow: a natural place to cut.
+            # Beyond this plan's throughput some stage has to grow: a natural place to cut.
             cut = choice.throughput * _STEP
             middle = math.sqrt(lo[row] * end)
             if cut < end:
@@ -165,12 +165,12 @@ def plans_below(
     most: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Choice] | None:
-    """List every sensible plan that is worth at most `cutoff` and keeps the job's own limits.
+    """List every sensible plan that costs at most `cutoff` and keeps the job's own limits.
 
     Sensible: no stage has more pods than it needs for the throughput of the plan.
 
     Args:
-        job: what to plan.
+        job: the job to plan.
         once_T: dollars per pod, paid once, >= 0.
         cutoff: dollars.
         most: give up beyond this number of plans, paths or intervals.
@@ -212,7 +212,7 @@ def plans_below(
                     continue
                 choice = step.choice(row, path)
                 if not job.allows(choice):
-                    continue  # and more throughput takes more pods
+                    continue  # a higher throughput takes more pods
                 if job.dollars(choice) + float(once_T @ job.used(choice)) <= cutoff:
                     found.add(choice)
                 if choice.throughput * _STEP < hi:

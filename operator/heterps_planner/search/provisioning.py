@@ -1,9 +1,9 @@
-"""Exact provisioning of given schedules: how many pods each stage gets when the stages themselves are fixed.
+"""Exact provisioning of given schedules: the pods of each stage when the stages are fixed.
 
-Serves plans given by hand and the brute-force method, for one schedule or thousands at once. It is the breakpoint sweep
-of erratum 8 on a single path: start at the floor, give every stage the least pods for this throughput, note the cost,
-and go to the next throughput at which a cheaper plan is possible. The end comes when a limit is exceeded, or when no
-number of pods from here on costs less per throughput than the best plan found.
+Used for hand-written plans and the brute-force method, for one schedule or thousands at once. It is the breakpoint
+sweep of erratum 8 on a single path: start at the floor, give every stage the least pods for this throughput, note the
+cost, and go to the next throughput at which a cheaper plan is possible. It ends when a limit is exceeded, or when no
+larger number of pods costs less per throughput than the best plan found.
 
 Shapes: n schedules, K stages (padded with stages that cost nothing), T pools. The parameter servers are one more stage.
 """
@@ -43,7 +43,8 @@ class Schedules:
     send_seq: FloatArray  # (n, K)
     send_par: FloatArray  # (n, K)
     pool: NDArray[np.intp]  # (n, K)
-    least: FloatArray  # (n, K) least pods: 1, 0 for padding, what the memory asks for, or a number that the user fixed
+    # (n, K) least pods: 1, 0 for padding, the number that the memory requires, or a number fixed by the user
+    least: FloatArray
     most: FloatArray  # (n, K) most pods, infinite unless fixed
     pieces: FloatArray  # (n, R, 4, K) low, high, seq, par of R ranges of pods, with tables; seq and par are the first's
 
@@ -131,7 +132,7 @@ def _time(part: Schedules, pods: FloatArray) -> FloatArray:
 
 
 def _least_time(part: Schedules, most: FloatArray) -> FloatArray:
-    """Return a time that no stage falls below with at most so many pods, shape (n, K)."""
+    """Return a lower bound on the time of each stage with at most this many pods, shape (n, K)."""
     most = np.maximum(most, 1.0)
     compute = fastest(part.least, most, pieces) if (pieces := _pieces(part)) else part.seq + part.par / most
     return np.maximum(compute, part.send_seq + part.send_par / most)
@@ -149,7 +150,7 @@ def _need(part: Schedules, theta: FloatArray) -> FloatArray:
 
 
 def _least_product(part: Schedules, pods: FloatArray) -> FloatArray:
-    """Return the pods per throughput that each stage takes at least, with these pods or more, shape (n, K)."""
+    """Return a lower bound on the pods per throughput of each stage, with these pods or more, shape (n, K)."""
     k = np.maximum(pods, 1.0)
     compute = least_product(k, pieces) if (pieces := _pieces(part)) else part.seq * k + part.par
     return np.maximum(compute, part.send_seq * k + part.send_par)
@@ -186,13 +187,14 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         allowed = reachable & (_usage(part, pods, segments.num_pools) <= segments.limit_T).all(axis=1)
         allowed &= dollars <= segments.ceiling * (1 + FLOOR_TOLERANCE)
         reached = 1 / _time(part, pods).max(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # impossible stages reach nothing
+        with np.errstate(divide="ignore", invalid="ignore"):  # impossible stages have no throughput
             cost = dollars / reached
         better = allowed & (cost < best[index])
         best[index[better]] = cost[better]
         best_pods[index[better]] = pods[better]
         target = np.minimum(best[index], rate)
-        # Pods that the user fixed cost the same at any throughput: they have no part in the bound, which must not fall.
+        # Pods fixed by the user cost the same at any throughput, so they are left out of the bound, which must not
+        # fall.
         with np.errstate(divide="ignore", invalid="ignore"):
             open_stage = np.isinf(part.most) & (price > 0)
             bound = (price * np.where(open_stage, _least_product(part, pods), 0.0)).sum(axis=1)
@@ -210,11 +212,11 @@ def _lowest_throughput(part: Schedules, segments: Segments) -> FloatArray:
 
 
 def overload(schedules: Schedules, segments: Segments) -> FloatArray:
-    """Measure how far schedules without a feasible provision are from having one.
+    """Measure how far infeasible schedules are from feasibility.
 
-    The sum of logarithms, all >= 0: by how much the pods that the floor takes exceed each pool's limit and their price
-    the ceiling, and by how much stages that no number of pods makes fast enough are too slow. A layer on a pool that
-    cannot run it counts as a stage that is a million times too slow.
+    A sum of logarithms, all >= 0: the excess of the pods that the floor requires over each pool's limit, of their price
+    over the ceiling, and of the time of stages that are too slow on any number of pods. A layer on a pool that cannot
+    run it counts as a stage that is a million times too slow.
 
     Args:
         schedules: n schedules.
@@ -226,7 +228,7 @@ def overload(schedules: Schedules, segments: Segments) -> FloatArray:
     theta = _lowest_throughput(schedules, segments)
     need = _need(schedules, theta)
     possible = np.isfinite(need)
-    # The shortest time with any number of pods, in units of the time that the floor leaves.
+    # The shortest time on any number of pods, in units of the time that the floor allows.
     slowness = _least_time(schedules, np.full_like(schedules.most, np.inf)) * theta[:, None]
     slow = np.where(possible, 0.0, 1.0 + np.log(np.clip(np.where(np.isfinite(slowness), slowness, 1e6), 1.0, 1e6)))
     pods = np.where(possible, need, schedules.least)
@@ -239,7 +241,7 @@ def overload(schedules: Schedules, segments: Segments) -> FloatArray:
 
 
 def fastest_provision(schedule: Schedules, segments: Segments) -> tuple[float, FloatArray]:
-    """Find the highest throughput of one schedule within the pool limits, whatever it costs.
+    """Find the highest throughput of one schedule within the pool limits, at any cost.
 
     Throughput thresholds are searched by bisection over a monotone test; the pods of the last one that passed give the
     exact value.

@@ -52,9 +52,9 @@ class SweepResult:
     choice: Choice | None  # None: no plan (below the given cost)
     rate: float  # dollars per hour and (sample per second) of the choice, infinite if there is none
     bound: float  # the same for the lower bound
-    finished: bool  # not stopped by the clock
-    limits_mattered: bool = False  # some relaxed plan was ruled out by a pool limit only
-    num_points: int = 0  # throughputs examined
+    finished: bool  # not stopped by the deadline
+    limits_mattered: bool = False  # some relaxed plan was excluded by a pool limit only
+    num_points: int = 0  # examined throughputs
     num_labels: int = 0
     multipliers: Multipliers = field(default_factory=list)  # can start the search of a similar problem
 
@@ -75,7 +75,7 @@ class _Sweep:
         self.tracked: set[int] = set()
         # No plan within the limits costs more than all units together.
         self.ceiling = min(segments.ceiling, float(self.price @ segments.limit_T)) * (1 + FLOOR_TOLERANCE)
-        self.cut = math.inf  # at and beyond this throughput there is no plan
+        self.cut = math.inf  # from this throughput on, no plan exists
         self.seen: list[tuple[float, float]] = []  # (throughput, bound on the price per hour from there on)
 
     def offer(self, points: Points, row: int, stages: list[Stage]) -> tuple[float, float]:
@@ -94,14 +94,14 @@ class _Sweep:
         return price, throughput
 
     def closes(self, rate: float) -> bool:
-        """Say whether a lower bound on the cost ends the search of an interval; if so, record it."""
+        """Return whether a lower bound on the cost ends the search of an interval; if so, record it."""
         if rate < self.result.rate * (1 - CLOSE) / (1 + self.eps):
             return False
         self.result.bound = min(self.result.bound, rate)
         return True
 
     def advance(self, lo: float, price: float, reach: float) -> float:
-        """Return the throughput below which no plan is better than the best one known, P(lo) being `price`."""
+        """Return the throughput below which no plan is better than the best known one, P(lo) being `price`."""
         self.closes(self.result.rate)
         return max(lo, price / self.result.rate, reach) * _STEP
 
@@ -109,7 +109,7 @@ class _Sweep:
         """Bound intervals without a label search.
 
         Returns:
-            What is left of those whose P(lo) is known, and those that pool limits leave open.
+            The rest of the intervals with known P(lo), and the intervals that pool limits leave open.
         """
         points = Points(self.segments, self.price, lo)
         self.result.num_points += len(lo)
@@ -153,7 +153,7 @@ class _Sweep:
         return left, still
 
     def cutoff(self, hi: float) -> float:
-        """Return the price per hour from which on a plan below the throughput `hi` is of no interest."""
+        """Return the price per hour from which on a plan below the throughput `hi` cannot be better."""
         return min(self.ceiling, self.result.rate * hi)
 
     def relax(self, points: Points, rows: list[int], hi: FloatArray, num_steps: int) -> None:
@@ -175,13 +175,13 @@ class _Sweep:
                 self.multipliers.append((float(points.theta[row]), relaxation.multiplier_ST[i]))
 
     def multiplier_near(self, theta: float) -> FloatArray:
-        """Return multipliers that were good at a throughput near this one; any are valid."""
+        """Return multipliers that were good at a nearby throughput; any values are valid."""
         if not self.multipliers:
             return np.zeros(self.segments.num_pools)
         return min(self.multipliers, key=lambda known: abs(math.log(known[0] / theta)))[1]
 
     def sweep_interval(self, lo: float, hi: float, bound: float) -> float:
-        """Search [lo, hi) one breakpoint after the other; return a bound on the cost in what is left, or infinity."""
+        """Search [lo, hi) one breakpoint after the other; return a bound on the cost in the rest, or infinity."""
         refined = False
         while lo < min(hi, self.cut) and not self.closes(bound / hi):
             points = Points(self.segments, self.price, np.array([lo]))
@@ -217,7 +217,7 @@ class _Sweep:
         return math.inf
 
     def bounds_of(self, intervals: list[Interval]) -> list[float]:
-        """Return lower bounds on the cost of intervals that nobody had the time to examine."""
+        """Return lower bounds on the cost of unexamined intervals."""
         anywhere = least_rate(self.segments, self.price)
         bounds = []
         for lo, hi, bound in intervals:
@@ -244,7 +244,7 @@ class _Sweep:
             for start, end, bound in left:
                 waiting += _split(start, end, bound, parts)
         unsearched = self.bounds_of(waiting) if waiting else []
-        # The cheapest-looking range first, because a better plan closes others.
+        # The range with the lowest bound first, because a better plan closes others.
         ranges = sorted(_join(hard), key=lambda interval: interval[2] / interval[0])
         for start, end, bound in ranges:
             if start >= self.cut:
@@ -288,11 +288,11 @@ def minimise(
 
     Args:
         segments: the problem.
-        eps: relative gap with which the search may end; 0 asks for the optimum.
-        rate: only plans that cost less than this are of interest, dollars per hour and (sample per second).
-        should_stop: asked now and then; when it returns True, the best plan so far is returned with its bound.
+        eps: relative gap at which the search may end; 0: the optimum.
+        rate: upper limit of the cost, dollars per hour and (sample per second).
+        should_stop: called regularly; when it returns True, the best plan so far is returned with its bound.
         any_plan: end with the first plan that costs less than `rate`; the bound then means nothing.
-        multipliers: those of a similar problem, to begin with.
+        multipliers: initial multipliers from a similar problem.
     """
     highest = fastest_bound(segments) * (1 + FLOOR_TOLERANCE)
     sweep = _Sweep(segments, rate, eps, should_stop, any_plan)
@@ -307,14 +307,14 @@ def cheapest_at(
     multipliers: Multipliers | None = None,
     tracked: set[int] | None = None,
 ) -> SweepResult:
-    """Find the plan with the least price per hour that reaches a throughput, whatever it costs per sample.
+    """Find the plan with the least price per hour that reaches a throughput, at any cost per sample.
 
     Args:
         segments: the problem; its floor is not used.
-        throughput: samples per second that the plan has to reach.
-        should_stop: asked now and then; when it returns True, the result is not finished.
-        multipliers: those of throughputs near this one, to begin with; replaced by the ones that served here.
-        tracked: pools whose limits mattered there; those that matter here are added.
+        throughput: required samples per second.
+        should_stop: called regularly; when it returns True, the result is not finished.
+        multipliers: initial multipliers from nearby throughputs; replaced by those found here.
+        tracked: pools with binding limits there; those binding here are added.
     """
     sweep = _Sweep(segments, math.inf, 0.0, should_stop)
     theta = lowest_throughput(segments, throughput)
@@ -343,7 +343,7 @@ def cheapest_at(
         result.num_labels, result.finished, stages = found.num_labels, found.finished, found.stages
         if multipliers is not None:
             multipliers[:] = sweep.multipliers[-1:]
-    result.choice, result.rate = None, math.inf  # what the relaxation came across on its way is feasible, not cheapest
+    result.choice, result.rate = None, math.inf  # the relaxation's by-product is feasible, not cheapest
     if stages is not None:
         sweep.offer(points, 0, stages)
     return result

@@ -1,4 +1,4 @@
-"""Documents as an API server gives them: a job, its pools, its pods."""
+"""Objects as an API server returns them: a job, its pools, its pods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POOLS: dict[str, Json] = {
 
 
 def make_job(**spec: Any) -> Json:
-    """A HeterPSJob; `spec` are more fields of its specification."""
+    """Return a HeterPSJob; `spec` adds fields to its spec."""
     return {
         "apiVersion": "heterps.io/v1alpha1",
         "kind": "HeterPSJob",
@@ -57,7 +57,7 @@ def make_job(**spec: Any) -> Json:
 
 
 def owner(job: str, uid: str = "") -> Json:
-    """The reference that makes an object a part of a job, whose uid is its name unless another one is given."""
+    """Return an ownerReference to a job, whose uid is its name by default."""
     return owner_reference({"metadata": {"name": job, "uid": uid or job}})
 
 
@@ -67,33 +67,33 @@ def of_pool(job: Json, name: str, template: Any) -> None:
 
 
 def pod_of(spec: ProcessSpec, job: Json | None = None, **options: Any) -> Json:
-    """The pod that is built for a process."""
+    """Return the pod that is built for a process."""
     coordinator = None if spec.role == "coordinator" else "http://10.0.0.7:7400"
     pool = None if spec.pool is None else POOLS[spec.pool]
     return build_pod(job or make_job(), pool, spec, coordinator=coordinator, **options)
 
 
 def container_of(pod: Json, name: str = "heterps") -> Json:
-    """A container of a pod."""
+    """Return a container of a pod."""
     [container] = [c for c in pod["spec"]["containers"] if isinstance(c, dict) and c.get("name") == name]
     found: Json = container
     return found
 
 
 def stamp(seconds: float) -> str:
-    """A time as the API writes it."""
+    """Format a time as the API does."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def observed(
     spec: ProcessSpec = CPU_WORKER, *, created: float = NOW, deleted: float | None = None, **status: Any
 ) -> Json:
-    """The pod as it is read back.
+    """Return the pod as read back from the API server.
 
     Args:
         spec: the process.
-        created: when it was created.
-        deleted: when it has to be gone, if somebody deleted it.
+        created: creation time.
+        deleted: deadline of its deletion, if it was deleted.
         status: fields of the pod's status.
     """
     pod = pod_of(spec)
@@ -106,12 +106,12 @@ def observed(
 
 
 def running(since: float = NOW) -> list[Json]:
-    """Container statuses of a pod that runs."""
+    """Container statuses of a running pod."""
     return [{"name": "heterps", "ready": True, "state": {"running": {"startedAt": stamp(since)}}}]
 
 
 def terminated(code: int, reason: str = "Error", at: float = NOW + 60, **more: Any) -> list[Json]:
-    """Container statuses of a pod that has ended."""
+    """Container statuses of an ended pod."""
     end = {"exitCode": code, "reason": reason, "finishedAt": stamp(at), **more}
     return [{"name": "heterps", "ready": False, "state": {"terminated": end}}]
 

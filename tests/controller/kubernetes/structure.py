@@ -1,4 +1,4 @@
-"""Checks documents against the structure that the API server publishes, by the models generated from it."""
+"""Checks documents against the API's published structure, using the models generated from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAP = re.compile(r"Dict\[str, (.+)\]")
 
 
 def check(document: dict[str, Any]) -> None:
-    """Fail if a field is unknown, of the wrong type, or missing where one is required."""
+    """Fail if a field is unknown, has the wrong type, or is required and missing."""
     model = f"V1{document['kind']}"
     getattr(kubernetes.client, model).model_validate(document)
     unknown = _unknown(document, model, document["kind"])
@@ -20,7 +20,7 @@ def check(document: dict[str, Any]) -> None:
 
 
 def _unknown(value: Any, kind: str, path: str) -> list[str]:
-    """Paths of the fields that the model does not know."""
+    """Yield the paths of fields unknown to the model."""
     if match := _LIST.fullmatch(kind):
         return [fault for i, item in enumerate(value) for fault in _unknown(item, match[1], f"{path}[{i}]")]
     if match := _MAP.fullmatch(kind):

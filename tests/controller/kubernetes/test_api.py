@@ -1,4 +1,4 @@
-"""The client of the API against a server that answers as it is told."""
+"""The API client against a scripted server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PODS = "/api/v1/namespaces/ml/pods"
 
 
 class Script:
-    """Answers in order: (status, document, headers), or None to hang up; and the requests that came."""
+    """Scripted responses: (status, document, headers), or None to hang up; and the received requests."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any, dict[str, str]] | None] = []
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.script.lock:
             headers = {key.lower(): value for key, value in self.headers.items()}
             self.script.requests.append((self.command, parts.path, parse_qs(parts.query), headers, body))
-            # The last answer stays.
+            # The last response repeats.
             answer = self.script.answers.pop(0) if len(self.script.answers) > 1 else self.script.answers[0]
         if answer is None:
             self.close_connection = True
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815  # names of http.server
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The status that people and programs see of a job."""
+"""The status of a job, for users and programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = load_schemas()["HeterPSJob"]
 
 
 def shown(world: World) -> dict[str, Any]:
-    """The status of a job, which must be one that its schema allows."""
+    """Return the status of a job, validated against its schema."""
     document = job_status(world.job, world.status, Bill(), tuple(world.processes.values()), generation=1)
     job = KIND.with_defaults(parsed(JOB)) | {"status": document}
     assert list(structural_faults(KIND.openapi, job, {})) == []

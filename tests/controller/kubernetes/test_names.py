@@ -1,4 +1,4 @@
-"""Names of a job's objects: deterministic, distinct, within what Kubernetes takes."""
+"""Names of a job's objects: deterministic, distinct, valid in Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of a job besides its pods."""
+"""The objects of a job other than pods."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_budgets_protect_servers_and_let_one_worker_of_a_stage_go() -> None:
     assert {name: spec["minAvailable"] for name, spec in budgets.items()} == {
         "flights-coordinator": 1,
         "flights-ps": 2,
-        "flights-stage-0": 2,  # of three workers; stage 1 has but one
+        "flights-stage-0": 2,  # of three workers; stage 1 has only one
     }
     server, worker = (pod_of(spec)["metadata"]["labels"].items() for spec in (SERVER, CPU_WORKER))
     assert budgets["flights-ps"]["selector"]["matchLabels"].items() <= server

@@ -1,4 +1,4 @@
-"""From pods, as an API server gives them, to processes as the control loop sees them."""
+"""Conversion of pods from an API server to processes of the control loop."""
 
 from __future__ import annotations
 

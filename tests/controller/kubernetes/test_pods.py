@@ -1,4 +1,4 @@
-"""Pods: what HeterPS sets, what a template may change, and that neither gets lost in the merge."""
+"""Pods: required settings of HeterPS, template overrides, and their merge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.controller.kubernetes.structure import check
 
 
 def environment(pod: Json) -> dict[str, Any]:
-    """Variables of the runtime's container; one that comes twice is a fault."""
+    """Return the variables of the runtime's container; fail on duplicates."""
     entries = container_of(pod)["env"]
     names = [entry["name"] for entry in entries]
     assert len(names) == len(set(names)), names
@@ -212,7 +212,7 @@ _json = st.recursive(
 
 
 def _holds(required: Any, found: Any) -> bool:
-    """Whether everything of one document stands in another; lists of named things may hold more."""
+    """Whether one document contains everything of another; lists of named objects may hold more."""
     if isinstance(required, dict):
         return isinstance(found, dict) and all(key in found and _holds(required[key], found[key]) for key in required)
     if isinstance(required, list) and required and isinstance(required[0], dict):

@@ -1,4 +1,4 @@
-"""Why pods do not start: each case as the cluster words it, and the way out that a user reads."""
+"""Why pods do not start: each case with the cluster's wording, and the fix shown to the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stuck(reason: str, message: str = "", name: str = "heterps") -> Json:
     return observed(phase="Pending", conditions=[SCHEDULED], **status)
 
 
-# Pod, seconds since it was scheduled, reason, words that the message must have.
+# Pod, seconds since it was scheduled, reason, expected words in the message.
 CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "no room": (
         unschedulable(

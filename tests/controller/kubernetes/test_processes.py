@@ -1,4 +1,4 @@
-"""A pod says itself what it runs, and is believed only what HeterPS can have written."""
+"""The process annotation of pods: only what HeterPS can have written is accepted."""
 
 from __future__ import annotations
 

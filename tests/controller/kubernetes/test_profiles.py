@@ -1,4 +1,4 @@
-"""Profiles in ConfigMaps: found by what they depend on, and by nothing else."""
+"""Profiles in ConfigMaps: keyed by their inputs, and by nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE = {"batchSize": 512, "samples": 1000, "layers": [{"name": "mlp", "comput
 
 
 class Objects:
-    """An API server that holds objects by path."""
+    """An API server that stores objects by path."""
 
     def __init__(self) -> None:
         self.items: dict[str, Json] = {}

@@ -1,4 +1,4 @@
-"""The state of a job is read as what it is, or called damaged."""
+"""The stored state of a job: valid or reported as damaged."""
 
 from __future__ import annotations
 

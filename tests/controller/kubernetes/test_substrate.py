@@ -1,4 +1,4 @@
-"""Pods as processes: what is created and deleted, and what is seen of it, with an API server in memory."""
+"""Pods as processes: creation, deletion and observation, with an in-memory API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POD = "/api/v1/namespaces/ml/pods"
 
 
 class Cluster:
-    """Pods by name, as the API server has them and as the watch has seen them."""
+    """Pods by name, in the API server and in the watch cache."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -97,7 +97,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def substrate(cluster: Cluster) -> KubernetesSubstrate:
-    """With a coordinator that runs."""
+    """A substrate with a running coordinator."""
     made = cluster.substrate()
     made.start(COORDINATOR)
     cluster.set("flights-coordinator-1-1", phase="Running", podIP="10.0.0.7", containerStatuses=running())

@@ -1,1 +1,1 @@
-"""Builders of the objects that a job has on a cluster. Pure."""
+"""Builders of a job's objects on a cluster. Pure."""

@@ -1,6 +1,6 @@
-"""The objects of a job besides its pods: pure.
+"""Builders of a job's objects other than pods. Pure.
 
-All of them are applied (server-side), so that what is already right stays as it is; the token alone is created once.
+All of them are applied (server-side), which changes nothing that is already right; only the token is created once.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ __all__ = [
 
 PLAN_FILE = "plan.json"
 _KEPT_PLANS = 10
-_SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # what the usual charts of Prometheus label it with
+_SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # label in the common Prometheus charts
 
 
 def service(job: Json) -> dict[str, Any]:
-    """The headless Service that gives every pod its name in DNS, ready or not: members find each other before."""
+    """Build the headless Service that gives every pod its DNS name, ready or not: members look each other up before."""
     name = str(job["metadata"]["name"])
     return _object(
         job,
@@ -68,25 +68,25 @@ def service(job: Json) -> dict[str, Any]:
 
 
 def run_config(job: Json, configuration: Json) -> dict[str, Any]:
-    """The ConfigMap of the run configuration, which every pod mounts.
+    """Build the ConfigMap of the run configuration, which every pod mounts.
 
     Args:
         job: the HeterPSJob.
-        configuration: what `heterps_runtime.config` reads.
+        configuration: document that `heterps_runtime.config` reads.
     """
     name = run_config_name(str(job["metadata"]["name"]))
     return _object(job, "v1", "ConfigMap", name, data={CONFIG_FILE: _text(configuration)})
 
 
 def token_secret(job: Json, token: str) -> dict[str, Any]:
-    """The Secret that the job's processes know each other by; created once, as running pods keep what they read."""
+    """Build the Secret that authenticates the job's processes; created once, as running pods keep their copy."""
     name = token_secret_name(str(job["metadata"]["name"]))
     data = {"token": base64.b64encode(token.encode()).decode()}
     return _object(job, "v1", "Secret", name, type="Opaque", immutable=True, data=data)
 
 
 def plan_config(job: Json, revision: int, document: Json) -> dict[str, Any]:
-    """The ConfigMap of one revision of the plan; it never changes, a new plan is a new revision."""
+    """Build the ConfigMap of one plan revision; it never changes, as a new plan is a new revision."""
     name = plan_config_name(str(job["metadata"]["name"]), revision)
     item = _object(job, "v1", "ConfigMap", name, immutable=True, data={PLAN_FILE: _text(document)})
     item["metadata"]["annotations"] = {ANNOTATION_PLAN_REVISION: str(revision)}
@@ -94,21 +94,21 @@ def plan_config(job: Json, revision: int, document: Json) -> dict[str, Any]:
 
 
 def outdated_plans(revisions: Iterable[int], keep: int = _KEPT_PLANS) -> tuple[int, ...]:
-    """The revisions of the plan whose ConfigMaps have to go: all but the newest ones."""
+    """Return the plan revisions whose ConfigMaps must be deleted: all except the newest."""
     ordered = sorted(set(revisions))
     return tuple(ordered[: max(0, len(ordered) - keep)])
 
 
 def disruption_budgets(job: Json, plan: PlanDocument) -> tuple[dict[str, Any], ...]:
-    """Which pods may be evicted, by `kubectl drain` for example.
+    """Build the limits on evictions, by `kubectl drain` for example.
 
-    - The coordinator and the servers, never: everything would return to the last checkpoint. To empty their nodes,
+    - Coordinator and servers: never, as the whole job would return to the last checkpoint. To drain their nodes,
       suspend the job.
-    - Workers of a stage, one at a time: each time its part of the batch is shared out among the others. The only worker
+    - Workers of a stage: one at a time, as its part of the batch is divided among the others. The only worker
       of a stage has no budget; its replacement costs a few steps.
 
-    Numbers of pods, not `maxUnavailable`: the latter needs a controller that tells the number of pods that should be
-    there, and a HeterPSJob's are of several kinds.
+    The limits are numbers of pods, not `maxUnavailable`: that needs a controller with a scale, and a HeterPSJob has
+    pods of several kinds.
     """
     name = str(job["metadata"]["name"])
     budgets = [
@@ -123,9 +123,9 @@ def disruption_budgets(job: Json, plan: PlanDocument) -> tuple[dict[str, Any], .
 
 
 def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
-    """Who reaches the job's pods: they themselves; the operator and Prometheus, on the coordinator's port.
+    """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's port.
 
-    What the pods reach is left open: data and checkpoints lie anywhere.
+    Egress stays open: data and checkpoints may be anywhere.
     """
     name = str(job["metadata"]["name"])
     port = {"protocol": "TCP", "port": COORDINATOR_PORT}
@@ -150,12 +150,12 @@ def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
 def pod_groups(
     job: Json, plan: PlanDocument, incarnation: int, pools: Mapping[str, Json]
 ) -> tuple[dict[str, Any], ...]:
-    """The group of a plan's members, for schedulers that start all or none: none unless the job asks for it.
+    """Build the PodGroup of a plan's members for gang schedulers; empty unless the job asks for one.
 
     Args:
         job: the HeterPSJob.
-        plan: whose members they are; the coordinator runs before them.
-        incarnation: of the job; after a restart of everything all members are scheduled together again.
+        plan: the members' plan; the coordinator runs before them.
+        incarnation: incarnation of the job; after a full restart all members are scheduled together again.
         pools: the DevicePools with defaults, by name.
     """
     policy, name = scheduling_policy(job), gang_name(str(job["metadata"]["name"]), incarnation)
@@ -192,7 +192,7 @@ def _budget(job: Json, members: str, selector: Mapping[str, str], available: int
         spec={
             "minAvailable": available,
             "selector": {"matchLabels": dict(selector)},
-            # A pod that never got ready protects nothing, and must not keep a node from being emptied.
+            # A pod that never became ready protects nothing, and must not block a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     )
@@ -201,7 +201,7 @@ def _budget(job: Json, members: str, selector: Mapping[str, str], available: int
 
 
 def _resources(job: Json, plan: PlanDocument, pools: Mapping[str, Json]) -> dict[str, str]:
-    """What the members request together, by their very pods: templates add to it."""
+    """Sum of the members' requests, read from their pods, as templates add to it."""
     total: dict[str, Decimal] = {}
     for spec, count in _kinds(plan, pools):
         pod = build_pod(job, pools[str(spec.pool)], spec, coordinator="http://coordinator")
@@ -211,7 +211,7 @@ def _resources(job: Json, plan: PlanDocument, pools: Mapping[str, Json]) -> dict
 
 
 def _requests(pod: Json) -> dict[str, Decimal]:
-    """What a pod requests; parts of a template that the API server is going to refuse count nothing."""
+    """Return a pod's requests; malformed parts of a template, which the API server will refuse, count as zero."""
     total: dict[str, Decimal] = {}
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") if isinstance(container, Mapping) else None
@@ -224,7 +224,7 @@ def _requests(pod: Json) -> dict[str, Decimal]:
 
 
 def _kinds(plan: PlanDocument, pools: Mapping[str, Json]) -> list[tuple[ProcessSpec, int]]:
-    """One process of each kind, and how many there are; servers share their units out as evenly as they go."""
+    """Return one process of each kind and their number; servers divide their units as evenly as possible."""
     servers = plan.parameterServer
     units, more = divmod(servers.units, servers.replicas)
     kinds = [
@@ -239,7 +239,7 @@ def _kinds(plan: PlanDocument, pools: Mapping[str, Json]) -> list[tuple[ProcessS
 
 
 def _quantity(amount: Decimal) -> str:
-    """An amount as a quantity: whole numbers, or thousandths."""
+    """Format an amount as a quantity: whole numbers, or thousandths."""
     return str(int(amount)) if amount == int(amount) else f"{int((amount * 1000).to_integral_value())}m"
 
 

@@ -1,8 +1,8 @@
-"""The pod of a process: pure.
+"""Builder of a process's pod. Pure.
 
-A pod is made of layers: what HeterPS proposes, the job's templates (`spec.podTemplates.all`, then that of the role,
-then `podTemplate` of the pool in `spec.pools`), and what HeterPS must set. A template may add containers, volumes,
-variables and constraints, and replace what is only proposed; it cannot change what the control loop relies on.
+A pod is merged from layers: defaults of HeterPS, the job's templates (`spec.podTemplates.all`, then that of the role,
+then `podTemplate` of the pool in `spec.pools`), and required settings of HeterPS. A template may add containers,
+volumes, variables and constraints, and replace defaults; it cannot change what the control loop relies on.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["CONFIG_FILE", "build_pod", "image_of", "scheduling_policy"]
 CONFIG_FILE = "run.json"
 _CONFIG_DIRECTORY = "/etc/heterps"
 _COMMAND = "heterps-runtime"
-_GRACE_SECONDS = 30  # for a worker to finish its step and say goodbye
-# A worker's work is shared out among others and a server's is repeated: waiting the usual five minutes costs more.
+_GRACE_SECONDS = 30  # for a worker to finish its step and leave
+# A lost worker's work moves to others and a lost server's is repeated: the usual five minutes of waiting cost more.
 _LOST_NODE_SECONDS = 60
 _MEMBER_ROLES = frozenset({"ps", "worker"})
 _TEMPLATES = {"coordinator": "coordinator", "ps": "parameterServer", "worker": "worker", "profile": "profiler"}
@@ -54,16 +54,16 @@ def build_pod(
     gang_size: int = 0,
     pools: Iterable[Json] = (),
 ) -> dict[str, Any]:
-    """The pod that runs a process.
+    """Build the pod that runs a process.
 
     Args:
-        job: the HeterPSJob as the API server gives it.
+        job: the HeterPSJob from the API server.
         pool: the DevicePool of `spec.pool` with its defaults; None for the coordinator.
         spec: the process.
         coordinator: `http://IP:PORT`; None for the coordinator itself.
-        plan_revision: the plan that the process belongs to; 0: none yet.
-        gang_size: members that Kueue is to admit together, this one among them; 0: this pod is admitted by itself.
-        pools: all of the job; the coordinator leaves their nodes to them where it can.
+        plan_revision: revision of the process's plan; 0: none yet.
+        gang_size: number of members that Kueue admits together, including this one; 0: this pod is admitted alone.
+        pools: all pools of the job; the coordinator avoids their nodes where possible.
     """
     name = str(job["metadata"]["name"])
     template = _template(job, pool, spec.role)
@@ -89,7 +89,7 @@ def build_pod(
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
-            "restartPolicy": "Never",  # the control loop decides what a death means
+            "restartPolicy": "Never",  # the control loop decides how to react to a death
             "hostname": host_name(spec.name),
             "subdomain": service_name(name),
             **_placement(pool),
@@ -102,13 +102,13 @@ def build_pod(
 
 
 def image_of(job: Json, pool: Json | None, role: str = "worker") -> str:
-    """The image that a role's pods run on a pool; empty if the job names none."""
+    """Return the image of a role's pods on a pool; empty if the job names none."""
     template = _template(job, pool, role).get("spec") or {}
     return str(named(template.get("containers"), CONTAINER).get("image") or job["spec"].get("image") or "")
 
 
 def scheduling_policy(job: Json) -> Mapping[str, Any]:
-    """The job's `runPolicy.schedulingPolicy`."""
+    """Return the job's `runPolicy.schedulingPolicy`."""
     return (job["spec"].get("runPolicy") or {}).get("schedulingPolicy") or {}
 
 
@@ -116,7 +116,7 @@ def scheduling_policy(job: Json) -> Mapping[str, Any]:
 
 
 def _template(job: Json, pool: Json | None, role: str) -> dict[str, Any]:
-    """What the user wants of a role's pods: labels, annotations and the specification."""
+    """Return the user's template for a role: labels, annotations and the specification."""
     templates = job["spec"].get("podTemplates") or {}
     name = None if pool is None else pool["metadata"]["name"]
     of_pool = next((entry.get("podTemplate") for entry in job["spec"]["pools"] if entry["name"] == name), None)
@@ -133,11 +133,11 @@ def _template(job: Json, pool: Json | None, role: str) -> dict[str, Any]:
 
 
 def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template may replace.
+    """Build the defaults, which a template may replace.
 
     Args:
         job: the HeterPSJob.
-        pool: of the process.
+        pool: pool of the process.
         spec: the process.
         template: the runtime's container in the template.
     """
@@ -146,7 +146,7 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
         "name": CONTAINER,
         "resources": {"requests": _proposed_requests(pool, spec, template)},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        # The last lines of a log stay in the pod's status, where they are read without asking its node.
+        # The pod's status keeps the last lines of a log, where they can be read without asking the node.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "heterps-shm", "mountPath": "/dev/shm"},  # noqa: S108  # the data loader's shared memory
@@ -154,7 +154,7 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
         ],
     }
     if pool is None or pool["spec"]["deviceType"] != "GPU":
-        # Images built for CUDA ask for all devices by themselves, which would hand out cards that nobody pays for.
+        # CUDA images request all devices by default, which would expose cards that nothing has reserved.
         container["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
     if job["spec"].get("image"):
         container["image"] = str(job["spec"]["image"])
@@ -179,16 +179,16 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
 
 
 def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
-    """Preferences for nodes of no pool, then of the cheapest one.
+    """Build node preferences: nodes of no pool first, then those of the cheapest pool.
 
-    A coordinator needs little, but on a node that counts whole cores it costs a unit, and a node with accelerators that
-    nobody uses is not given back while it runs there.
+    A coordinator needs little, but on a node of whole-core units it costs one unit, and an autoscaler cannot remove an
+    otherwise idle accelerator node while it runs there.
     """
     choosing = [pool["spec"] for pool in pools if pool["spec"].get("nodeSelector")]
     highest = max((float(spec["pricePerUnitHour"]) for spec in choosing), default=0.0)
     return [
         {
-            # Half for being a pool's at all: a scheduler's other reasons should not outweigh it.
+            # Half the weight for belonging to a pool at all: other scheduling preferences should not outweigh it.
             "weight": round(50 + 50 * float(spec["pricePerUnitHour"]) / highest) if highest else 100,
             "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
         }
@@ -198,22 +198,22 @@ def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
 
 
 def _proposed_requests(pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, str]:
-    """Requests besides the pool's units."""
+    """Return default requests besides the pool's units."""
     if pool is None:
         requests = {"cpu": "100m", "memory": "256Mi"}
     elif pool["spec"]["resourceName"] == "cpu":
         requests = {} if spec.units else {"cpu": "100m"}  # a server that shares its core with others
     else:
-        # A card idles while its process waits for a core: to read samples, to launch kernels, to pull rows.
+        # A card idles while its process waits for a core to read samples, launch kernels or pull rows.
         requests = {"cpu": "1"}
     resources = template.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    # Where a template only limits, the API server requests as much; more than the limit would be refused.
+    # Where a template sets only a limit, the API server requests the same; a request above the limit would be refused.
     return {key: value for key, value in requests.items() if not (isinstance(limits, Mapping) and key in limits)}
 
 
 def _drop_conflicts(pod: dict[str, Any], spec: ProcessSpec) -> None:
-    """Take out of the runtime's container what would change the meaning of what is set."""
+    """Remove fields of the runtime's container that would change the meaning of required settings."""
     containers = pod["spec"].get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, dict) and container.get("name") == CONTAINER:
@@ -224,7 +224,7 @@ def _drop_conflicts(pod: dict[str, Any], spec: ProcessSpec) -> None:
 
 
 def _placement(pool: Json | None) -> dict[str, Any]:
-    """What brings a pod onto its pool's nodes."""
+    """Return the node selector and tolerations of the pool's nodes."""
     if pool is None:
         return {}
     selector, tolerations = pool["spec"].get("nodeSelector"), pool["spec"].get("tolerations")
@@ -237,7 +237,7 @@ def _placement(pool: Json | None) -> dict[str, Any]:
 
 
 def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str | None, job: Json) -> dict[str, Any]:
-    """What must hold of the runtime's container."""
+    """Build the required settings of the runtime's container."""
     environment: list[dict[str, Any]] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": ENV_CONFIG, "value": f"{_CONFIG_DIRECTORY}/{CONFIG_FILE}"},
@@ -266,14 +266,14 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
         container["ports"] = [{"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"}]
         container["readinessProbe"] = {
             "httpGet": {"path": PATH_HEALTH, "port": COORDINATOR_PORT},
-            "periodSeconds": 1,  # the job waits for it
+            "periodSeconds": 1,  # the job waits for readiness
             "timeoutSeconds": 2,
         }
     return container
 
 
 def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
-    """The pool's units, requested and limited: the planner counts on so many, no fewer and no more."""
+    """Request and limit the pool's units: the planner counts on exactly that number."""
     if pool is None or not spec.units:
         return {}
     units = {str(pool["spec"]["resourceName"]): str(spec.units)}
@@ -281,9 +281,9 @@ def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
 
 
 def _queue(job: Json, spec: ProcessSpec, gang_size: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which queues and gang schedulers know a pod.
+    """Return the labels and annotations that queues and gang schedulers read.
 
-    The coordinator and profilers belong to no gang: they run before there is a plan.
+    The coordinator and profilers belong to no gang: they run before a plan exists.
     """
     policy, name = scheduling_policy(job), str(job["metadata"]["name"])
     labels: dict[str, str] = {}

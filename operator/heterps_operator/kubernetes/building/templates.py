@@ -1,7 +1,7 @@
-"""Merging of pod templates, layer over layer: pure, for documents of any shape.
+"""Merging of pod templates, for documents of any shape. Pure.
 
-Users write templates that no schema has checked, so nothing here relies on theirs: where two layers disagree about
-the type of a field, the upper one wins, and the API server judges the result.
+No schema checks the users' templates, so this module does not rely on their shape: if two layers disagree about the
+type of a field, the upper one wins, and the API server validates the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["merge", "named"]
 
-# Lists of named things, and what names them; all other lists are replaced as a whole.
+# Lists of named objects, and their keys; all other lists are replaced as a whole.
 _KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
     "env": ("name",),
@@ -26,17 +26,17 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-# The rest are unions of one field each (a variable has value or valueFrom): two of them merged would be neither.
+# The rest are unions of one field each (a variable has value or valueFrom): merging two of them would be invalid.
 _MERGED_INSIDE = frozenset({"containers", "initContainers"})
 
 
 def merge(lower: Any, upper: Any, field: str = "") -> Any:
-    """One layer over another: mappings are merged, lists of named things by name; null removes a field.
+    """Merge one layer over another: mappings by key, lists of named objects by name; null removes a field.
 
     Args:
         lower: the document underneath.
-        upper: what wins.
-        field: the name under which both stand.
+        upper: the document that wins.
+        field: the field that holds both.
 
     Returns:
         A new document that shares nothing with the two.
@@ -49,7 +49,7 @@ def merge(lower: Any, upper: Any, field: str = "") -> Any:
             else:
                 result[str(key)] = merge(result.get(str(key)), value, str(key))
         return result
-    if isinstance(upper, Mapping):  # over nothing, so that nulls inside it go too
+    if isinstance(upper, Mapping):  # merged over an empty mapping, so that nested nulls are removed too
         return merge({}, upper, field)
     if isinstance(upper, Sequence) and not isinstance(upper, str) and field in _KEYS:
         below = lower if isinstance(lower, Sequence) and not isinstance(lower, str) else ()
@@ -58,7 +58,7 @@ def merge(lower: Any, upper: Any, field: str = "") -> Any:
 
 
 def named(items: Any, name: str) -> dict[str, Any]:
-    """The entry of a list that has this name, empty if there is none."""
+    """Return the entry of a list with this name, or an empty one."""
     entries = items if isinstance(items, Sequence) and not isinstance(items, str) else ()
     return next((dict(item) for item in entries if isinstance(item, Mapping) and item.get("name") == name), {})
 
@@ -74,13 +74,13 @@ def _merge_named(lower: Sequence[Any], upper: Sequence[Any], field: str) -> list
                 places[key] = len(result)
             result.append(merge({}, item) if isinstance(item, Mapping) else copy.deepcopy(item))
         else:
-            # The first of two mounts or volumes of one name would be refused: also within one layer the last one holds.
+            # Two mounts or volumes of the same name would be refused: within one layer too, the last one wins.
             result[place] = merge(result[place] if field in _MERGED_INSIDE else {}, item)
     return result
 
 
 def _key(item: Any, field: str) -> Hashable:
-    """What names an entry; None if nothing does, and it stands for itself."""
+    """Return the identifying key of an entry; None if it has none."""
     if not isinstance(item, Mapping):
         return None
     values: list[str] = []

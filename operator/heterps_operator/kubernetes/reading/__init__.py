@@ -1,1 +1,1 @@
-"""Readers of what the API server holds, which may be anything. Pure."""
+"""Readers of objects from the API server, which may be malformed. Pure."""

@@ -1,8 +1,8 @@
-"""What pods with the label of HeterPS request of the nodes that they are on.
+"""Resources that pods with HeterPS's label request on their nodes.
 
-A pool is counted in units, but its nodes carry more than its units: coordinators, servers that share a core, workers of
-a second pool that chooses the same nodes. What those request is not there for the pool. What a pod requests counts,
-and never what it says of itself: a label and an annotation cost nothing, a place on a node does.
+A pool is counted in units, but its nodes run more than those: coordinators, servers that share a core, workers of a
+second pool that selects the same nodes. The pool cannot use what those request. Only a pod's requests count, never its
+own claims: labels and annotations are free, room on a node is not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from heterps_operator.kubernetes.reading.processes import process_of
 __all__ = ["ORPHANED", "Charge", "Claim", "Claimed", "Claims", "charge_of", "claim_of", "has_ended", "requests_of"]
 
 Claimed = Mapping[str, Mapping[tuple[str, str], Decimal]]
-"""Amounts by node, and there by resource and the pool whose units they are ("": no pool's; or `ORPHANED`)."""
+"""Amounts by node, then by resource and by the pool whose units they are ("": no pool; or `ORPHANED`)."""
 
-ORPHANED = "?"  # no pool is called so: of a job that is gone, and was before the operator began
+ORPHANED = "?"  # not a valid pool name: pods of a job that was gone before the operator started
 _ENDED = frozenset({"Succeeded", "Failed"})
-_CORES = "cpu"  # the only resource without a domain that can be a pool's
+_CORES = "cpu"  # the only resource without a domain that can be a pool's unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,19 @@ class Charge:
     """Units of a pool that a pod of a job occupies."""
 
     pool: str
-    resource: str  # of the pool
+    resource: str  # resource of the pool
     units: int
-    claimed: int  # that its annotation speaks of
+    claimed: int  # units in its annotation
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one pod requests of its node.
+    """Requests of one pod on its node.
 
     Attributes:
-        node: its name.
-        pool: the DevicePool whose units the pod occupies; empty if it occupies none; or `ORPHANED`.
-        amounts: of what can be a unit of a pool, by resource and pool as in `Claimed`.
+        node: name of the node.
+        pool: the DevicePool whose units the pod occupies; empty if none; or `ORPHANED`.
+        amounts: amounts of resources that can be units, by resource and pool as in `Claimed`.
     """
 
     node: str
@@ -55,19 +55,19 @@ class Claim:
 
 
 def has_ended(pod: Json) -> bool:
-    """Whether a pod occupies nothing any more; one that is ending still does."""
+    """Whether a pod no longer occupies anything; a terminating one still does."""
     return (pod.get("status") or {}).get("phase") in _ENDED
 
 
 def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
-    """The units that a pod of a job occupies: the whole ones that it requests of the pool that it says to be of.
+    """Return the units that a pod of a job occupies: whole units requested of the pool in its annotation.
 
     Args:
-        pod: as `PodStore` keeps it, with its `requests`.
-        resources: what one unit requests, by pool.
+        pod: pod from `PodStore`, with its `requests`.
+        resources: resource of one unit, by pool.
 
     Returns:
-        None if it has ended, says to be of no pool or of one that is not there, or does not say what it runs.
+        None if it has ended, names no existing pool, or has no valid annotation.
     """
     try:
         process = process_of(pod)
@@ -80,12 +80,12 @@ def charge_of(pod: Json, resources: Mapping[str, str]) -> Charge | None:
 
 
 def claim_of(pod: Json, charge: Charge | None, *, orphaned: bool = False) -> Claim | None:
-    """What a pod requests of its node; None if it is on none, or has ended.
+    """Return the requests of a pod on its node; None if it has no node, or has ended.
 
     Args:
-        pod: as `PodStore` keeps it, with its `requests`.
-        charge: the units that the ledger knows of.
-        orphaned: whether its job is not known.
+        pod: pod from `PodStore`, with its `requests`.
+        charge: the units that the ledger counts.
+        orphaned: whether its job is unknown.
     """
     node = (pod.get("spec") or {}).get("nodeName")
     if not node or has_ended(pod):
@@ -104,10 +104,10 @@ def claim_of(pod: Json, charge: Charge | None, *, orphaned: bool = False) -> Cla
 
 
 def requests_of(spec: Json) -> Mapping[str, Decimal]:
-    """What a pod requests of resources that can be a pool's, as the scheduler counts (`PodRequests` of Kubernetes).
+    """Return a pod's requests of resources that can be units, as the scheduler counts (`PodRequests` in Kubernetes).
 
-    All containers with the sidecars, or the most that is requested while one of the init containers runs; what the pod
-    requests as a whole stands in place of that; and the overhead of its runtime comes on top.
+    The maximum of all containers with the sidecars, and of each init container with the sidecars before it; pod-level
+    requests replace that; the runtime's overhead is added.
     """
     found = _sum(spec.get("containers") or ())
     sidecars: dict[str, Decimal] = {}
@@ -119,17 +119,17 @@ def requests_of(spec: Json) -> Mapping[str, Decimal]:
             _add(sidecars, own)
             own = dict(sidecars)
         else:
-            _add(own, sidecars)  # those that were started before it
+            _add(own, sidecars)  # sidecars started earlier
         _raise(most, own)
     _raise(found, most)
     whole = _sum([spec])
-    if _CORES in whole:  # a pod as a whole can request no devices
+    if _CORES in whole:  # pod-level requests cannot name devices
         found[_CORES] = whole[_CORES]
     _add(found, _countable(spec.get("overhead") or {}))
     return _shared(tuple(sorted(found.items())))
 
 
-@functools.lru_cache(maxsize=1024)  # thousands of pods request the same
+@functools.lru_cache(maxsize=1024)  # thousands of pods have the same requests
 def _shared(requests: tuple[tuple[str, Decimal], ...]) -> Mapping[str, Decimal]:
     return MappingProxyType(dict(requests))
 
@@ -165,11 +165,11 @@ def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
 
 
 class Claims:
-    """The claims of all pods, kept up to date pod by pod. Not thread-safe.
+    """The claims of all pods, updated pod by pod. Not thread-safe.
 
     Attributes:
-        version: counts changes.
-        version_beside: counts those of claims that are no pool's: they take units away from pools.
+        version: number of changes.
+        version_beside: number of changes of claims outside pools, which take units away from pools.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Claims:
         self._by_node: dict[str, dict[tuple[str, str], Decimal]] = {}
 
     def note(self, pod: tuple[str, str], claim: Claim | None) -> None:
-        """Take note of what a pod, by namespace and name, requests now; None: nothing any more."""
+        """Record the current requests of a pod by namespace and name; None: no more requests."""
         before = self._by_pod.get(pod)
         if claim == before:
             return
@@ -193,7 +193,7 @@ class Claims:
             self.version_beside += 1
 
     def by_node(self) -> Claimed:
-        """A copy of all sums."""
+        """Return a copy of all sums."""
         return {node: dict(amounts) for node, amounts in self._by_node.items()}
 
     def _add(self, claim: Claim, sign: int) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a pod that bears the label of HeterPS, for the people who wrote it. Pure."""
+"""Problems of pods with HeterPS's label, explained for their authors. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LONGEST_ERROR = 200  # characters
 
 @dataclass(frozen=True)
 class Complaint:
-    """What is told on an object."""
+    """An event about an unusable object."""
 
     reason: str  # CamelCase, for programs
-    message: str  # what is wrong, what follows, and the way out
+    message: str  # the problem, its effect, and the fix
 
 
 def unreadable(kind: str, error: Exception) -> Complaint:
-    """An object that cannot be read.
+    """Return the complaint about an unreadable object.
 
     Args:
-        kind: of the object.
-        error: `UnreadableError`, or what went wrong with it.
+        kind: kind of the object.
+        error: `UnreadableError`, or an error while processing it.
     """
     what = str(error) if isinstance(error, UnreadableError) else f"the operator fails at it ({_described(error)})"
     follows = f"the operator uses the last readable version of the {kind}, if any; correct the object"
@@ -38,18 +38,18 @@ def unreadable(kind: str, error: Exception) -> Complaint:
 
 
 def failed_turn(error: Exception) -> Complaint:
-    """A job that the operator fails to look at for no reason that it knows of."""
+    """Return the complaint about a job whose turn failed unexpectedly."""
     text = f"the operator fails to reconcile this job ({_described(error)}) and retries; running pods continue"
     return Complaint(_FAILED, f"{text}; check the job's ConfigMaps for damage, or report the operator's log")
 
 
 def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | None:
-    """What is wrong with a pod that can be read; None if nothing is.
+    """Return the problem of a readable pod, or None.
 
     Args:
-        pod: as the API server gives it.
+        pod: pod from the API server.
         owned: whether a HeterPSJob owns it.
-        charge: the units that it occupies.
+        charge: units that it occupies.
     """
     if has_ended(pod):
         return None

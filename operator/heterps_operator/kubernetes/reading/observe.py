@@ -1,7 +1,7 @@
-"""From a pod to the process that runs in it: pure.
+"""The process that runs in a pod. Pure.
 
-Reasons of ends: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/ (condition DisruptionTarget),
-https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/ (status.reason).
+Sources of termination reasons: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/ (condition
+DisruptionTarget), https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/ (status.reason).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from heterps_runtime.contract import EXIT_INTERRUPTED
 __all__ = ["deletion_deadline", "exit_code", "runs_well", "view"]
 
 _TAIL_LINES = 20
-# Beyond its grace, for a pod that has to be gone: then its node does not carry anything out any more.
+# Time after its grace period until a deleted pod counts as gone, as its node no longer acts.
 _OVERDUE_SECONDS = 60.0
-_UNKNOWN_SECONDS = 120.0  # for a pod of which its node says nothing
+_UNKNOWN_SECONDS = 120.0  # for a pod whose node reports nothing
 _LAST_SIGNAL = 64
 
-# `status.reason` of a pod that a node has failed. A node that admits a pod after all the others have taken its room
-# (OutOfcpu, ...) has as good as evicted it.
+# `status.reason` of a pod that a node has failed. A node that rejects a pod because others took its room (OutOfcpu,
+# ...) has effectively evicted it.
 _POD_REASONS = {
     "Evicted": "Evicted",
     "NodeAffinity": "Evicted",
@@ -61,18 +61,18 @@ def view(
     heard: bool = True,
     events: Sequence[Json] = (),
 ) -> ProcessView:
-    """The process of a pod, as the control loop sees processes.
+    """Return the process of a pod as the control loop sees it.
 
     Args:
-        pod: as the API server gives it.
-        now: Unix seconds.
-        tail: the last lines of its log, if they were read; else those that its status holds are taken.
-        asked: whether the control loop itself has deleted it: such an end has no reason of its own.
+        pod: pod from the API server.
+        now: current time, Unix seconds.
+        tail: the last lines of its log, if they were read; otherwise those in its status are used.
+        asked: whether the control loop itself deleted it: such an end needs no reason.
         heard: whether its node's kubelet reports.
-        events: of the pod, if they were read; what hinders its volumes stands nowhere else.
+        events: events of the pod, if they were read; volume problems appear nowhere else.
 
     Raises:
-        UnreadableError: the pod does not say what it runs.
+        UnreadableError: the pod has no valid annotation.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     terminated = _terminated(status)
@@ -87,7 +87,7 @@ def view(
         stopping=stopping,
         last_lines=_last_lines(status, terminated, tail) if over else (),
         log=f"kubectl logs --namespace {metadata.get('namespace')} {metadata.get('name')}",
-        # Told before the end too: a pod may be gone before its end was seen.
+        # Reported before the end too: a pod may disappear before its end is seen.
         reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
         begun=_begun(status),
@@ -96,27 +96,27 @@ def view(
 
 
 def runs_well(pod: Json) -> bool:
-    """Whether the view of a pod is the same at every time, until something about the pod changes."""
+    """Whether the view of a pod does not depend on time until the pod changes."""
     status = pod.get("status") or {}
     ready = _condition(status, "Ready").get("status") == "True"
     return ready and status.get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
 def exit_code(code: int) -> int:
-    """An exit code of a container as the operating system has it: 128 + N becomes -N, an end by signal N.
+    """Convert a container's exit code: 128 + N becomes -N, death by signal N.
 
-    The runtime's own code for an orderly stop, 130, stays: it catches that signal.
+    The runtime's own code for a requested stop, 130, stays, as the runtime catches that signal.
     """
     return 128 - code if 128 < code <= 128 + _LAST_SIGNAL and code != EXIT_INTERRUPTED else code
 
 
 def deletion_deadline(pod: Json) -> float | None:
-    """When a pod that was deleted has to be gone; None if nobody has deleted it."""
+    """Time when a deleted pod must be gone; None if it was not deleted."""
     return _time(pod["metadata"].get("deletionTimestamp"))
 
 
 def _terminated(status: Json) -> dict[str, Any] | None:
-    """How the runtime's container ended, whatever others in the pod still do."""
+    """Termination state of the runtime's container, whatever other containers do."""
     for container in status.get("containerStatuses") or ():
         if container.get("name") == CONTAINER:
             state: dict[str, Any] | None = (container.get("state") or {}).get("terminated")
@@ -125,7 +125,7 @@ def _terminated(status: Json) -> dict[str, Any] | None:
 
 
 def _begun(status: Json) -> float | None:
-    """When the runtime's container began to run; None if it has not."""
+    """Start time of the runtime's container; None if it has not started."""
     for container in status.get("containerStatuses") or ():
         if container.get("name") == CONTAINER:
             state = container.get("state") or {}
@@ -134,15 +134,15 @@ def _begun(status: Json) -> float | None:
 
 
 def _ended(pod: Json, terminated: Json | None, now: float, heard: bool) -> float | None:
-    """When the process ended; None while it may still run."""
+    """End time of the process; None while it may still run."""
     status = pod.get("status") or {}
     if terminated is not None:
         return _time(terminated.get("finishedAt")) or _last_change(status) or now
     if status.get("phase") in ("Succeeded", "Failed"):
         return _last_change(status) or now
     deadline = deletion_deadline(pod)
-    # On a node that is not heard of nobody carries the deletion out. What may still run there ends when the node is
-    # heard of again; meanwhile the coordinator tells it from its replacement.
+    # An unreachable node does not carry out the deletion. The process may still run there until the node is back; until
+    # then the coordinator distinguishes it from its replacement.
     if deadline is not None and (now >= deadline + _OVERDUE_SECONDS or not heard):
         return min(deadline, now)
     if status.get("phase") == "Unknown":
@@ -155,7 +155,7 @@ def _ended(pod: Json, terminated: Json | None, now: float, heard: bool) -> float
 
 
 def _exit(status: Json, terminated: Json | None) -> int | None:
-    """The exit code; None if nobody knows."""
+    """The exit code; None if unknown."""
     if terminated is not None:
         number = terminated.get("signal")
         return -int(number) if number else exit_code(int(terminated.get("exitCode", 1)))
@@ -166,7 +166,7 @@ def _exit(status: Json, terminated: Json | None) -> int | None:
 
 
 def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
-    """Why it ended or ends, where the cluster knows more than the exit code; the most telling first."""
+    """Why it ended or ends, if the cluster knows more than the exit code; the most specific reason first."""
     status = pod.get("status") or {}
     why = str((terminated or {}).get("reason") or "")
     if why == "OOMKilled":
@@ -180,7 +180,7 @@ def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
     if _condition(status, "TerminationTarget").get("status") == "True":  # set by Kueue
         return "Preempted"
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
-    # Kubelets write ContainerStatusUnknown also for a container that never ran, when its pod is deleted.
+    # Kubelets also write ContainerStatusUnknown for a container that never ran when its pod is deleted.
     if why in _CONTAINER_REASONS and not (deleted and why == "ContainerStatusUnknown"):
         return _CONTAINER_REASONS[why]
     if deleted:
@@ -192,7 +192,7 @@ def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
 
 
 def _last_lines(status: Json, terminated: Json | None, tail: tuple[str, ...]) -> tuple[str, ...]:
-    """What the process said last, and what the cluster says about its end."""
+    """The last lines of the process's log, and the cluster's message about its end."""
     lines = list(tail)
     if terminated is not None and terminated.get("message"):
         words = str(terminated["message"])
@@ -220,7 +220,7 @@ def _condition(status: Json, kind: str) -> Json:
 
 
 def _last_change(status: Json) -> float | None:
-    """When anything about the pod was last noted: the same at every look, unlike now."""
+    """Time of the pod's last recorded change: stable between calls, unlike the current time."""
     times = [_time(c.get("lastTransitionTime")) for c in status.get("conditions") or ()]
     for key in ("containerStatuses", "initContainerStatuses"):
         ends = [(c.get("state") or {}).get("terminated") or {} for c in status.get(key) or ()]
@@ -230,7 +230,7 @@ def _last_change(status: Json) -> float | None:
 
 
 def _time(text: Any) -> float | None:
-    """A time of the API in Unix seconds; None for none, and for the year 1, which stands for none."""
+    """Parse an API timestamp to Unix seconds; None for none, and for the year 1, which means none."""
     if not text:
         return None
     seconds = datetime.fromisoformat(str(text)).timestamp()

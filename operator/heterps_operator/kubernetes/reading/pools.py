@@ -1,8 +1,8 @@
-"""What a DevicePool has to give, and which job holds how much of it. Pure; the `Ledger` alone remembers.
+"""Capacity of DevicePools, and the units that jobs hold. Pure, except the stateful `Ledger`.
 
-A pool's capacity is read from the nodes that its pods can run on, and from what other pods of HeterPS request there.
-The ledger keeps all jobs together within it: units are reserved before a pod is made, and stay held as long as the pod
-exists, whatever the job has decided since.
+A pool's capacity comes from the nodes that its pods can run on, minus requests of other HeterPS pods there. The ledger
+keeps the sum of all jobs within it: units are reserved before a pod is created, and stay held while the pod exists,
+whatever the job decides meanwhile.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 # Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
 _DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
-# Kubernetes sets these itself on a node in trouble; they come with a condition or a field that says the same.
+# Kubernetes sets these on a node in trouble; a condition or a field says the same.
 _TROUBLE_TAINTS = "node.kubernetes.io/"
-_NODES_NAMED = 3  # in one message
+_NODES_NAMED = 3  # nodes named in one message
 
 
 def job_key(namespace: str, name: str) -> str:
-    """Name of a job in the whole cluster."""
+    """Cluster-wide name of a job."""
     return f"{namespace}/{name}"
 
 
@@ -48,32 +48,32 @@ def job_key(namespace: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the nodes of a pool have to give."""
+    """Capacity of a pool's nodes."""
 
-    units: int = 0  # of nodes that take pods now; whole pods per node
-    taken: int = 0  # that would be there but for other pods of HeterPS: coordinators, workers of another pool
-    orphaned: int = 0  # of pods whose jobs are gone, and were before the operator began; not among `units`
-    ready: tuple[str, ...] = ()  # those nodes
+    units: int = 0  # on nodes that take pods now; whole pods per node
+    taken: int = 0  # units lost to other HeterPS pods: coordinators, workers of another pool
+    orphaned: int = 0  # units of pods whose jobs were gone before the operator started; not in `units`
+    ready: tuple[str, ...] = ()  # names of those nodes
     not_ready: tuple[str, ...] = ()
     cordoned: tuple[str, ...] = ()
-    tainted: tuple[str, ...] = ()  # `NODE (KEY=VALUE:EFFECT)`: the pool does not tolerate the taint
-    without_resource: tuple[str, ...] = ()  # chosen by nodeSelector, without a single unit
+    tainted: tuple[str, ...] = ()  # `NODE (KEY=VALUE:EFFECT)`: a taint that the pool does not tolerate
+    without_resource: tuple[str, ...] = ()  # match nodeSelector, but have no unit
 
     @property
     def matching(self) -> int:
-        """Number of nodes that nodeSelector chooses and that have the resource, whatever their state."""
+        """Number of nodes that match nodeSelector and have the resource, in any state."""
         return len(self.ready) + len(self.not_ready) + len(self.cordoned) + len(self.tainted)
 
 
 def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = None) -> Capacity:
     """Count the units of a pool.
 
-    A node gives whole pods only: 3.92 cores are three units, and with `unitsPerPod: 2` they are two.
+    A node holds whole pods only: 3.92 cores are three units, or two with `unitsPerPod: 2`.
 
     Args:
         pool: a DevicePool.
         nodes: all nodes of the cluster.
-        claimed: what pods of HeterPS request of them.
+        claimed: requests of HeterPS pods on them.
     """
     spec = pool["spec"]
     resource, per_pod = unit_resource(spec), int(spec.get("unitsPerPod") or 1)
@@ -90,7 +90,7 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
         ready, cordoned = _is_ready(status), bool((node.get("spec") or {}).get("unschedulable"))
         taint = _untolerated(node, spec.get("tolerations") or ())
         if whole == 0 and (ready or _whole_units((status.get("capacity") or {}).get(resource)) == 0):
-            if spec.get("nodeSelector"):  # without one, a node that lacks the resource is simply not the pool's
+            if spec.get("nodeSelector"):  # without nodeSelector, a node without the resource is simply not in the pool
                 groups.setdefault("without_resource", []).append(name)
         elif not ready:
             groups.setdefault("not_ready", []).append(name)
@@ -108,13 +108,13 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
 
 
 def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
-    """The `status` of a DevicePool.
+    """Build the `status` of a DevicePool.
 
     Args:
-        pool: as the API server has it; its present conditions keep their times where nothing changed.
-        capacity: `pool_capacity` of it.
-        allocated_units: that jobs hold.
-        now: Unix seconds.
+        pool: pool from the API server; unchanged conditions keep their times.
+        capacity: its `pool_capacity`.
+        allocated_units: units that jobs hold.
+        now: current time, Unix seconds.
     """
     spec = pool["spec"]
     generation = int(pool["metadata"].get("generation") or 0)
@@ -131,11 +131,11 @@ def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: fl
 
 
 def pool_limit(pool: Json, capacity: Capacity) -> int:
-    """Units that all jobs together may hold of a pool.
+    """Return the units of a pool that all jobs together may hold.
 
     Args:
         pool: a DevicePool.
-        capacity: `pool_capacity` of it.
+        capacity: its `pool_capacity`.
     """
     most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
     return most if pool["spec"].get("autoscaled") else min(most, capacity.units)
@@ -209,10 +209,10 @@ def _names(names: Sequence[str]) -> str:
 
 
 def unit_resource(spec: Json) -> str:
-    """The resource that one unit of a pool requests in a pod.
+    """Return the resource of one unit of a pool.
 
     Args:
-        spec: of the DevicePool.
+        spec: spec of the DevicePool.
     """
     return str(spec.get("resourceName") or _DEFAULT_RESOURCES[spec["deviceType"]])
 
@@ -226,7 +226,7 @@ def _is_ready(status: Json) -> bool:
 
 
 def _untolerated(node: Json, tolerations: Iterable[Json]) -> str | None:
-    """The first taint that keeps the pool's pods away, as `kubectl taint` writes it."""
+    """Return the first taint that the pool does not tolerate, formatted as `kubectl taint` does."""
     for taint in (node.get("spec") or {}).get("taints") or ():
         key, value, effect = str(taint["key"]), str(taint.get("value") or ""), str(taint["effect"])
         if effect not in _KEEPS_PODS_AWAY or key.startswith(_TROUBLE_TAINTS):
@@ -237,7 +237,7 @@ def _untolerated(node: Json, tolerations: Iterable[Json]) -> str | None:
 
 
 def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
-    """Whether a toleration matches a taint (Kubernetes, "Taints and Tolerations": an absent key or effect is any)."""
+    """Whether a toleration matches a taint ("Taints and Tolerations": an absent key or effect matches all)."""
     if toleration.get("effect") not in (None, "", effect):
         return False
     if toleration.get("key") not in (None, "", key):
@@ -254,7 +254,7 @@ class Shortfall:
 
     pool: str
     wanted: int
-    free: int  # that the job could have
+    free: int  # units available to the job
     holders: tuple[tuple[str, int], ...]  # other jobs and their units, the largest first
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ class Shortfall:
 
 @dataclass(frozen=True)
 class Grant:
-    """Answer to a reservation: all of it, or nothing and why."""
+    """Result of a reservation: all units, or none and the reason."""
 
     shortfalls: tuple[Shortfall, ...] = ()
 
@@ -278,8 +278,8 @@ class Grant:
 class _Holding:
     """Units of one job, by pool."""
 
-    reserved: dict[str, int] = field(default_factory=dict)  # that it may have pods for
-    occupied: dict[str, int] = field(default_factory=dict)  # of pods that exist
+    reserved: dict[str, int] = field(default_factory=dict)  # units that it may create pods for
+    occupied: dict[str, int] = field(default_factory=dict)  # units of existing pods
 
     def units(self, pool: str) -> int:
         return max(self.reserved.get(pool, 0), self.occupied.get(pool, 0))
@@ -289,32 +289,32 @@ class _Holding:
 
 
 class Ledger:
-    """Which job holds how many units of which pool. Thread-safe.
+    """Units of each pool that each job holds. Thread-safe.
 
-    A job holds what it has reserved, or what its pods occupy if that is more: a job that shrinks keeps its units until
-    the pods are gone. A reservation that would take a pool over its limit is refused as a whole; one that asks for no
-    more than the job holds already is always granted, also when nodes were lost.
+    A job holds the maximum of its reservation and its pods' units: a shrinking job keeps its units until the pods are
+    gone. A reservation that would exceed a pool's limit is refused as a whole; one within the job's current units is
+    always granted, even after nodes were lost.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limits: dict[str, int] = {}
         self._jobs: dict[str, _Holding] = {}
-        # Every look at a job asks what is free: sums over hundreds of jobs would be most of the look.
-        self._counted: dict[str, dict[str, int]] = {}  # by job, what of it is in the totals
+        # Every turn of a job asks for free units: sums over hundreds of jobs would dominate it.
+        self._counted: dict[str, dict[str, int]] = {}  # by job, its part of the totals
         self._totals: dict[str, int] = {}  # by pool
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Set how many units all jobs together may hold; pools that are absent are unknown, and have none to give."""
+        """Set the units that all jobs together may hold; absent pools are unknown and have none."""
         with self._lock:
             self._limits = dict(limits)
 
     def reserve(self, job: str, units: Mapping[str, int]) -> Grant:
-        """Reserve units in place of what the job has reserved before, all or nothing.
+        """Replace a job's reservation, all or nothing.
 
         Args:
-            job: `job_key` of it.
-            units: by pool, all that the job is to have; absent pools are given up.
+            job: `job_key` of the job.
+            units: the job's units by pool; absent pools are released.
         """
         with self._lock:
             holding = self._jobs.get(job) or _Holding()
@@ -329,21 +329,21 @@ class Ledger:
             return Grant(short)
 
     def restore(self, job: str, units: Mapping[str, int]) -> None:
-        """Take note of what an earlier operator had granted; it is a fact, so no limit is asked."""
+        """Record the reservation that an earlier operator granted; it is a fact, so limits do not apply."""
         with self._lock:
             holding = self._jobs.get(job) or _Holding()
             holding.reserved = {pool: number for pool, number in units.items() if number > 0}
             self._keep(job, holding)
 
     def occupy(self, job: str, units: Mapping[str, int]) -> None:
-        """Take note of what the job's pods occupy."""
+        """Record the units that the job's pods occupy."""
         with self._lock:
             holding = self._jobs.get(job) or _Holding()
             holding.occupied = {pool: number for pool, number in units.items() if number > 0}
             self._keep(job, holding)
 
     def release(self, job: str) -> None:
-        """Give the reservation up; what pods still occupy is held until they are gone."""
+        """Release the reservation; units of existing pods stay held until they are gone."""
         self.restore(job, {})
 
     def held(self, pool: str) -> int:
@@ -358,17 +358,17 @@ class Ledger:
             return {pool: holding.units(pool) for pool in sorted(holding.pools())}
 
     def holders(self, pool: str, excluding: str = "") -> tuple[tuple[str, int], ...]:
-        """Jobs that hold units of a pool, with their number, the largest first."""
+        """Jobs that hold units of a pool, with their units, the largest first."""
         with self._lock:
             return self._holders(pool, excluding)
 
     def free(self, pool: str, excluding: str = "") -> int:
-        """Units that a job could have of a pool: the limit less what all others hold, and never below zero."""
+        """Units of a pool available to a job: the limit minus the units of all others, never negative."""
         with self._lock:
             return max(0, self._free(pool, excluding))
 
     def free_units(self, job: str, pools: Iterable[str]) -> dict[str, int]:
-        """Limits to plan a job with: for each of its pools what it holds and what nobody else does."""
+        """Limits for planning a job: for each of its pools, its own units plus the free ones."""
         with self._lock:
             holding = self._jobs.get(job) or _Holding()
             return {pool: max(0, holding.units(pool), self._free(pool, job)) for pool in pools}

@@ -1,7 +1,7 @@
-"""Why a pod does not start, in words that name the way out: pure.
+"""Why a pod does not start, with the fix. Pure.
 
-A pod that waits is normal for a while. What cannot pass by itself is told at once: a pod that fits no node, an image
-that does not exist. The rest counts as a problem after a grace.
+Waiting is normal for a while. Problems that do not resolve by themselves are reported at once: a pod that fits no node,
+an image that does not exist. The rest is reported after a grace period.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from heterps_operator.state.values import PodProblem, ProcessSpec
 
 __all__ = ["REFUSALS", "name_taken", "object_refused", "pod_problem", "refused", "start_error"]
 
-REFUSALS = frozenset({400, 403, 413, 422})  # answers of an API server that asking again does not change
+REFUSALS = frozenset({400, 403, 413, 422})  # API server responses that a retry does not change
 
-_UNCLAIMED_SECONDS = 30.0  # for a scheduler to look at a pod at all
+_UNCLAIMED_SECONDS = 30.0  # for a scheduler to consider a pod
 _CREATING_SECONDS = 30.0  # for a node to prepare volumes and network
 _PULLING_SECONDS = 600.0  # for an image
 _INITIALISING_SECONDS = 600.0  # for init containers, which may load data
 _UNREADY_SECONDS = 60.0  # for a container to answer its readiness probe
 _SILENT_SECONDS = 15.0  # for a node to answer
-_LONGEST_QUOTE = 600  # characters of a message of the cluster's
+_LONGEST_QUOTE = 600  # characters of a quoted cluster message
 
 _PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ImageInspectError", "ErrImageNeverPull"})
 _MOUNTING = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _NETWORKING = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
-# Words of the API server's refusals, what they mean, and the way out; the first that fits.
+# Patterns of the API server's refusals, with reason and fix; the first match applies.
 _REFUSALS = (
     (
         "must specify",
@@ -84,12 +84,12 @@ _TAINT = re.compile(r"untolerated taint\(?s?\)? ?\{([^}]*)\}")
 
 
 def pod_problem(pod: Json, now: float, events: Sequence[Json] = ()) -> PodProblem | None:
-    """Why a pod does not start; None if it runs, has ended, or is still within what is normal.
+    """Return why a pod does not start; None if it runs, has ended, or waits no longer than is normal.
 
     Args:
-        pod: as the API server gives it.
-        now: Unix seconds.
-        events: of the pod, if they were read: failures to mount volumes stand nowhere else.
+        pod: pod from the API server.
+        now: current time, Unix seconds.
+        events: events of the pod, if they were read; mount failures appear nowhere else.
     """
     status = pod.get("status") or {}
     if status.get("phase") not in (None, "Pending", "Running") or pod["metadata"].get("deletionTimestamp"):
@@ -104,7 +104,7 @@ def pod_problem(pod: Json, now: float, events: Sequence[Json] = ()) -> PodProble
 
 
 def refused(spec: ProcessSpec, error: ApiError) -> PodProblem:
-    """Why the API server did not take a pod."""
+    """Return why the API server refused a pod."""
     faulty = error.code in (400, 413, 422) and "admission webhook" not in error.message
     return _refusal(
         f"the pod of {spec.name}",
@@ -114,11 +114,11 @@ def refused(spec: ProcessSpec, error: ApiError) -> PodProblem:
 
 
 def object_refused(what: str, error: ApiError) -> PodProblem:
-    """Why the API server did not take another object of a job.
+    """Return why the API server refused another object of a job.
 
     Args:
-        what: its kind and name.
-        error: the API server's answer.
+        what: kind and name of the object.
+        error: the API server's response.
     """
     if _TOO_LARGE.search(error.message) and error.code != _FORBIDDEN:
         fix = (
@@ -130,11 +130,11 @@ def object_refused(what: str, error: ApiError) -> PodProblem:
 
 
 def name_taken(what: str, found: Json) -> PodProblem:
-    """Why an object cannot be made: there is another one of its name, of somebody else or an earlier job.
+    """Return why an object cannot be created: its name is taken by another owner's object or an earlier job's.
 
     Args:
-        what: its kind and name.
-        found: what is there.
+        what: kind and name of the object.
+        found: the existing object.
     """
     if any(owner.get("kind") == "HeterPSJob" for owner in found["metadata"].get("ownerReferences") or ()):
         return PodProblem("NameNotFree", f"{what} belongs to an earlier job of this name, which is being deleted")
@@ -150,7 +150,7 @@ def _refusal(what: str, error: ApiError, otherwise: tuple[str, str]) -> PodProbl
 
 
 def start_error(words: str) -> str:
-    """What a container runtime says of a container that it cannot start, with the way out."""
+    """Return a container runtime's start error, with the fix."""
     text = _quote(words)
     if "executable file not found" in words or "no such file or directory" in words:
         return f"the container cannot start: {text}; use an image with heterps-runtime on its PATH (spec.image)"
@@ -172,7 +172,7 @@ def _not_scheduled(pod: Json, condition: Json) -> PodProblem:
             text = f"{name} waits in queue {queue} until there is quota for the whole group"
             return PodProblem(reason, f"{text}; see kubectl get workloads, or raise the quota of its ClusterQueue")
         return PodProblem(reason, f"{name} waits behind the scheduling gate {gates}; its owner has to remove it")
-    # What follows is about what could be taken from others in favour of this one.
+    # The preemption part of the message is not about this pod's needs.
     words = _PREEMPTION.split(words)[0].strip()
     told = f"{name} fits no node ({_quote(words.rstrip('.'))})"
     return PodProblem(reason, f"{told}; {_way_onto_a_node(pod, words)}")
@@ -211,7 +211,7 @@ def _unclaimed(pod: Json, age: float) -> PodProblem:
 
 
 def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | None:
-    """Containers that wait for something that does not come."""
+    """Containers that wait for something missing."""
     where = f"{_process(pod)} on node {(pod.get('spec') or {}).get('nodeName')}"
     since = now - _time(_condition(pod.get("status") or {}, "PodScheduled").get("lastTransitionTime"), now)
     creating = False
@@ -219,7 +219,7 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
         reason, words = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
         name = str(container.get("name"))
         if reason in _PULLING:
-            # The two take turns for as long as an image cannot be pulled.
+            # The two alternate while an image cannot be pulled.
             told = "ImagePullBackOff" if reason == "ErrImagePull" else reason
             return PodProblem(told, _image_message(where, name, container, reason, words))
         if reason == "CreateContainerConfigError":
@@ -237,7 +237,7 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
             fix = f"see kubectl logs {pod['metadata'].get('name')} --all-containers"
             return PodProblem("Initialising", f"{where}: init containers have run for {since:.0f} s; {fix}")
     for container in _containers(pod.get("status") or {}, "initContainerStatuses"):
-        # Of a sidecar that starts before the others, kubelets show the last end until it is started again.
+        # For sidecars that start first, kubelets report the last end until the restart.
         end = (container.get("state") or {}).get("terminated") or {}
         if container.get("restartCount") and end.get("exitCode"):
             return _crashes(pod, where, str(container.get("name")), str(end.get("message") or ""))
@@ -276,7 +276,7 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
 
 
 def _not_ready(pod: Json, now: float) -> PodProblem | None:
-    """Containers that run, but do not answer; or whose node does not."""
+    """Containers that run but do not answer, or whose node does not."""
     status = pod.get("status") or {}
     ready = _condition(status, "Ready")
     runtime: Json = next((c for c in status.get("containerStatuses") or () if c.get("name") == CONTAINER), {})
@@ -285,7 +285,7 @@ def _not_ready(pod: Json, now: float) -> PodProblem | None:
         return None
     since = now - _time(ready.get("lastTransitionTime"), now)
     node = (pod.get("spec") or {}).get("nodeName")
-    # The node says that the container is ready; who says that the pod is not has lost sight of the node.
+    # The node reports the container as ready; whatever marked the pod unready has lost contact with the node.
     healthy = all(c.get("ready") for c in _containers(status)) and ready.get("reason") != "ReadinessGatesNotReady"
     if (ready.get("status") == "Unknown" or healthy) and since >= _SILENT_SECONDS:
         text = f"node {node}, where {_process(pod)} runs, has not answered for {since:.0f} s"
@@ -324,7 +324,7 @@ def _image_message(where: str, name: str, container: Json, reason: str, words: s
 
 
 def _waiting(pod: Json) -> Iterator[tuple[Json, Json]]:
-    """Containers that wait, those that start first at the front, and what they wait for."""
+    """Waiting containers with their reasons, those that start first at the front."""
     for container in _containers(pod.get("status") or {}, "initContainerStatuses", "containerStatuses"):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is not None:
@@ -348,6 +348,6 @@ def _time(text: Any, default: float) -> float:
 
 
 def _quote(words: str) -> str:
-    """Words of the cluster as one line of bounded length."""
+    """Quote a cluster message as one line of bounded length."""
     text = " ".join(words.split())
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."

@@ -1,6 +1,6 @@
-"""The annotation `heterps.io/process`: a pod says itself what it runs. Pure.
+"""The annotation `heterps.io/process`, which describes a pod's process. Pure.
 
-Anyone who may write a pod may write its annotations, so the text counts only where it is what HeterPS writes.
+Any client that may write a pod may write its annotations, so only text in the form that HeterPS writes is accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heterps_operator.state.values import ProcessSpec
 
 __all__ = ["process_from", "process_of", "process_text"]
 
-_LONGEST = 2048  # characters of the annotation; HeterPS writes some 200
+_LONGEST = 2048  # characters of the annotation; HeterPS writes about 200
 _MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_devicepools.yaml)
 _MOST_STARTS = 2**31 - 1
 _PROCESSES_KNOWN = 16_384
@@ -46,25 +46,25 @@ _FIELDS = frozenset(ProcessSpec.__dataclass_fields__)
 
 
 def process_text(spec: ProcessSpec) -> str:
-    """A process as the text of the annotation."""
+    """Serialise a process as the annotation's text."""
     return json.dumps(asdict(spec), separators=(",", ":"))
 
 
 def process_of(pod: Json) -> ProcessSpec:
-    """The process that a pod runs.
+    """Return the process that a pod runs.
 
     Raises:
-        UnreadableError: the annotation is missing or malformed: the pod is none of ours, or somebody has changed it.
+        UnreadableError: the annotation is missing or malformed: another client created or changed the pod.
     """
     return _read((pod["metadata"].get("annotations") or {}).get(ANNOTATION_PROCESS))
 
 
 def process_from(document: Any, path: str = "") -> ProcessSpec:
-    """A process from its JSON object; keys that are not known are passed over, as later versions may write more.
+    """Parse a process from its JSON object; unknown keys are ignored, as later versions may write more.
 
     Args:
         document: the object.
-        path: of it, for messages.
+        path: path of the object, for messages.
 
     Raises:
         UnreadableError: a field is missing or malformed.
@@ -80,7 +80,7 @@ def process_from(document: Any, path: str = "") -> ProcessSpec:
     return ProcessSpec(**{**known, "arguments": tuple(document["arguments"])})
 
 
-@functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are looked at over and over again
+@functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are read again and again
 def _read(annotation: str | None) -> ProcessSpec:
     text(least=1, most=_LONGEST)(annotation, _PATH)
     assert annotation is not None

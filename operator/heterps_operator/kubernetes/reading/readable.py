@@ -1,6 +1,6 @@
-"""What has to be true of a job, pod, pool or node for the operator to read it. Pure.
+"""Shapes that the operator needs to read a job, pod, pool or node. Pure.
 
-Everything that a watch or a list brings is looked at here once. What comes after may rely on it.
+Every object from a watch or a list is checked here once; later code may rely on it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _POOL_SPEC = fields({
 }, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
 _POOL_STATUS = fields({"conditions": items(_CONDITION)})
 
-# The rest of a job's spec is checked, and told of in its status, when the job is taken up.
+# The rest of a job's spec is validated, and reported in its status, when the operator picks up the job.
 _JOB_SPEC = fields({"managedBy": _TEXT, "pools": items(fields({"name": _NAMED}, required=("name",)))}, ("pools",))
 
 _SHAPES: Mapping[str, Shape] = {
@@ -114,14 +114,14 @@ _SHAPES: Mapping[str, Shape] = {
 
 
 def check(kind: str, item: Any) -> None:
-    """Look whether the operator can read an object.
+    """Check that the operator can read an object.
 
     Args:
         kind: `JOB`, `POD`, `POOL` or `NODE`.
-        item: as it came.
+        item: the unchecked object.
 
     Raises:
-        UnreadableError: it cannot; the error names the first field that is at fault.
+        UnreadableError: the object is malformed; the error names the first faulty field.
     """
     _SHAPES[kind](item, "")
     if kind == POOL and item["spec"]["deviceType"] == "XPU" and not item["spec"].get("resourceName"):

@@ -1,8 +1,8 @@
-"""Whether a value of the API is what it has to be, before anything is read of it. Pure.
+"""Shape checks of API values before they are read. Pure.
 
-The API server keeps what it was once told: annotations that hold any text, and custom objects of an older schema. A
-shape is a function that takes a value and the path of its field, and raises `UnreadableError` at the first field that
-is something else. Fields that a shape does not name are passed over.
+The API server stores unchecked data: annotations with any text, and custom objects of an older schema. A shape is a
+function that takes a value and the path of its field, and raises `UnreadableError` at the first mismatch. Fields that a
+shape does not name are ignored.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = [
 
 Shape = Callable[[Any, str], None]
 
-_LONGEST_SHOWN = 60  # characters of what was found
+_LONGEST_SHOWN = 60  # characters of the value in a message
 _LONGEST_PATH = 160
 _LONGEST_NUMBER = 40  # characters of a quantity
-_MOST = 10**15  # of a resource; sums of thousands of them are still exact
+_MOST = 10**15  # of a resource; sums of thousands of them stay exact
 
 
 class UnreadableError(ValueError):
-    """An object that cannot be read.
+    """An unreadable object.
 
     Attributes:
-        field: path of the field at fault.
-        found: what it is; None if it is missing.
-        expected: what it has to be.
+        field: path of the faulty field.
+        found: its value; None if it is missing.
+        expected: description of valid values.
     """
 
     def __init__(self, field: str, found: object, expected: str) -> None:
@@ -56,12 +56,12 @@ class UnreadableError(ValueError):
 
 
 def text(*, least: int = 0, most: int | None = None, among: Collection[str] = ()) -> Shape:
-    """A text.
+    """Shape of a text.
 
     Args:
-        least: characters.
-        most: characters; None: as many as there are.
-        among: the only texts that are known; none: any.
+        least: minimum number of characters.
+        most: maximum number of characters; None: no limit.
+        among: the only valid texts; empty: any.
     """
     expected = f"one of {', '.join(among)}" if among else "a text"
     if most is not None:
@@ -78,11 +78,11 @@ def text(*, least: int = 0, most: int | None = None, among: Collection[str] = ()
 
 
 def matching(pattern: str, expected: str) -> Shape:
-    """A text of which the whole fits a regular expression.
+    """Shape of a text that matches a regular expression as a whole.
 
     Args:
-        pattern: the expression; give each repetition a bound.
-        expected: the same in words.
+        pattern: the expression; bound each repetition.
+        expected: its description in words.
     """
     compiled = re.compile(pattern)
 
@@ -94,7 +94,7 @@ def matching(pattern: str, expected: str) -> Shape:
 
 
 def number(least: int, most: int) -> Shape:
-    """A whole number within bounds; true and false are none."""
+    """Shape of a whole number within bounds; booleans are not numbers."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -104,13 +104,13 @@ def number(least: int, most: int) -> Shape:
 
 
 def truth(value: Any, path: str) -> None:
-    """True or false."""
+    """Shape of a boolean."""
     if not isinstance(value, bool):
         raise UnreadableError(path, value, "true or false")
 
 
 def amount(value: Any, path: str) -> None:
-    """A quantity of a resource, such as `500m`, as text or number."""
+    """Shape of a resource quantity, such as `500m`, as text or number."""
     try:
         known = isinstance(value, str | int) and not isinstance(value, bool)
         if known and len(str(value)) <= _LONGEST_NUMBER and 0 <= parse_quantity(value) <= _MOST:
@@ -121,7 +121,7 @@ def amount(value: Any, path: str) -> None:
 
 
 def moment(value: Any, path: str) -> None:
-    """A time with its zone, as the API writes it."""
+    """Shape of a timestamp with a time zone, in the API's format."""
     try:
         if isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None:
             return
@@ -131,11 +131,11 @@ def moment(value: Any, path: str) -> None:
 
 
 def items(shape: Shape, most: int | None = None) -> Shape:
-    """A list.
+    """Shape of a list.
 
     Args:
-        shape: of each item.
-        most: items; None: as many as there are.
+        shape: shape of each item.
+        most: maximum number of items; None: no limit.
     """
 
     def check(value: Any, path: str) -> None:
@@ -148,11 +148,11 @@ def items(shape: Shape, most: int | None = None) -> Shape:
 
 
 def table(shape: Shape, only: Callable[[str], bool] = lambda key: True) -> Shape:
-    """An object whose keys are names of any kind.
+    """Shape of an object with arbitrary keys.
 
     Args:
-        shape: of each value.
-        only: keys whose values are looked at.
+        shape: shape of each value.
+        only: keys whose values are checked.
     """
 
     def check(value: Any, path: str) -> None:
@@ -166,11 +166,11 @@ def table(shape: Shape, only: Callable[[str], bool] = lambda key: True) -> Shape
 
 
 def fields(known: Mapping[str, Shape], required: Collection[str] = ()) -> Shape:
-    """An object of known fields.
+    """Shape of an object with known fields.
 
     Args:
-        known: shapes by field; a field that is missing or null has none.
-        required: fields that must be there.
+        known: shapes by field; missing and null fields are not checked.
+        required: fields that must be present.
     """
 
     def check(value: Any, path: str) -> None:
@@ -188,7 +188,7 @@ def fields(known: Mapping[str, Shape], required: Collection[str] = ()) -> Shape:
 
 
 def _can_be_sent(value: str) -> bool:
-    """Whether a text has a UTF-8 form; JSON may hold half of a pair of surrogates, which has none."""
+    """Whether a text can be encoded as UTF-8; JSON may contain lone surrogates, which cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -197,7 +197,7 @@ def _can_be_sent(value: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """What was found, in a few words."""
+    """Describe a value in a few words."""
     if value is None:
         return "is missing"
     if isinstance(value, Mapping):
@@ -206,6 +206,6 @@ def _shown(value: object) -> str:
         return f"is a list of {len(value)}"
     if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
         return f"is a text of {len(value)} characters"
-    if isinstance(value, int) and not -_MOST <= value <= _MOST:  # too long a one cannot even be written out
+    if isinstance(value, int) and not -_MOST <= value <= _MOST:  # a larger number cannot even be formatted
         return "is a number out of range"
     return f"is {json.dumps(value, ensure_ascii=False, default=str)}"

@@ -1,7 +1,7 @@
-"""Whether values that were read back have the types that they are declared with. Pure.
+"""Type checks of values that were read back. Pure.
 
-A dataclass takes whatever it is made of. What a ConfigMap held was written by the operator, and may have been changed
-by anyone who may write ConfigMaps: a wrong type must be found where it is read, and not in the middle of a turn.
+Dataclasses do not check types. The operator writes a ConfigMap, but any client with the rights may change it: a wrong
+type must be found when it is read, not in the middle of a turn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["check_types"]
 
 
 def check_types(value: Any, declared: Any, path: str) -> None:
-    """Compare a value with its declared type: dataclasses, texts, numbers, truths, tuples, mappings, and unions.
+    """Check a value against its declared type: dataclasses, strings, numbers, booleans, tuples, mappings, and unions.
 
     Args:
-        value: what was read.
+        value: the value that was read.
         declared: the type.
-        path: of the value, for messages.
+        path: path of the value, for messages.
 
     Raises:
-        UnreadableError: it is of another one.
+        UnreadableError: the value has another type.
     """
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if declared is Any:
@@ -60,7 +60,7 @@ def _fits(value: Any, declared: Any, path: str) -> bool:
 
 
 def _check_plain(value: Any, declared: Any, path: str) -> None:
-    truth = isinstance(value, bool) and declared is not bool  # which Python counts among the whole numbers
+    truth = isinstance(value, bool) and declared is not bool  # in Python, bool is a subclass of int
     if truth or not isinstance(value, declared):
         raise UnreadableError(path, value, _name(declared))
 
