@@ -48,11 +48,23 @@ def test_every_make_target_in_the_readme_exists() -> None:
     assert named <= set(targets)
 
 
-def test_the_component_table_names_existing_files() -> None:
-    table = text_of("docs/architecture.md").partition("| component | file |")[2]
-    named = re.findall(r"`([\w./-]+)`", table)
-    assert len(named) > 30
-    assert [path for path in named if not (ROOT / path).exists()] == []
+def test_the_map_names_existing_modules() -> None:
+    text = text_of("docs/architecture.md")
+    roots = [ROOT, *(ROOT / folder for folder in ("operator/heterps_operator", "runtime/heterps_runtime", "operator"))]
+    named = re.findall(r"`([\w/]+\.py|[\w/]+/)`", text)
+    assert len(named) > 40
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+def test_the_map_covers_every_package() -> None:
+    table = text_of("docs/architecture.md").partition("## Packages")[2].partition("\n## ")[0]
+    packages = {
+        ".".join(path.parent.relative_to(ROOT / root).parts)
+        for root in ("operator", "runtime")
+        for path in (ROOT / root).rglob("__init__.py")
+    }
+    roots = {"heterps_operator", "heterps_planner", "heterps_runtime"}
+    assert set(re.findall(r"^\| `([\w.]+)` \|", table, re.M)) == packages - roots
 
 
 def test_every_page_is_in_the_index() -> None:
