@@ -13,7 +13,7 @@ from typing import Any
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.contract import FINAL_PHASES, JobPhase, MemberState, PlanDocument
 from heterps_runtime.coordinator import generations
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
@@ -21,7 +21,25 @@ from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
 from heterps_runtime.coordinator.progress import Progress, non_finite
-from heterps_runtime.transport import Message
+from heterps_runtime.messages import (
+    Checkpoint,
+    Checkpointed,
+    Commit,
+    Done,
+    Evaluate,
+    Evaluated,
+    Failed,
+    FromCoordinator,
+    FromMember,
+    Go,
+    Join,
+    NewAllocation,
+    Pulse,
+    Ready,
+    Rejoin,
+    Restore,
+    Shutdown,
+)
 
 __all__ = ["CoordinatorCore"]
 
@@ -49,7 +67,7 @@ class CoordinatorCore:
         latest: CheckpointRecord | None = None,
         resumed_samples: int = 0,
         resumed_rows: int | None = None,
-        merge_evaluation: Callable[[Sequence[Message]], dict[str, Any]] = lambda messages: {},
+        merge_evaluation: Callable[[Sequence[Evaluated]], dict[str, Any]] = lambda messages: {},
         heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
     ) -> None:
         self.config = config
@@ -66,7 +84,7 @@ class CoordinatorCore:
         self.lineage = 0  # times that all members took their state from a checkpoint (or from nothing)
         self.allocation: Allocation | None = None
         self._next_allocation: Allocation | None = None
-        self._done: dict[int, dict[str, dict[str, Any]]] = {}
+        self._done: dict[int, dict[str, Done]] = {}
         self.checkpoints = Checkpoints(effects, journal, latest)
         self.progress = Progress(config, latest.step if latest else 0, resumed_samples, resumed_rows)
         self.resumed_from = latest.step if latest else None
@@ -76,7 +94,7 @@ class CoordinatorCore:
         self._event = journal.note
         self.error: dict[str, str] | None = None
         self.evaluation: dict[str, Any] | None = None
-        self._evaluated: dict[str, Message] = {}
+        self._evaluated: dict[str, Evaluated] = {}
         self.evaluation_rows = 0
         self.model_path: str | None = None
         self._stop_asked = False
@@ -89,7 +107,7 @@ class CoordinatorCore:
         Raises:
             ValueError: unknown pools, a later plan that differs in more than workers, or a job that is over.
         """
-        if self.phase in JobPhase.FINAL:
+        if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
         check_pools(plan, self.config.pools)
         if self.roster is not None:
@@ -106,7 +124,7 @@ class CoordinatorCore:
         retired = roster.rescale(plan)
         self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {len(retired)} present ones end")
         for member in retired:
-            self._tell(member, Message("shutdown", {"reason": "the plan has no more use for it"}))
+            self._tell(member, Shutdown("the plan has no more use for it"))
         if retired:  # newcomers are heard of when they join
             self._after_departure("the number of workers changed")
         if not self.lineage and roster.complete():
@@ -130,13 +148,13 @@ class CoordinatorCore:
         allocation = Allocation(from_step, tuple(tuple(s) for s in batches))
         # Also while members set up: the generation they set up for has been announced with the sizes before.
         self._next_allocation = allocation
-        self._broadcast_workers(Message("allocation", generations.describe_allocation(allocation, self.generation)))
+        self._broadcast_workers(NewAllocation(self.generation, allocation))
         self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
         return from_step
 
     def member_lost(self, name: str, reason: str) -> None:
         """A process is known to be gone."""
-        if self.roster is None or name not in self.roster.present or self.phase in JobPhase.FINAL:
+        if self.roster is None or name not in self.roster.present or self.phase in FINAL_PHASES:
             return
         del self.roster.present[name]
         self._event("MemberLost", f"{name}: {reason}", warning=True)
@@ -148,7 +166,7 @@ class CoordinatorCore:
 
     def request_stop(self) -> None:
         """Write a checkpoint, then end all members in order."""
-        if self.phase in JobPhase.FINAL or self._stop_asked:
+        if self.phase in FINAL_PHASES or self._stop_asked:
             return
         self._stop_asked = True
         self._event("StopRequested", "ending after a checkpoint")
@@ -159,7 +177,7 @@ class CoordinatorCore:
 
     def fail(self, reason: str, message: str) -> None:
         """End the job as failed."""
-        if self.phase in JobPhase.FINAL:
+        if self.phase in FINAL_PHASES:
             return
         self.error = {"reason": reason, "message": message}
         self._event(reason, message, warning=True)
@@ -168,7 +186,7 @@ class CoordinatorCore:
     def tick(self) -> None:
         """Look at the clock: lost heartbeats, hangs. To be called more often than every two seconds."""
         self.liveness.tick()
-        if self.roster is None or self.phase in JobPhase.FINAL:
+        if self.roster is None or self.phase in FINAL_PHASES:
             return
         for name in list(self.roster.present):
             if self.liveness.lost(name):
@@ -182,79 +200,88 @@ class CoordinatorCore:
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
-    def handle(self, sender: str, message: Message) -> None:
-        """Take a member's message; messages of other generations are passed over, strangers are told what to do."""
-        fields = message.fields
-        incarnation = str(fields.get("incarnation", ""))
-        if self.phase in JobPhase.FINAL:
+    def handle(self, sender: str, incarnation: str, message: FromMember) -> None:
+        """Take a member's message; messages of other generations are passed over, strangers are told what to do.
+
+        Args:
+            sender: name of the process.
+            incarnation: tells it from other processes of that name.
+            message: what it says.
+        """
+        if self.phase in FINAL_PHASES:
             # A process that comes (or comes back) after the end is told so.
-            if message.op == "join":
-                self._effects.send(sender, incarnation, Message("shutdown", {"reason": self.phase}))
+            if isinstance(message, Join):
+                self._effects.send(sender, incarnation, Shutdown(self.phase))
             return
-        if message.op == "join":
-            self._join(sender, incarnation, fields)
+        if isinstance(message, Join):
+            self._join(sender, incarnation, message)
             return
         member = self.roster.present.get(sender) if self.roster else None
         if member is not None and member.incarnation != incarnation:
-            if message.op == "pulse" and fields.get("joins"):
-                self._effects.send(sender, incarnation, Message("shutdown", {"reason": "another process replaced it"}))
+            if isinstance(message, Pulse) and message.joins:
+                self._effects.send(sender, incarnation, Shutdown("another process replaced it"))
             return
         self.liveness.hear(sender)
-        if message.op == "failed":
-            self._member_failed(sender, fields)
-        elif member is None:
-            if message.op == "pulse":
-                self._stranger(sender, incarnation, fields)
-        elif message.op == "pulse":
-            member.message = str(fields.get("message", member.message))
-            member.totals.update(fields.get("totals", {}))
-        elif fields.get("generation") != self.generation:
-            return
-        elif message.op == "ready":
-            self._ready(member)
-        elif message.op == "done":
-            self._report(member, fields)
-        elif message.op == "checkpointed":
-            self._checkpointed(member, fields)
-        elif message.op == "evaluated":
-            self._collect_evaluation(member, message)
+        match message:
+            case Failed():
+                self._member_failed(sender, message)
+            case Pulse():
+                if member is None:
+                    self._stranger(sender, incarnation, message)
+                else:
+                    member.message = message.status
+                    member.totals.update(message.totals)
+            case Ready() | Done() | Checkpointed() | Evaluated():
+                if member is not None and message.generation == self.generation:
+                    self._take_report(member, message)
 
-    def _stranger(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
+    def _take_report(self, member: Member, message: Ready | Done | Checkpointed | Evaluated) -> None:
+        """A member of the generation in force has done something."""
+        match message:
+            case Ready():
+                self._ready(member)
+            case Done():
+                self._report(member, message)
+            case Checkpointed():
+                self._checkpointed(member, message)
+            case Evaluated():
+                self._collect_evaluation(member, message)
+
+    def _stranger(self, sender: str, incarnation: str, pulse: Pulse) -> None:
         """A process lives that is no member: it is on its way, or it was given up for lost and is back."""
-        self.notes[sender] = str(fields.get("message", ""))
-        joins = fields.get("joins")
-        if not joins or self.roster is None:
+        self.notes[sender] = pulse.status
+        if not pulse.joins or self.roster is None:
             return
         if sender in self.roster.expected:
-            self._effects.send(sender, incarnation, Message("rejoin", {"joins": joins}))
+            self._effects.send(sender, incarnation, Rejoin(pulse.joins))
         else:
             self._send_away(sender, incarnation)
 
     def _send_away(self, sender: str, incarnation: str) -> None:
-        self._effects.send(sender, incarnation, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
+        self._effects.send(sender, incarnation, Shutdown(f"the plan has no member {sender}"))
 
-    def _join(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
+    def _join(self, sender: str, incarnation: str, words: Join) -> None:
         if self.roster is None or sender not in self.roster.expected:
             self._send_away(sender, incarnation)
             return
-        member = Member.joining(sender, fields)
+        member = Member.joining(sender, incarnation, words)
         previous = self.roster.present.get(sender)
         if previous is not None:
             again = previous.incarnation == incarnation
             if again and previous.joins == member.joins:
                 return  # a repeated join after a reconnect
             self.member_lost(sender, "joins again" if again else "replaced by a new process")
-            self.handle(sender, Message("join", fields))  # the loss may have ended the job
+            self.handle(sender, incarnation, words)  # the loss may have ended the job
             return
         self.roster.present[sender] = member
         self.liveness.hear(sender)
         member.holds_state = bool(self.lineage) and member.state_at == (self.lineage, self.progress.committed)
-        if "numRows" in fields:
-            problem = self.progress.set_rows(int(fields["numRows"]))
+        if words.data is not None:
+            problem = self.progress.set_rows(words.data.train)
             if problem:
                 self.fail("DataChanged", problem)
                 return
-            self.evaluation_rows = int(fields.get("evaluationRows", 0))
+            self.evaluation_rows = words.data.evaluation
         self.liveness.move()
         if self.roster.complete() if not self.lineage else self.roster.viable():
             self._form_generation()
@@ -268,13 +295,13 @@ class CoordinatorCore:
         elif self._stop_asked and not self.checkpoints.writing:
             self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
 
-    def _member_failed(self, name: str, fields: dict[str, Any]) -> None:
+    def _member_failed(self, name: str, failed: Failed) -> None:
         """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""
-        text = f"{name}: {fields.get('message', '')}"
-        if fields.get("permanent"):
-            self.fail(str(fields.get("reason", "BadInput")), text)
+        text = f"{name}: {failed.message}"
+        if failed.permanent:
+            self.fail(failed.reason, text)
         else:
-            self._event(str(fields.get("reason", "MemberError")), text, warning=True)
+            self._event(failed.reason, text, warning=True)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
@@ -282,7 +309,6 @@ class CoordinatorCore:
         """Announce the present members as the new generation; work goes on at the first uncommitted step."""
         assert self.roster is not None
         roster, progress = self.roster, self.progress
-        assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
         self.checkpoints.abandon("the membership changed")
         must_restore = not self.lineage or not roster.holds_state(self.config.pools)
         if must_restore and self.checkpoints.writing:
@@ -299,34 +325,34 @@ class CoordinatorCore:
             if step != progress.committed:
                 self._event("RolledBack", f"from step {progress.committed} to {step} (checkpoint)", warning=True)
             progress.rewind(step)
-            restore = {"step": step, "folder": latest.folder if latest else None}
+            restore = Restore(step, latest.folder if latest else None)
             self.lineage += 1
         kept, self._next_allocation = self._next_allocation or self.allocation, None
         self.allocation = generations.allocate(kept, roster, self.config.global_batch_size)
         members = self._formed = (*roster.all_workers(), *roster.servers())
         for member in members:
-            member.state = "joined"
+            member.state = MemberState.JOINED
             member.holds_state = member.holds_state and not must_restore  # until it is ready again
         announcement = generations.announce_generation(
             roster, progress, self.generation, self.lineage, self.allocation, restore
         )
         for member in members:
-            self._tell(member, Message("generation", announcement))
+            self._tell(member, announcement)
         self._note_batches()
         text = f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
         self._event("GenerationFormed", text)
 
     def _ready(self, member: Member) -> None:
-        member.state = "ready"
+        member.state = MemberState.READY
         member.holds_state = True
         assert self.roster is not None
         self.liveness.move()
-        if not self._forming or any(m.state != "ready" for m in self.roster.present.values()):
+        if not self._forming or any(m.state != MemberState.READY for m in self.roster.present.values()):
             return
         self.running, self._forming = True, False
         self.progress.start_clock(self.clock())
         for formed in self._formed:
-            self._tell(formed, Message("go", {"generation": self.generation}))
+            self._tell(formed, Go(self.generation))
         if self.phase == JobPhase.STARTING:
             self.phase = JobPhase.TRAINING
             self._event("TrainingStarted", f"at step {self.progress.committed} of {self.progress.total_steps}")
@@ -337,17 +363,16 @@ class CoordinatorCore:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _report(self, member: Member, fields: dict[str, Any]) -> None:
-        if not self.running or self.phase != JobPhase.TRAINING:
+    def _report(self, member: Member, report: Done) -> None:
+        if not self.running or self.phase != JobPhase.TRAINING or report.step < self.progress.committed:
             return
-        step = int(fields["step"])
-        reports = self._done.setdefault(step, {}) if step >= self.progress.committed else {member.name: {}}
+        reports = self._done.setdefault(report.step, {})
         if member.name in reports:
             return  # said before
-        reports[member.name] = fields
-        member.observe_step(fields["figures"])
+        reports[member.name] = report
+        member.observe_step(report.figures)
         self.liveness.move()
-        if step == self.progress.committed:
+        if report.step == self.progress.committed:
             self._commit_ready_steps()
 
     def _commit_ready_steps(self) -> None:
@@ -364,11 +389,11 @@ class CoordinatorCore:
                 self.fail(*fault)
                 return
             size = self.progress.batch_size(step)
-            commit = Message("commit", {"generation": self.generation, "step": step, "batchSize": size})
+            commit = Commit(self.generation, step, size)
             for member in self._formed:
                 self._tell(member, commit)
             del self._done[step]
-            loss = math.fsum(r["lossSum"] for r in reports.values()) / size
+            loss = math.fsum(r.loss_sum for r in reports.values()) / size
             self.progress.commit(loss, self.clock())
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
@@ -394,15 +419,16 @@ class CoordinatorCore:
         assert self.roster is not None
         writers = self.roster.servers()
         writers += [self.roster.workers(i)[0] for i in range(len(self.roster.stage_names))]
-        order = self.checkpoints.begin(self.progress.committed, [m.name for m in writers], self.progress.describe())
+        step = self.progress.committed
+        folder = self.checkpoints.begin(step, [m.name for m in writers], self.progress.describe())
         for member in writers:
-            self._tell(member, Message("checkpoint", {"generation": self.generation, **order}))
+            self._tell(member, Checkpoint(self.generation, step, folder))
 
-    def _checkpointed(self, member: Member, fields: dict[str, Any]) -> None:
+    def _checkpointed(self, member: Member, report: Checkpointed) -> None:
         assert self.roster is not None
-        error = self.checkpoints.report(member.name, fields, self.roster.plan.to_json())
+        error = self.checkpoints.report(member.name, report, self.roster.plan.to_json())
         if error:
-            self.checkpoint_failed(fields["folder"], error)
+            self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """A checkpoint has become valid."""
@@ -425,7 +451,7 @@ class CoordinatorCore:
     def _after_barrier(self) -> None:
         """No checkpoint is under way any more: go on with what waited for it."""
         assert self.roster is not None
-        if self.phase in JobPhase.FINAL or self._forming:
+        if self.phase in FINAL_PHASES or self._forming:
             return
         if self.running:
             self._between_steps()
@@ -448,9 +474,9 @@ class CoordinatorCore:
 
     def _evaluate(self) -> None:
         self._evaluated.clear()
-        self._broadcast_workers(Message("evaluate", {"generation": self.generation, "rows": self.evaluation_rows}))
+        self._broadcast_workers(Evaluate(self.generation, self.evaluation_rows))
 
-    def _collect_evaluation(self, member: Member, message: Message) -> None:
+    def _collect_evaluation(self, member: Member, message: Evaluated) -> None:
         assert self.roster is not None
         self.liveness.move()
         self._evaluated[member.name] = message
@@ -472,19 +498,19 @@ class CoordinatorCore:
             self._event("ModelExported", path)
             self._finish(JobPhase.SUCCEEDED)
 
-    def _finish(self, phase: str) -> None:
+    def _finish(self, phase: JobPhase) -> None:
         self.phase = phase
         self.running = self._forming = False
         self.progress.stop_clock(self.clock())
         for member in self.roster.present.values() if self.roster else ():
-            self._tell(member, Message("shutdown", {"reason": phase}))
+            self._tell(member, Shutdown(phase))
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, member: Member, message: Message) -> None:
+    def _tell(self, member: Member, message: FromCoordinator) -> None:
         self._effects.send(member.name, member.incarnation, message)
 
-    def _broadcast_workers(self, message: Message) -> None:
+    def _broadcast_workers(self, message: FromCoordinator) -> None:
         assert self.roster is not None
         for member in self.roster.all_workers():
             self._tell(member, message)

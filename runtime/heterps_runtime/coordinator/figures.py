@@ -61,7 +61,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     if core.roster is not None:
         for name in core.roster.expected:
             member = core.roster.present.get(name)
-            absent = {"name": name, "state": "absent", "message": core.notes.get(name, "")}
+            absent = {"name": name, "state": contract.MemberState.ABSENT, "message": core.notes.get(name, "")}
             said = absent if member is None else member.describe()
             members.append({**said, "silentSeconds": core.liveness.silent_seconds(name)})
     return {
@@ -181,8 +181,8 @@ class JobMetrics:
         for name in roster.expected if roster else ():
             assert roster is not None
             member = roster.present.get(name)
-            role = "ps" if name in roster.server_names else "worker"
-            counts[(role, "absent" if member is None else member.state)] += 1
+            role = contract.Role.PS if name in roster.server_names else contract.Role.WORKER
+            counts[(role, contract.MemberState.ABSENT if member is None else member.state)] += 1
         members = [(labels, float(number)) for labels, number in sorted(counts.items())]
         yield self._family("heterps_training_members", "Members of the plan by state", ("role", "state"), members)
         for name, text, key in (

@@ -1,15 +1,15 @@
-"""The words in which a generation and its batch sizes are announced to the members."""
+"""How a generation and its batch sizes are announced to the members."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.coordinator.members import Roster
+from heterps_runtime.coordinator.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.messages import Generation, Peer, Restore
 
-__all__ = ["allocate", "announce_generation", "check_batches", "describe_allocation"]
+__all__ = ["allocate", "announce_generation", "check_batches"]
 
 
 def allocate(kept: Allocation | None, roster: Roster, global_batch_size: int) -> Allocation:
@@ -26,42 +26,36 @@ def announce_generation(
     generation: int,
     lineage: int,
     allocation: Allocation,
-    restore: dict[str, Any] | None,
-) -> dict[str, Any]:
+    restore: Restore | None,
+) -> Generation:
     """Everything a member needs to set itself up.
 
     Args:
         roster: who takes part.
-        progress: where work goes on.
+        progress: where work goes on; knows the size of the data.
         generation: its number.
         lineage: of the state that its members hold.
         allocation: batch sizes at its start.
-        restore: the checkpoint that everybody goes back to, None if members keep what they have.
+        restore: the state that everybody goes back to, None if members keep what they have.
     """
-    return {
-        "generation": generation,
-        "lineage": lineage,
-        "committed": progress.committed,
-        "total": progress.total_steps,
-        "numRows": progress.num_rows,
-        "plan": roster.plan.to_json(),
-        "stages": [
-            [{"name": m.name, "address": m.address, "store": m.store_address} for m in roster.workers(i)]
-            for i in range(len(roster.stage_names))
-        ],
-        "servers": [{"name": m.name, "address": m.address} for m in roster.servers()],
-        "allocation": describe_allocation(allocation, generation),
-        "restore": restore,
-    }
+    assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
+    assert progress.num_rows is not None
+    return Generation(
+        generation=generation,
+        lineage=lineage,
+        committed=progress.committed,
+        total=progress.total_steps,
+        num_rows=progress.num_rows,
+        plan=roster.plan,
+        stages=tuple(tuple(map(_peer, roster.workers(i))) for i in range(len(roster.stage_names))),
+        servers=tuple(map(_peer, roster.servers())),
+        allocation=allocation,
+        restore=restore,
+    )
 
 
-def describe_allocation(allocation: Allocation, generation: int) -> dict[str, Any]:
-    """An allocation as a message."""
-    return {
-        "generation": generation,
-        "fromStep": allocation.from_step,
-        "batches": [list(stage) for stage in allocation.batches],
-    }
+def _peer(member: Member) -> Peer:
+    return Peer(member.name, member.address, member.store_address)
 
 
 def check_batches(batches: Sequence[Sequence[int]], now: Allocation, global_batch_size: int) -> None:

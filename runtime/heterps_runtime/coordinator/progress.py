@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.messages import Done
 
 __all__ = ["Progress", "non_finite"]
 
@@ -138,7 +139,7 @@ class Progress:
         }
 
 
-def non_finite(step: int, reports: Mapping[str, Mapping[str, Any]], last_good: int | None) -> tuple[str, str] | None:
+def non_finite(step: int, reports: Mapping[str, Done], last_good: int | None) -> tuple[str, str] | None:
     """Why a step must not be committed: (reason, message) if a loss or gradient is NaN or infinite, else None.
 
     Args:
@@ -146,8 +147,8 @@ def non_finite(step: int, reports: Mapping[str, Mapping[str, Any]], last_good: i
         reports: each worker's report.
         last_good: step of the newest checkpoint, if there is one.
     """
-    in_loss = [name for name, r in reports.items() if not math.isfinite(r["lossSum"])]
-    in_gradient = [name for name, r in reports.items() if r.get("nonFinite")]
+    in_loss = [name for name, r in reports.items() if not math.isfinite(r.loss_sum)]
+    in_gradient = [name for name, r in reports.items() if not r.finite]
     if not in_loss and not in_gradient:
         return None
     what, seen_by = ("loss", in_loss) if in_loss else ("gradient", in_gradient)

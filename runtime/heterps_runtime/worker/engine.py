@@ -21,8 +21,8 @@ import torch
 from heterps_runtime.allocation import Allocation, MicroBatch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.intake import StageModule
+from heterps_runtime.messages import Backward, Done, Forward, FromMember
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.transport import Message
 from heterps_runtime.worker.choosing import next_backward, next_forward
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import WorkerContext
@@ -67,7 +67,7 @@ class Engine:
         collectives: Collectives | None,
         loss_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         prepare: Callable[[int, tuple[MicroBatch, ...], bool], Prepared] | None,
-        send: Callable[[Message], None],
+        send: Callable[[FromMember], None],
         wake: Callable[[], None],
         post: Callable[[Callable[[], None]], None],
         clock: Clock,
@@ -107,7 +107,7 @@ class Engine:
         self._unique = UniqueKeys()  # of this thread; the feed has its own
         self._reported_seconds: dict[str, float] = {}
         self._started = False
-        self._early: list[tuple[bytes, Message]] = []  # activations that came before what they refer to
+        self._early: list[tuple[bytes, Forward]] = []  # activations that came before what they refer to
         self._evaluation_left = 0
         self.samples = 0  # computed by this worker, for its metrics
 
@@ -192,10 +192,10 @@ class Engine:
                 if handler is not None:
                     handler(event.rows if isinstance(event, RowsArrived) else event.values)
         if self.context.downstream is not None:
-            for message in self.context.downstream.poll():
-                self._take_back(message)
-        for sender, message in self.context.upstream.poll(self.context.generation):
-            self._take_activation(sender, message)
+            for gradients in self.context.downstream.poll():
+                self._take_back(gradients)
+        for sender, activation in self.context.upstream.poll(self.context.generation):
+            self._take_activation(sender, activation)
 
     def waiting_for(self) -> str:
         """What the engine waits for, to book the time to it."""
@@ -338,19 +338,19 @@ class Engine:
     def _send_forward(self, work: Work) -> None:
         self._clock.switch("send")
         assert self.context.downstream is not None
-        names = [*self._module.outputs, LABEL]
-        tensors = [*(work.outputs[n] for n in self._module.outputs), work.label]
-        fields = {
-            "step": work.run.step,
-            "training": work.run.training,
-            "allocation": self._schedule.allocation(work.run.step).from_step,
-            "index": work.micro_batch.index,
-            "names": names,
-            "differentiable": [t.requires_grad for t in tensors],
-        }
+        tensors = {**{n: work.outputs[n] for n in self._module.outputs}, LABEL: work.label}
+        message = Forward(
+            generation=self.context.generation,
+            step=work.run.step,
+            training=work.run.training,
+            allocation=self._schedule.allocation(work.run.step).from_step,
+            index=work.micro_batch.index,
+            tensors={n: array_of(t) for n, t in tensors.items()},
+            differentiable=tuple(n for n, t in tensors.items() if t.requires_grad),
+        )
         work.run.in_flight[work.micro_batch.index] = work
         worker = work.micro_batch.path[self.context.stage + 1]
-        self.context.downstream.send_forward(worker, fields, [array_of(t) for t in tensors])
+        self.context.downstream.send(worker, message)
 
     def _backward(self, work: Work) -> None:
         assert work.gradients is not None
@@ -365,15 +365,10 @@ class Engine:
             work.block.backward(work.position, work.looked_up)
         if work.sender:
             self._clock.switch("send")
-            fields: dict[str, Any] = {
-                "generation": self.context.generation,
-                "step": run.step,
-                "index": work.micro_batch.index,
-            }
             leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if run.training else {}
-            fields["names"] = list(leaves)
-            gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves.values()]
-            self.context.upstream.send_backward(work.sender, "backward", fields, [array_of(g) for g in gradients])
+            gradients = {n: array_of(torch.zeros_like(t) if t.grad is None else t.grad) for n, t in leaves.items()}
+            back = Backward(self.context.generation, run.step, work.micro_batch.index, gradients)
+            self.context.upstream.send(work.sender, back)
         work.outputs, work.looked_up, work.inputs = {}, [], {}
         run.num_finished += 1
         run.remaining -= 1
@@ -437,18 +432,7 @@ class Engine:
         if run.reported or not (run.pushed and run.reduced):
             return
         run.reported = True
-        self._send(
-            Message(
-                "done",
-                {
-                    "generation": self.context.generation,
-                    "step": run.step,
-                    "lossSum": run.loss_sum,
-                    "nonFinite": not run.finite,
-                    "figures": self._figures(),
-                },
-            )
-        )
+        self._send(Done(self.context.generation, run.step, run.loss_sum, run.finite, self._figures()))
 
     def _figures(self) -> dict[str, float]:
         """Seconds per activity since the last report: about one step's worth."""
@@ -461,21 +445,19 @@ class Engine:
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
-    def _take_activation(self, sender: bytes, message: Message) -> None:
-        fields = message.fields
-        step = int(fields["step"])
-        known = self._schedule.knows(fields["allocation"])
-        if not self._started or fields["training"] != self._training or not known:
+    def _take_activation(self, sender: bytes, message: Forward) -> None:
+        step = message.step
+        known = self._schedule.knows(message.allocation)
+        if not self._started or message.training != self._training or not known:
             # The sender has heard something from the coordinator that is still on its way to us.
             self._early.append((sender, message))
             return
         run = self._runs.get(step) or self._open(step)
-        micro = self._schedule.all(step)[fields["index"]]
-        tensors = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
+        micro = self._schedule.all(step)[message.index]
+        tensors = {n: tensor_of(a, self._device) for n, a in message.tensors.items()}
         if self._training:
-            for name, differentiable in zip(fields["names"], fields["differentiable"], strict=True):
-                if differentiable:
-                    tensors[name].requires_grad_()
+            for name in message.differentiable:
+                tensors[name].requires_grad_()
         block = LookupBlock(self._module.sites, self._tables, [self._module.ids(tensors)], self._unique)
         run.blocks[micro.index] = block
         run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender))
@@ -486,14 +468,13 @@ class Engine:
         for sender, message in early:
             self._take_activation(sender, message)
 
-    def _take_back(self, message: Message) -> None:
-        fields = message.fields
-        run = self._runs.get(int(fields["step"]))
-        work = run.in_flight.pop(fields["index"], None) if run is not None else None
+    def _take_back(self, message: Backward) -> None:
+        run = self._runs.get(message.step)
+        work = run.in_flight.pop(message.index, None) if run is not None else None
         if run is None or work is None:
             return
         if not run.training:
             self._finish_work(work)
             return
-        work.gradients = {n: tensor_of(a, self._device) for n, a in zip(fields["names"], message.arrays, strict=True)}
+        work.gradients = {n: tensor_of(a, self._device) for n, a in message.gradients.items()}
         run.returned.append(work)

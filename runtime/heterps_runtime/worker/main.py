@@ -9,6 +9,7 @@ from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
 from heterps_runtime.worker.member import Data, WorkerMember
@@ -51,7 +52,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
     except Exception as error:
         permanent = isinstance(error, ValueError)
         reason = type(error).__name__ if permanent else "WorkerError"
-        link.send("failed", reason=reason, message=str(error), permanent=permanent)
+        link.send(Failed(reason, str(error), permanent))
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
@@ -73,7 +74,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
         member.run()
     except Exception as error:
         permanent = isinstance(error, ValueError)
-        link.send("failed", reason=type(error).__name__, message=str(error), permanent=permanent)
+        link.send(Failed(type(error).__name__, str(error), permanent))
         link.close()
         raise
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
-from heterps_runtime.allocation import Allocation, MicroBatch
+from heterps_runtime.allocation import MicroBatch
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     StateFile,
@@ -22,18 +21,33 @@ from heterps_runtime.checkpoint import (
     read_dense,
 )
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PlanDocument, worker_name
+from heterps_runtime.contract import PlanDocument, Role, worker_name
 from heterps_runtime.data import BatchOrder, Dataset, Metrics, metrics_for
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import (
+    Checkpoint,
+    Commit,
+    DataSize,
+    Evaluate,
+    Evaluated,
+    FromCoordinator,
+    Generation,
+    Go,
+    Join,
+    NewAllocation,
+    Ready,
+    Rejoin,
+    Shutdown,
+)
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.saver import Saver
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
-from heterps_runtime.transport import Message, TokenAuthority, listen_socket
+from heterps_runtime.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import WorkerContext
 from heterps_runtime.worker.engine import Engine
@@ -119,7 +133,7 @@ class WorkerMember:
         self._running = False
         self._ended = False
         self._lineage = 0  # of the state that the replica holds; 0: this worker never took part
-        self._control_messages: deque[Message] = deque()  # that came while a generation was set up
+        self._control_messages: deque[FromCoordinator] = deque()  # that came while a generation was set up
         self._metrics: Metrics = metrics_for(config.loss)
         self._unique = UniqueKeys()  # of the feed's thread
         self._poller = zmq.Poller()
@@ -162,78 +176,81 @@ class WorkerMember:
         """Ask to take part (again), and say which parameters this worker holds; until then it takes part in nothing."""
         self._running = False
         self._leave_generation()
-        version = self._replica.version if self._replica is not None else -1
-        self._link.join(**self._introduction(), lineage=self._lineage, version=version)
+        data = self._data
+        self._link.join(
+            Join(
+                role=Role.WORKER,
+                index=self._index,
+                pool=self._pool.name,
+                address=self._address,
+                metrics_port=self._metrics_server.port,
+                lineage=self._lineage,
+                version=self._replica.version if self._replica is not None else -1,
+                stage=self._stage,
+                store_address=self._collectives.store_address if self._collectives else "",
+                model=self._model.describe(),
+                data=None
+                if data is None
+                else DataSize(data.train.num_rows, data.evaluation.num_rows if data.evaluation else 0),
+            )
+        )
 
-    def _next_control(self) -> Message | None:
+    def _next_control(self) -> FromCoordinator | None:
         return self._control_messages.popleft() if self._control_messages else self._link.receive()
 
-    def _introduction(self) -> dict[str, Any]:
-        words: dict[str, Any] = {
-            "role": "worker",
-            "stage": self._stage,
-            "index": self._index,
-            "pool": self._pool.name,
-            "address": self._address,
-            "storeAddress": self._collectives.store_address if self._collectives else "",
-            "metricsPort": self._metrics_server.port,
-            "device": str(self._device),
-            "model": {"tables": self._model.describe_tables(), "stateNames": self._model.state_names()},
-        }
-        if self._data is not None:
-            words["numRows"] = self._data.train.num_rows
-            words["evaluationRows"] = self._data.evaluation.num_rows if self._data.evaluation else 0
-        return words
+    def _control(self, message: FromCoordinator) -> None:
+        match message:
+            case Generation():
+                self._begin_generation(message)
+            case Shutdown():
+                log(f"ending: {message.reason}")
+                self._ended = True
+            case Rejoin():
+                if self._link.must_rejoin(message):
+                    log("joining again: the coordinator had given this process up for lost")
+                    self._join()
+            case Go() | Commit() | NewAllocation() | Checkpoint() | Evaluate():
+                if self._engine is not None and message.generation == self._engine.context.generation:
+                    self._carry_out(message, self._engine)
 
-    def _control(self, message: Message) -> None:
-        fields = message.fields
-        if message.op == "generation":
-            self._begin_generation(fields)
-        elif message.op == "shutdown":
-            log(f"ending: {fields.get('reason', '')}")
-            self._ended = True
-        elif message.op == "rejoin":
-            if self._link.must_rejoin(fields):
-                log("joining again: the coordinator had given this process up for lost")
-                self._join()
-        elif self._engine is None or fields.get("generation") != self._engine.context.generation:
-            return
-        elif message.op == "go":
-            self._running = True
-            self._link.status = "running"
-            self._engine.start()
-        elif message.op == "commit" and self._replica is not None and self._replica.version != fields["step"]:
-            log(f"joining again: commit of step {fields['step']}, but this worker stands at {self._replica.version}")
-            self._join()
-        elif message.op == "commit":
-            self._engine.commit(fields["step"], fields["batchSize"])
-        elif message.op == "allocation":
-            self._engine.allocate(_allocation(fields))
-        elif message.op == "checkpoint":
-            self._saver.save(fields, self._snapshot)
-        elif message.op == "evaluate":
-            self._metrics = metrics_for(self._config.loss)
-            self._engine.start_evaluation(fields["rows"], self._take_scores, self._evaluated)
+    def _carry_out(self, order: Go | Commit | NewAllocation | Checkpoint | Evaluate, engine: Engine) -> None:
+        """Follow an order for the generation in force."""
+        match order:
+            case Go():
+                self._running = True
+                self._link.status = "running"
+                engine.start()
+            case Commit():
+                held = order.step if self._replica is None else self._replica.version
+                if held != order.step:
+                    log(f"joining again: commit of step {order.step}, but this worker stands at {held}")
+                    self._join()
+                else:
+                    engine.commit(order.step, order.batch_size)
+            case NewAllocation():
+                engine.allocate(order.allocation)
+            case Checkpoint():
+                self._saver.save(order, self._snapshot)
+            case Evaluate():
+                self._metrics = metrics_for(self._config.loss)
+                engine.start_evaluation(order.rows, self._take_scores, self._evaluated)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
-    def _begin_generation(self, fields: dict[str, Any]) -> None:
+    def _begin_generation(self, announced: Generation) -> None:
         """Set up for a new set of members; survivors keep process, model, replica and caches."""
-        generation = fields["generation"]
+        generation, plan, restore = announced.generation, announced.plan, announced.restore
         self._running = False
         self._leave_generation()
-        plan = PlanDocument.from_json(fields["plan"])
         self._take_stage(plan)
-        restore = fields["restore"]
         manifest = None
-        if restore is not None and restore["folder"]:
-            manifest = check_checkpoint(self._storage, restore["folder"], contents=False)
-        members = [m["name"] for m in fields["stages"][self._stage]]
-        rank = members.index(self._name)
+        if restore is not None and restore.folder:
+            manifest = check_checkpoint(self._storage, restore.folder, contents=False)
+        rank = [m.name for m in announced.stages[self._stage]].index(self._name)
         self._link.status = f"setting up generation {generation}"
         try:
-            replica = self._take_replica(fields, rank, manifest)
-            servers = self._define(fields, rank)
+            replica = self._take_replica(announced, rank, manifest)
+            servers = self._define(announced, rank)
         except PeerLostError as error:
             log(f"generation {generation}: {error}; waiting for the next one")
             return
@@ -243,17 +260,17 @@ class WorkerMember:
             self._module.load_buffers({n: torch.from_numpy(v) for n, v in buffers.items()})
         downstream = None
         if self._stage + 1 < len(plan.stages):
-            addresses = [m["address"] for m in fields["stages"][self._stage + 1]]
+            addresses = [m.address for m in announced.stages[self._stage + 1]]
             downstream = Downstream(self._context, self._token, self._name, generation, addresses)
         context = WorkerContext(
             generation=generation,
             stage=self._stage,
             num_stages=len(plan.stages),
             rank=rank,
-            committed=fields["committed"],
-            total=fields["total"],
-            num_rows=fields["numRows"],
-            allocation=_allocation(fields["allocation"]),
+            committed=announced.committed,
+            total=announced.total,
+            num_rows=announced.num_rows,
+            allocation=announced.allocation,
             servers=servers,
             downstream=downstream,
             upstream=self._upstream,
@@ -268,13 +285,13 @@ class WorkerMember:
             self._collectives,
             self._loss,
             self._prepare if self._data is not None else None,
-            self._link.send_message,
+            self._link.send,
             self._wakeup.wake,
             self._post,
             self._clock,
         )
         self._rebuild_poller()
-        self._link.send("ready", generation=generation)
+        self._link.send(Ready(generation))
 
     def _leave_generation(self) -> None:
         """Drop what is under way and the connections to the other members."""
@@ -295,26 +312,26 @@ class WorkerMember:
             self._layers = layers
             self._replica = None
 
-    def _take_replica(self, fields: dict[str, Any], rank: int, manifest: CheckpointManifest | None) -> Replica | None:
+    def _take_replica(self, announced: Generation, rank: int, manifest: CheckpointManifest | None) -> Replica | None:
         """Form the stage's process group and agree on the dense parameters (pools that all-reduce)."""
         if self._collectives is None:
-            self._lineage = fields["lineage"]
+            self._lineage = announced.lineage
             return None
         assert self._module is not None
-        members = fields["stages"][self._stage]
-        if self._replica is None or self._lineage != fields["lineage"]:
+        members = announced.stages[self._stage]
+        if self._replica is None or self._lineage != announced.lineage:
             optimizer = DenseOptimizer.from_manifest(self._config.dense_optimizer)
             initial = self._module.initial_parameters()
             self._replica = Replica(initial, optimizer, self._device)
-            if fields["restore"] is not None:
-                self._replica.version = fields["committed"]
+            if announced.restore is not None:
+                self._replica.version = announced.committed
                 if manifest is not None and self._module.parameter_names:
                     values = read_dense(self._storage, manifest, self._module.parameter_names)
-                    self._replica.load(values, fields["committed"])
-        self._lineage = fields["lineage"]
-        replica, committed = self._replica, fields["committed"]
+                    self._replica.load(values, announced.committed)
+        self._lineage = announced.lineage
+        replica, committed = self._replica, announced.committed
         self._collectives.join(
-            fields["generation"], self._stage, rank, len(members), members[0]["store"], self._device, committed
+            announced.generation, self._stage, rank, len(members), members[0].store_address, self._device, committed
         )
         try:
             versions = self._collectives.gather_numbers(replica.version, rank, len(members), self._device)
@@ -333,15 +350,15 @@ class WorkerMember:
             ) from error
         return replica
 
-    def _define(self, fields: dict[str, Any], rank: int) -> ServerClient:
+    def _define(self, announced: Generation, rank: int) -> ServerClient:
         """Connect to the servers; the first worker of a stage tells them tables and initial dense parameters."""
         assert self._module is not None
-        addresses = [s["address"] for s in fields["servers"]]
+        addresses = [s.address for s in announced.servers]
         servers = ServerClient(
             self._context,
             self._token,
             self._name,
-            fields["generation"],
+            announced.generation,
             addresses,
             np.dtype(self._config.dtype_name),
             self._config.wire_precision,
@@ -375,7 +392,7 @@ class WorkerMember:
                 raise TransientError("a parameter server does not answer; see its log")
             while (message := self._link.receive()) is not None:
                 self._control_messages.append(message)
-                if message.op in ("generation", "rejoin", "shutdown"):
+                if isinstance(message, Generation | Rejoin | Shutdown):
                     raise PeerLostError("the coordinator has given a parameter server up")
 
     # --- data ---------------------------------------------------------------------------------------------------------
@@ -416,9 +433,7 @@ class WorkerMember:
 
     def _evaluated(self) -> None:
         assert self._engine is not None
-        arrays = self._metrics.to_arrays()
-        fields = {"generation": self._engine.context.generation, "names": list(arrays)}
-        self._link.send_message(Message("evaluated", fields, list(arrays.values())))
+        self._link.send(Evaluated(self._engine.context.generation, self._metrics.to_arrays()))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -478,7 +493,3 @@ class WorkerMember:
     def _samples(self) -> float:
         current = self._engine.samples if self._engine is not None else 0
         return float(self._past_samples + current)
-
-
-def _allocation(fields: dict[str, Any]) -> Allocation:
-    return Allocation(fields["fromStep"], tuple(tuple(stage) for stage in fields["batches"]))
