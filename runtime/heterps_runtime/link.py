@@ -13,7 +13,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlparse
@@ -102,6 +103,7 @@ class ControlLink:
         self.name = name
         self.incarnation = secrets.token_hex(8)
         self._joins = 0
+        self._put_back: deque[FromCoordinator] = deque()
         self.status = "starting"  # shown to the user until the member is ready
         self.totals: Callable[[], dict[str, float]] = dict  # counters that each pulse carries; called in its thread
         # A context of its own: ending it waits until the last words have left, whatever other sockets are open.
@@ -134,6 +136,8 @@ class ControlLink:
         Raises:
             TransientError: it is malformed, or not one that a coordinator sends.
         """
+        if self._put_back:
+            return self._put_back.popleft()
         received = receive(self.socket)
         if received is None:
             return None
@@ -141,6 +145,10 @@ class ControlLink:
         if not isinstance(message, FromCoordinator):
             raise TransientError(f"the coordinator sent a {message.op!r}, which only others may send")
         return message
+
+    def put_back(self, messages: Iterable[FromCoordinator]) -> None:
+        """Let `receive` return these again, before all others."""
+        self._put_back.extendleft(reversed(list(messages)))
 
     def close(self) -> None:
         """End the pulse and wait (at most two seconds) until queued messages have left."""

@@ -103,7 +103,7 @@ class LayerProbe:
     @property
     def largest(self) -> int:
         """Samples of a whole batch."""
-        return self._order.batch_size(0)
+        return self._order.batches.size(0)
 
     def step(self, size: int) -> list[LayerSeconds]:
         """Run one step of `size` samples through all layers; returns each layer's times."""

@@ -12,8 +12,9 @@ from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
-from heterps_runtime.worker.member import Data, WorkerMember
+from heterps_runtime.worker.member import WorkerMember
 from heterps_runtime.worker.model import UserModel, choose_device
+from heterps_runtime.worker.source import Data
 
 __all__ = ["open_data", "run_worker"]
 
