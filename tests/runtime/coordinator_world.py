@@ -131,22 +131,22 @@ class World:
             self.say(name, words)
 
     def ready(self, *names: str) -> None:
-        assert self.core.roster is not None
-        for name in names or tuple(self.core.roster.present):
-            self.say(name, Ready(self.core.generation))
+        assert self.core.membership.roster is not None
+        for name in names or tuple(self.core.membership.roster.present):
+            self.say(name, Ready(self.core.membership.generation))
 
     def evaluated(self, name: str) -> None:
-        self.say(name, Evaluated(self.core.generation, {}))
+        self.say(name, Evaluated(self.core.membership.generation, {}))
 
     def begin(self, **words: Any) -> World:
         self.join(**words)
         self.ready()
-        assert self.core.running
+        assert self.core.membership.running
         return self
 
     def done(self, name: str, step: int | None = None, loss: float = 1.0, finite: bool = True) -> None:
         step = self.core.progress.committed if step is None else step
-        self.say(name, Done(self.core.generation, step, loss, finite, {"step": 1.0}))
+        self.say(name, Done(self.core.membership.generation, step, loss, finite, {"step": 1.0}))
 
     def pass_time(self, seconds: float, *speaking: str) -> None:
         """Time goes by, with a tick and a pulse of each of these members every half second."""
@@ -157,10 +157,10 @@ class World:
             self.core.tick()
 
     def step(self, number: int = 1) -> None:
-        assert self.core.roster is not None
+        assert self.core.membership.roster is not None
         for _ in range(number):
             step = self.core.progress.committed
-            for member in self.core.roster.all_workers():
+            for member in self.core.membership.roster.all_workers():
                 self.done(member.name, step)
 
     def write(self, error: str = "") -> None:
@@ -169,7 +169,7 @@ class World:
         writers = [n for n, m in self.sent if isinstance(m, Checkpoint) and m.folder == order.folder]
         for name in writers:
             reason = error if name == "worker-0-0" else ""
-            self.say(name, Checkpointed(self.core.generation, order.step, order.folder, (), reason))
+            self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, (), reason))
 
     def save(self) -> None:
         """The checkpoint under way becomes valid."""

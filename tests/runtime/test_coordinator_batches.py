@@ -21,12 +21,12 @@ def test_new_batch_sizes_are_announced_for_a_step_that_nobody_has_begun(consiste
     assert world.last(NewAllocation) == NewAllocation(1, Allocation(first, ((10, 22),)))
     assert sorted(world.told(NewAllocation)) == world.workers
     world.step(first - 3 - 1)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((16, 16),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((16, 16),)
     world.step()
-    assert world.core.allocation.batches == ((10, 22),)
-    assert world.core.roster is not None
-    assert world.core.roster.present["worker-0-1"].batch_size == 22
+    assert world.core.steps.allocation.batches == ((10, 22),)
+    assert world.core.membership.roster is not None
+    assert world.core.membership.roster.present["worker-0-1"].batch_size == 22
 
 
 def test_two_changes_in_a_row_begin_at_different_steps() -> None:
@@ -35,8 +35,8 @@ def test_two_changes_in_a_row_begin_at_different_steps() -> None:
     second = world.core.set_allocation([[0, 32]])
     assert second > first
     world.step(second)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((0, 32),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((0, 32),)
 
 
 def test_batch_sizes_changed_while_members_set_up_reach_them() -> None:
@@ -46,8 +46,8 @@ def test_batch_sizes_changed_while_members_set_up_reach_them() -> None:
     assert sorted(world.told(NewAllocation)) == world.workers
     world.ready()
     world.step(step)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((1, 31),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((1, 31),)
 
 
 def test_batch_sizes_outlive_the_replacement_of_a_worker() -> None:

@@ -47,7 +47,7 @@ def test_a_step_is_committed_once_when_every_worker_has_reported_it() -> None:
 def test_reports_of_strangers_old_processes_and_old_generations_do_not_count() -> None:
     world = World(ONE_CPU).begin()
     world.done("worker-0-0")
-    report = Done(world.core.generation, 0, 1.0, True, {})
+    report = Done(world.core.membership.generation, 0, 1.0, True, {})
     world.core.handle("worker-7-7", "", report)
     world.core.handle("worker-0-1", "of another process", report)
     world.core.handle("worker-0-1", "1", replace(report, generation=0))
@@ -112,7 +112,7 @@ def test_a_lost_worker_costs_the_uncommitted_step_and_survivors_go_on() -> None:
 
 def test_reports_of_a_generation_that_is_over_do_not_commit_its_step() -> None:
     world = World(ONE_CPU).begin()
-    old = world.core.generation
+    old = world.core.membership.generation
     world.core.member_lost("worker-0-1", "gone")
     world.ready()
     world.say("worker-0-0", Done(old, 0, 1.0, True, {}))
@@ -134,11 +134,11 @@ def test_readiness_of_those_who_are_left_does_not_start_an_incomplete_plan() -> 
     world.join()
     world.core.member_lost("worker-0-0", "gone")
     world.ready()
-    assert not world.core.running
+    assert not world.core.membership.running
     assert not world.told(Go)
     world.join("worker-0-0")
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_a_lost_server_takes_everybody_back_to_the_checkpoint() -> None:
@@ -147,7 +147,7 @@ def test_a_lost_server_takes_everybody_back_to_the_checkpoint() -> None:
     world.save()
     world.step(3)
     world.core.member_lost("ps-1", "gone")
-    assert not world.core.running
+    assert not world.core.membership.running
     world.join("ps-1")
     announced = world.last(Generation)
     assert announced.committed == EVERY

@@ -101,10 +101,10 @@ def test_a_server_lost_while_the_manifest_is_written_waits_for_it_before_going_b
     world.step(EVERY)
     world.write()
     world.step(2)
-    generation = world.core.generation
+    generation = world.core.membership.generation
     world.core.member_lost("ps-0", "gone")
     world.join("ps-0")
-    assert world.core.generation == generation
+    assert world.core.membership.generation == generation
     world.written()
     restore = world.last(Generation).restore
     assert restore is not None
@@ -210,7 +210,7 @@ def test_after_the_last_step_the_model_is_saved_evaluated_and_exported() -> None
     world.evaluated("worker-1-0")
     assert world.core.phase == "Evaluating"
     world.evaluated("worker-1-1")
-    assert world.core.evaluation == {"auc": 2.0}
+    assert world.core.evaluation.results == {"auc": 2.0}
     assert world.exports == [TOTAL]
     world.core.exported("/model")
     assert world.core.phase == "Succeeded"
@@ -224,10 +224,10 @@ def test_a_loss_during_evaluation_begins_it_again() -> None:
     world.evaluated("worker-1-0")
     world.core.member_lost("worker-1-1", "gone")
     world.ready()
-    assert world.core.evaluation is None
+    assert world.core.evaluation.results is None
     assert len(world.told(Evaluate)) == 3 + 2
     world.evaluated("worker-1-0")
-    assert world.core.evaluation == {"auc": 1.0}
+    assert world.core.evaluation.results == {"auc": 1.0}
 
 
 def test_a_job_that_was_stopped_after_its_last_step_only_evaluates_and_exports() -> None:

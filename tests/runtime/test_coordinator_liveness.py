@@ -61,9 +61,9 @@ def test_a_lost_member_that_is_heard_again_is_asked_to_join_again(name: str) -> 
     assert world.last(Rejoin) == Rejoin(1)
     rejoin(world, name)
     assert present(world) == {"worker-0-0", "worker-0-1", "ps-0"}
-    assert world.core._forming
+    assert world.core.membership.forming
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_a_server_that_comes_back_with_the_state_of_the_last_commit_costs_no_step() -> None:
@@ -71,7 +71,7 @@ def test_a_server_that_comes_back_with_the_state_of_the_last_commit_costs_no_ste
     world.step(5)
     lose(world, "ps-0")
     pulse(world, "ps-0")
-    rejoin(world, "ps-0", lineage=world.core.lineage, version=5)
+    rejoin(world, "ps-0", lineage=world.core.membership.lineage, version=5)
     announced = world.last(Generation)
     assert (announced.restore, announced.committed, announced.lineage) == (None, 5, 1)
     assert "RolledBack" not in world.reasons()
@@ -121,10 +121,10 @@ def test_a_process_that_was_replaced_is_told_to_end_and_its_words_change_nothing
     pulse(world, "worker-0-1", incarnation=1)
     assert world.addressed[-1] == ("worker-0-1", "1", Shutdown)
     assert "another process replaced it" in world.last(Shutdown).reason
-    generation = world.core.generation
+    generation = world.core.membership.generation
     for words in (Ready(generation), Done(generation, 0, 1.0, True, {}), Failed("Error", "late", permanent=True)):
         world.core.handle("worker-0-1", "1", words)
-    assert world.core.running
+    assert world.core.membership.running
     assert world.core.error is None
     assert world.commits == []
 
@@ -132,15 +132,15 @@ def test_a_process_that_was_replaced_is_told_to_end_and_its_words_change_nothing
 def test_a_member_that_joins_again_while_it_is_one_has_lost_its_place_in_the_generation() -> None:
     world = World(ONE_CPU).begin()
     world.step(2)
-    generation = world.core.generation
+    generation = world.core.membership.generation
     world.incarnations["worker-0-1"] -= 1
     world.join("worker-0-1", joins=1)
-    assert world.core.generation == generation, "the same join, sent twice"
+    assert world.core.membership.generation == generation, "the same join, sent twice"
     world.incarnations["worker-0-1"] -= 1
     world.join("worker-0-1", joins=2)
-    assert world.core.generation > generation
+    assert world.core.membership.generation > generation
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
     assert world.core.progress.committed == 2
 
 
@@ -148,7 +148,7 @@ def test_a_process_on_its_way_to_join_is_not_disturbed() -> None:
     world = World(ONE_CPU)
     pulse(world, "worker-0-0", joins=0)
     assert world.told(Rejoin) == []
-    assert world.core.notes["worker-0-0"] == "running"
+    assert world.core.membership.notes["worker-0-0"] == "running"
 
 
 def test_the_status_says_how_long_each_member_has_been_silent() -> None:
@@ -160,8 +160,8 @@ def test_the_status_says_how_long_each_member_has_been_silent() -> None:
 
 
 def present(world: World) -> set[str]:
-    assert world.core.roster is not None
-    return set(world.core.roster.present)
+    assert world.core.membership.roster is not None
+    return set(world.core.membership.roster.present)
 
 
 def _wait(world: World, seconds: float) -> None:

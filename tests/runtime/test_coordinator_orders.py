@@ -32,9 +32,9 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def everybody_comes(self) -> None:
-        assert self.core.roster is not None
+        assert self.core.membership.roster is not None
         for name in self.world.names:
-            if name not in self.core.roster.present:
+            if name not in self.core.membership.roster.present:
                 self.world.join(name)
 
     @rule(number=st.integers(0, 5))
@@ -48,7 +48,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5))
     def get_ready(self, number: int) -> None:
-        self.world.say(self.member(number), Ready(self.core.generation))
+        self.world.say(self.member(number), Ready(self.core.membership.generation))
 
     @rule()
     def everybody_gets_ready(self) -> None:
@@ -98,10 +98,10 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def nobody_works_in_an_incomplete_plan(self) -> None:
-        if self.core.running:
-            assert self.core.roster is not None
-            assert self.core.roster.viable()
-            assert all(m.state == "ready" for m in self.core.roster.present.values())
+        if self.core.membership.running:
+            assert self.core.membership.roster is not None
+            assert self.core.membership.roster.viable()
+            assert all(m.state == "ready" for m in self.core.membership.roster.present.values())
 
 
 Interleavings.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)

@@ -51,7 +51,7 @@ def test_a_worker_that_the_plan_adds_takes_part_from_the_next_generation_on() ->
     world.step(1)
     world.join("worker-0-2")
     assert world.last(Generation).committed == 3
-    assert [len(stage) for stage in world.core.allocation.batches] == [3]  # type: ignore[union-attr]
+    assert [len(stage) for stage in world.core.steps.allocation.batches] == [3]  # type: ignore[union-attr]
     world.ready()
     world.step(1)
     assert world.commits == [0, 1, 2, 3]
@@ -62,7 +62,7 @@ def test_a_plan_that_shrinks_before_all_have_come_starts_with_those_that_are_the
     world.join("ps-0", "worker-0-0")
     rescale(world, 1)
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_checkpoint() -> None:

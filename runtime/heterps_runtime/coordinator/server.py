@@ -259,7 +259,7 @@ class CoordinatorServer:
     def export(self, step: int) -> None:
         """See `Effects.export`."""
         manifest = self._manifests[step]
-        metrics = dict(self.core.evaluation or {})
+        metrics = dict(self.core.evaluation.results or {})
 
         def write() -> str:
             # Only now: a job waits for its coordinator, and compiled kernels take a third of the time it starts in.
