@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -19,6 +21,7 @@ from heterps_runtime.codec import decode, encode
 from heterps_runtime.errors import TransientError
 from heterps_runtime.messages import MESSAGES, Array, Backward, Dense, Done, Message
 
+ROOT = Path(__file__).parents[2]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = [np.dtype(n) for n in ("float64", "float32", "float16", "bool", *INTEGERS)]
 SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -98,6 +101,13 @@ def test_received_arrays_are_views_of_the_frames_and_cannot_be_written() -> None
     assert isinstance(received, Dense)
     assert not received.values["a"].flags.writeable
     assert received.values["a"].base is not None
+
+
+def test_every_message_stands_in_the_protocol() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    section = text.partition("\n## Messages\n")[2].partition("\n## ")[0]
+    named = {name for line in section.splitlines() if line.startswith("| ") for name in re.findall(r"`([^`]+)`", line)}
+    assert named == set(MESSAGES)
 
 
 # --- malformed messages -----------------------------------------------------------------------------------------------
