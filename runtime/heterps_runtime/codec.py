@@ -5,8 +5,8 @@ The header is an object with the message's name as `op` and its fields by their 
 copied nor unpickled. Dtypes are of a fixed set, and a frame's length must be what dtype and shape say.
 
 Readers and writers are built from the type hints of `messages`, once per type, so that a received message has exactly
-the declared fields and types, or is refused. A field that is not declared is refused, too: all processes of a job run
-the same version of this program, so it is a mistake, and a mistake must not be passed over in silence.
+the declared fields and types, or is refused. That includes fields that are not declared: all processes of a job run the
+same version of this program, so an unknown field is an error of the sender and not a newer feature.
 """
 
 from __future__ import annotations

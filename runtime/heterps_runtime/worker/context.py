@@ -13,7 +13,17 @@ from heterps_runtime.worker.runs import Clock
 from heterps_runtime.worker.schedule import Schedule
 from heterps_runtime.worker.servers import ServerClient
 
-__all__ = ["Replication", "WorkerContext", "WorkerProcess"]
+__all__ = ["Place", "Replication", "WorkerContext", "WorkerProcess"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker of a plan a process is, and where it listens."""
+
+    stage: int
+    index: int  # among the workers of the stage
+    pool: str  # name of the device pool
+    host: str  # address to listen on
 
 
 @dataclass(frozen=True)

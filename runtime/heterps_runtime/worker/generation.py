@@ -18,12 +18,11 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, TransientError
-from heterps_runtime.intake import LossSum
 from heterps_runtime.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import WorkerContext, WorkerProcess
-from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.model import Workload
 from heterps_runtime.worker.parameters import Parameters
 from heterps_runtime.worker.peers import Downstream, Upstream
 from heterps_runtime.worker.schedule import Schedule
@@ -43,9 +42,7 @@ class GenerationSetup:
         stage: index of its stage.
         upstream: where the stage before reaches it.
         collectives: of its stage; None where the servers hold the dense parameters.
-        model: the user's model.
-        device: where to compute.
-        loss: sum of the loss over samples.
+        workload: what it computes.
     """
 
     def __init__(
@@ -58,21 +55,17 @@ class GenerationSetup:
         stage: int,
         upstream: Upstream,
         collectives: Collectives | None,
-        model: UserModel,
-        device: torch.device,
-        loss: LossSum,
+        workload: Workload,
     ) -> None:
         self.storage = Storage.open(config.checkpoint_path)
-        self.parameters = Parameters(config, self.storage, collectives, stage, device)
+        self.parameters = Parameters(config, self.storage, collectives, stage, workload.device)
         self._config = config
         self._process = process
         self._context = context
         self._token = token
         self._index = stage
         self._upstream = upstream
-        self._model = model
-        self._device = device
-        self._loss = loss
+        self._workload = workload
         self._stage: Stage | None = None
         self._layers: tuple[int, int] | None = None
         self._holds_dense = collectives is not None
@@ -125,7 +118,7 @@ class GenerationSetup:
         files = self.parameters.files()
         buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._stage.module.buffers().items()}
         if self._index == 0:
-            buffers = {**self._model.leftovers(), **buffers}
+            buffers = {**self._workload.model.leftovers(), **buffers}
         if buffers:
             arrays = dense_arrays(buffers, "buffers")
             files.append(StateFile(f"buffers-stage-{self._index}.safetensors", arrays, "buffers", self._index))
@@ -137,8 +130,10 @@ class GenerationSetup:
         mine = plan.stages[self._index]
         layers = (mine.firstLayer, mine.lastLayer)
         if self._stage is None or self._layers != layers:
-            module = self._model.layered.stage(*layers).to(self._device)
-            self._stage = Stage(module, self._model.tables, self._device, self._loss, self._process.clock)
+            workload = self._workload
+            module = workload.model.layered.stage(*layers).to(workload.device)
+            tables = workload.model.tables
+            self._stage = Stage(module, tables, workload.device, workload.loss, self._process.clock)
             self._layers = layers
             self.parameters.forget()
         return self._stage
@@ -165,13 +160,13 @@ class GenerationSetup:
             addresses,
             np.dtype(self._config.dtype_name),
             self._config.wire_precision,
-            dense_assignment(self._model.dense_sizes(), len(addresses)),
+            dense_assignment(self._workload.model.dense_sizes(), len(addresses)),
         )
         if rank == 0:
             dense = {}
             if not self._holds_dense:
                 dense = {n: t.detach().cpu().numpy() for n, t in stage.module.initial_parameters().items()}
-            servers.define(self._model.describe_tables(), dense)
+            servers.define(self._workload.model.describe_tables(), dense)
             try:
                 self._wait_for_definition(servers)
             except Exception:

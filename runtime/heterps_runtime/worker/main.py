@@ -12,8 +12,9 @@ from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
+from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.member import WorkerMember
-from heterps_runtime.worker.model import UserModel, choose_device
+from heterps_runtime.worker.model import UserModel, Workload, choose_device
 from heterps_runtime.worker.source import Data
 
 __all__ = ["open_data", "run_worker"]
@@ -57,20 +58,8 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
-    member = WorkerMember(
-        config,
-        link,
-        context,
-        credentials,
-        stage=stage,
-        index=index,
-        pool=pool,
-        host=host,
-        device=device,
-        model=model,
-        loss=loss,
-        data=data,
-    )
+    place, workload = Place(stage, index, pool, host), Workload(model, loss, device)
+    member = WorkerMember(config, link, context, credentials, place, workload, data)
     try:
         member.run()
     except Exception as error:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError
-from heterps_runtime.intake import LossSum
 from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.messages import (
     Checkpoint,
@@ -29,11 +27,11 @@ from heterps_runtime.process import log
 from heterps_runtime.saver import Saver
 from heterps_runtime.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.collectives import Collectives
-from heterps_runtime.worker.context import WorkerProcess
+from heterps_runtime.worker.context import Place, WorkerProcess
 from heterps_runtime.worker.engine import Engine
 from heterps_runtime.worker.generation import GenerationSetup
 from heterps_runtime.worker.inbox import Inbox
-from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.model import Workload
 from heterps_runtime.worker.peers import Upstream
 from heterps_runtime.worker.runs import Clock
 from heterps_runtime.worker.source import BatchSource, Data
@@ -51,12 +49,8 @@ class WorkerMember:
         link: line to the coordinator.
         context: ZeroMQ context of the process.
         credentials: the job's token.
-        stage, index: position in the plan.
-        pool: device pool that the worker belongs to.
-        host: address to listen on.
-        device: where to compute.
-        model: the user's model.
-        loss: sum of the loss over samples.
+        place: which worker of the plan it is.
+        workload: what it computes.
         data: the data, for workers of the first stage.
     """
 
@@ -66,50 +60,41 @@ class WorkerMember:
         link: ControlLink,
         context: zmq.Context[zmq.Socket[bytes]],
         credentials: Credentials,
-        *,
-        stage: int,
-        index: int,
-        pool: str,
-        host: str,
-        device: torch.device,
-        model: UserModel,
-        loss: LossSum,
+        place: Place,
+        workload: Workload,
         data: Data | None,
     ) -> None:
         self._config = config
         self._link = link
         self._context = context
-        self._stage = stage
-        self._index = index
-        self._pool = config.pools[pool]
-        self._model = model
+        self._place = place
+        self._model = workload.model
         self._data = data
-        self._source = BatchSource(config, data, model.tables, device) if data else None
+        self._source = BatchSource(config, data, workload.model.tables, workload.device) if data else None
         self._authority = TokenAuthority(context, credentials.token)
-        socket, self._address = listen_socket(context, host, credentials.token)
+        socket, self._address = listen_socket(context, place.host, credentials.token)
         self._upstream = Upstream(socket)
         self._inbox = Inbox()
         self._clock = Clock()
         self._process = WorkerProcess(link, self._inbox, self._clock)
-        self._collectives = Collectives(host, config.hang_timeout_seconds) if self._pool.all_reduces else None
+        all_reduces = config.pools[place.pool].all_reduces
+        self._collectives = Collectives(place.host, config.hang_timeout_seconds) if all_reduces else None
         self._setup = GenerationSetup(
             config,
             self._process,
             context,
             credentials.token,
-            stage=stage,
+            stage=place.stage,
             upstream=self._upstream,
             collectives=self._collectives,
-            model=model,
-            device=device,
-            loss=loss,
+            workload=workload,
         )
         self._saver = Saver(self._setup.storage, link, self._inbox.wake)
         self._engine: Engine | None = None  # of the generation that this worker takes part in
         self._running = False
         self._ended = False
         self._poller = zmq.Poller()
-        self._export_metrics(host)
+        self._export_metrics(place.host)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -149,13 +134,13 @@ class WorkerMember:
         self._link.join(
             Join(
                 role=Role.WORKER,
-                index=self._index,
-                pool=self._pool.name,
+                index=self._place.index,
+                pool=self._place.pool,
                 address=self._address,
                 metrics_port=self._metrics_server.port,
                 lineage=self._setup.parameters.lineage,
                 version=-1 if version is None else version,
-                stage=self._stage,
+                stage=self._place.stage,
                 store_address=self._collectives.store_address if self._collectives else "",
                 model=self._model.describe(),
                 data=self._data.size if self._data else None,

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.intake import LayeredModel, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
 from heterps_runtime.messages import Model, Table
 from heterps_runtime.process import log
 from heterps_runtime.worker.lookups import TableShape
 
-__all__ = ["UserModel", "choose_device"]
+__all__ = ["UserModel", "Workload", "choose_device"]
 
 Array = np.ndarray[Any, Any]
 
@@ -91,3 +91,12 @@ class UserModel:
         values = self.layered.module.state_dict()
         rest = {source for source in self.state_names().values() if source not in held}
         return {n: values[n].detach().cpu().numpy() for n in sorted(rest) if n in values and not values[n].is_meta}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a worker computes, and where."""
+
+    model: UserModel
+    loss: LossSum
+    device: torch.device
