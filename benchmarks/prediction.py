@@ -35,7 +35,7 @@ from heterps_operator.api.manifest import load_manifest
 from heterps_operator.control.problem import build_problem
 from heterps_planner import Plan, Problem, evaluate
 from heterps_planner.plans.machine import share_cores
-from heterps_runtime.contract import PATH_PROFILES, PATH_STATUS, JobPhase
+from heterps_runtime.contract import FINAL_PHASES, PATH_PROFILES, PATH_STATUS, JobPhase
 from heterps_runtime.cores import processor_seconds, usable_cores
 from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
@@ -187,7 +187,7 @@ class Job:
                 if status["phase"] == JobPhase.TRAINING and status["committedSteps"] > status["totalSteps"] // 4:
                     used = sum(processor_seconds(process.pid) for process in processes.started)
                     seen.append((time.monotonic(), status["samples"], used))
-                if status["phase"] in (*JobPhase.FINAL, JobPhase.EXPORTING, JobPhase.EVALUATING):
+                if status["phase"] in (*FINAL_PHASES, JobPhase.EXPORTING, JobPhase.EVALUATING):
                     if status["phase"] == JobPhase.FAILED:
                         raise SystemExit(f"the run failed: {status['error']}")
                     (t0, n0, p0), (t1, n1, p1) = seen[0], seen[-1]

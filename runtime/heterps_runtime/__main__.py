@@ -23,7 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, Role
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
 from heterps_runtime.process import end_with_parent, log
 
@@ -62,38 +62,39 @@ def entry() -> NoReturn:
 def _run(options: argparse.Namespace, config: RunConfig) -> None:
     # Each role imports only what it needs: a parameter server never loads torch.
     sys.path[:0] = [p for p in config.python_path if p not in sys.path]
-    if options.role == "coordinator":
-        from heterps_runtime.coordinator.server import CoordinatorServer
+    match Role(options.role):
+        case Role.COORDINATOR:
+            from heterps_runtime.coordinator.server import CoordinatorServer
 
-        server = CoordinatorServer(config, _token(), options.host, options.port, options.ready_file)
-        asyncio.run(server.run())
-    elif options.role == "ps":
-        from heterps_runtime.link import Credentials
-        from heterps_runtime.ps.server import ParameterServer
+            server = CoordinatorServer(config, _token(), options.host, options.port, options.ready_file)
+            asyncio.run(server.run())
+        case Role.PS:
+            from heterps_runtime.link import Credentials
+            from heterps_runtime.ps.server import ParameterServer
 
-        ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
-    elif options.role == "worker":
-        from heterps_runtime.link import Credentials
-        from heterps_runtime.worker.main import run_worker
+            ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
+        case Role.WORKER:
+            from heterps_runtime.link import Credentials
+            from heterps_runtime.worker.main import run_worker
 
-        run_worker(config, Credentials.from_environment(), options.stage, options.index, options.pool, options.host)
-    else:
-        from heterps_runtime.profiler.main import run_profiler
+            run_worker(config, Credentials.from_environment(), options.stage, options.index, options.pool, options.host)
+        case Role.PROFILE:
+            from heterps_runtime.profiler.main import run_profiler
 
-        run_profiler(config, options.pool)
+            run_profiler(config, options.pool)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="heterps-runtime", description="Processes of a HeterPS job.")
     parser.add_argument("--parent", type=int, help="end when this process, which has started us, ends")
     roles = parser.add_subparsers(dest="role", required=True)
-    coordinator = roles.add_parser("coordinator", help="membership, commits, checkpoints, HTTP")
+    coordinator = roles.add_parser(Role.COORDINATOR, help="membership, commits, checkpoints, HTTP")
     coordinator.add_argument("--port", type=int, default=0, help="HTTP port; 0: any free one")
     coordinator.add_argument("--ready-file", type=Path, help="written with the address once it listens")
-    ps = roles.add_parser("ps", help="a parameter server")
-    worker = roles.add_parser("worker", help="computes a stage")
+    ps = roles.add_parser(Role.PS, help="a parameter server")
+    worker = roles.add_parser(Role.WORKER, help="computes a stage")
     worker.add_argument("--stage", type=int, required=True)
-    profile = roles.add_parser("profile", help="measures the model's layers on a pool")
+    profile = roles.add_parser(Role.PROFILE, help="measures the model's layers on a pool")
     for role in (ps, worker):
         role.add_argument("--index", type=int, required=True)
     for role in (ps, worker, profile):

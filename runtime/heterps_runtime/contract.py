@@ -7,6 +7,7 @@ border is JSON over HTTP, a JSON file, an environment variable or an exit code, 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "EXIT_INFEASIBLE",
     "EXIT_INTERRUPTED",
     "EXIT_OK",
+    "FINAL_PHASES",
     "METRIC_BATCH_SIZE",
     "METRIC_GENERATION",
     "METRIC_MEASURED",
@@ -39,7 +41,9 @@ __all__ = [
     "PATH_STATUS",
     "PATH_STOP",
     "JobPhase",
+    "MemberState",
     "PlanDocument",
+    "Role",
     "ServersDocument",
     "StageDocument",
     "ps_name",
@@ -84,7 +88,7 @@ METRIC_BATCH_SIZE = "heterps_worker_batch_size"  # labels stage, pool, worker
 METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worker, activity (step, compute, wait)
 
 
-class JobPhase:
+class JobPhase(StrEnum):
     """Phases of the coordinator, the value of `phase` in its status."""
 
     PROFILING = "Profiling"  # no plan yet
@@ -95,7 +99,26 @@ class JobPhase:
     STOPPED = "Stopped"  # ended by request, resumable from its checkpoint
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    FINAL = frozenset({STOPPED, SUCCEEDED, FAILED})
+
+
+FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED})
+
+
+class Role(StrEnum):
+    """What a process of a job is, the first argument of `heterps-runtime`."""
+
+    COORDINATOR = "coordinator"
+    PS = "ps"
+    WORKER = "worker"
+    PROFILE = "profile"
+
+
+class MemberState(StrEnum):
+    """Where a member of the plan stands, the value of `state` in the coordinator's status."""
+
+    ABSENT = "absent"
+    JOINED = "joined"  # waits for a generation, or sets itself up for one
+    READY = "ready"  # set up for the generation in force
 
 
 def worker_name(stage: int, index: int) -> str:

@@ -13,7 +13,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -21,16 +23,29 @@ import zmq
 
 from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.transport import Message, connect_socket, receive, send
+from heterps_runtime.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
+from heterps_runtime.transport import connect_socket, receive, send
 
-__all__ = ["ControlLink", "Credentials", "member_identity"]
+__all__ = ["ControlLink", "Credentials", "member_identity", "pulse_identity", "read_identity"]
 
 PULSE_SECONDS = 1.0
+_PULSE_SUFFIX = "#pulse"
 
 
 def member_identity(name: str, incarnation: str) -> str:
     """The name of a process's socket towards its coordinator, by which the coordinator reaches this very process."""
     return f"{name}/{incarnation}"
+
+
+def pulse_identity(name: str, incarnation: str) -> str:
+    """The name of the same process's other socket, over which it only pulses."""
+    return f"{member_identity(name, incarnation)}{_PULSE_SUFFIX}"
+
+
+def read_identity(identity: str) -> tuple[str, str, bool]:
+    """Whose socket has this name: (name, incarnation, whether it is the one for pulses)."""
+    name, _, rest = identity.partition("/")
+    return name, rest.removesuffix(_PULSE_SUFFIX), rest.endswith(_PULSE_SUFFIX)
 
 
 class Credentials:
@@ -84,49 +99,56 @@ class Credentials:
 class ControlLink:
     """The sockets of one member towards its coordinator. `socket` belongs to the thread that made the link."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        name: str,
-    ) -> None:
+    def __init__(self, credentials: Credentials, name: str) -> None:
         self.name = name
         self.incarnation = secrets.token_hex(8)
         self._joins = 0
+        self._put_back: deque[FromCoordinator] = deque()
         self.status = "starting"  # shown to the user until the member is ready
         self.totals: Callable[[], dict[str, float]] = dict  # counters that each pulse carries; called in its thread
         # A context of its own: ending it waits until the last words have left, whatever other sockets are open.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._credentials = credentials
         self._address = credentials.control_address()
-        self._identity = member_identity(name, self.incarnation)
-        self.socket = connect_socket(self._context, self._address, self._identity, credentials.token)
+        identity = member_identity(name, self.incarnation)
+        self.socket = connect_socket(self._context, self._address, identity, credentials.token)
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._run_pulse, name="pulse", daemon=True)
         self._pulse.start()
 
-    def join(self, **introduction: Any) -> None:
-        """Ask to take part."""
+    def join(self, words: Join) -> None:
+        """Ask to take part; the link counts how often."""
         self._joins += 1  # before it is sent: a pulse must not overtake it with the number before
         self.status = "waiting for the other members"
-        self.send("join", joins=self._joins, **introduction)
+        self.send(replace(words, joins=self._joins))
 
-    def must_rejoin(self, order: dict[str, Any]) -> bool:
+    def must_rejoin(self, order: Rejoin) -> bool:
         """Whether a `rejoin` answers the last join; orders that answer an earlier one are carried out already."""
-        return bool(order["joins"] == self._joins)
+        return order.joins == self._joins
 
-    def send(self, op: str, **fields: Any) -> None:
+    def send(self, message: FromMember) -> None:
         """Say something to the coordinator."""
-        self.send_message(Message(op, fields))
-
-    def send_message(self, message: Message) -> None:
-        """Say something that carries arrays."""
-        message.fields["incarnation"] = self.incarnation
         send(self.socket, message)
 
-    def receive(self) -> Message | None:
-        """The next message from the coordinator, if there is one."""
+    def receive(self) -> FromCoordinator | None:
+        """The next message from the coordinator, if there is one.
+
+        Raises:
+            TransientError: it is malformed, or not one that a coordinator sends.
+        """
+        if self._put_back:
+            return self._put_back.popleft()
         received = receive(self.socket)
-        return None if received is None else received[1]
+        if received is None:
+            return None
+        message = received[1]
+        if not isinstance(message, FromCoordinator):
+            raise TransientError(f"the coordinator sent a {message.op!r}, which only others may send")
+        return message
+
+    def put_back(self, messages: Iterable[FromCoordinator]) -> None:
+        """Let `receive` return these again, before all others."""
+        self._put_back.extendleft(reversed(list(messages)))
 
     def close(self) -> None:
         """End the pulse and wait (at most two seconds) until queued messages have left."""
@@ -138,11 +160,11 @@ class ControlLink:
         self._context.term()
 
     def _run_pulse(self) -> None:
-        socket = connect_socket(self._context, self._address, f"{self._identity}#pulse", self._credentials.token)
+        identity = pulse_identity(self.name, self.incarnation)
+        socket = connect_socket(self._context, self._address, identity, self._credentials.token)
         try:
             while not self._stop.wait(PULSE_SECONDS):
-                fields = {"incarnation": self.incarnation, "joins": self._joins, "message": self.status}
-                send(socket, Message("pulse", {**fields, "totals": self.totals()}))
+                send(socket, Pulse(self._joins, self.status, self.totals()))
         except zmq.ZMQError:
             pass  # the context ends with the process
         finally:

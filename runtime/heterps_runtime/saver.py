@@ -5,16 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
-from typing import Any
 
 from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, StateFile, Storage
 from heterps_runtime.link import ControlLink
+from heterps_runtime.messages import Checkpoint, Checkpointed
 from heterps_runtime.process import log
 
 __all__ = ["Saver"]
-
-Answer = dict[str, Any]
 
 
 class Saver:
@@ -33,31 +30,33 @@ class Saver:
         self._writer = CheckpointWriter(storage)
         self._link = link
         self._wake = wake
-        self._done: queue.SimpleQueue[tuple[Answer, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Checkpoint, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
 
-    def save(self, fields: dict[str, Any], snapshot: Callable[[], Sequence[StateFile]]) -> None:
+    def save(self, order: Checkpoint, snapshot: Callable[[], Sequence[StateFile]]) -> None:
         """Begin a checkpoint; `snapshot` copies the state, and is not called while the one before is being written."""
-        answer = {name: fields[name] for name in ("generation", "step", "folder")}
         if self._writer.busy:
-            self._link.send("checkpointed", **answer, error="the checkpoint before is still being written")
+            self._answer(order, (), "the checkpoint before is still being written")
             return
 
         def finished(done: Future[tuple[FileEntry, ...]]) -> None:
-            self._done.put((answer, done))
+            self._done.put((order, done))
             self._wake()
 
-        self._writer.write(fields["folder"], snapshot()).add_done_callback(finished)
+        self._writer.write(order.folder, snapshot()).add_done_callback(finished)
 
     def report(self) -> None:
         """Tell the coordinator what has been written, or why it could not be."""
         while not self._done.empty():
-            answer, done = self._done.get()
+            order, done = self._done.get()
             error = done.exception()
             if error is None:
-                self._link.send("checkpointed", **answer, entries=[asdict(e) for e in done.result()])
+                self._answer(order, done.result())
             else:
-                log(f"checkpoint of step {answer['step']} failed: {error}")
-                self._link.send("checkpointed", **answer, error=str(error))
+                log(f"checkpoint of step {order.step} failed: {error}")
+                self._answer(order, (), str(error))
+
+    def _answer(self, order: Checkpoint, entries: tuple[FileEntry, ...], error: str = "") -> None:
+        self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error))
 
     def close(self) -> None:
         """Wait for the write under way."""

@@ -1,8 +1,4 @@
-"""Messages between the processes of a job: ZeroMQ sockets, one JSON header, raw numpy frames.
-
-A message is an operation name, a small dictionary of plain values, and a list of arrays. On the wire it is one JSON
-frame followed by one frame per array, sent and received without a copy. Nothing is ever unpickled: a received header
-names dtypes from a fixed set, and every frame's length must be what its dtype and shape say.
+"""Sockets between the processes of a job.
 
 Every listening socket demands the job's token (ZeroMQ's PLAIN mechanism); `TokenAuthority` answers the handshakes and
 compares in constant time. Traffic is not encrypted, as in the other parameter servers of this field: a job's network is
@@ -12,87 +8,18 @@ closed by a NetworkPolicy or is the loopback interface.
 from __future__ import annotations
 
 import hmac
-import json
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import zmq
 
+from heterps_runtime.codec import decode, encode
 from heterps_runtime.errors import TransientError
+from heterps_runtime.messages import Message
 
-__all__ = ["Message", "TokenAuthority", "connect_socket", "decode", "encode", "listen_socket", "receive", "send"]
+__all__ = ["TokenAuthority", "connect_socket", "listen_socket", "receive", "send"]
 
-_DTYPES = {
-    name: np.dtype(name)
-    for name in (
-        "float64",
-        "float32",
-        "float16",
-        "uint16",
-        "uint32",
-        "uint64",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "bool",
-    )
-}
 _DOMAIN = b"heterps"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message.
-
-    Attributes:
-        op: what is asked or said, such as "pull".
-        fields: plain JSON values.
-        arrays: payload; arrays of a received message are read-only views of the received frames.
-    """
-
-    op: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    arrays: Sequence[np.ndarray[Any, Any]] = ()
-
-
-def encode(message: Message) -> list[Any]:
-    """Frames of a message. Arrays are not copied: they must not change until ZeroMQ has sent them."""
-    arrays = [np.asarray(a, order="C") for a in message.arrays]  # ascontiguousarray would make 0-d arrays 1-d
-    header = {"o": message.op, "f": message.fields, "a": [[a.dtype.name, a.shape] for a in arrays]}
-    return [
-        json.dumps(header, separators=(",", ":")).encode(),
-        *(a.reshape(-1).view(np.uint8).data if a.size else b"" for a in arrays),
-    ]
-
-
-def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
-    """Read a message.
-
-    Raises:
-        TransientError: the frames are not a message of this protocol.
-    """
-    try:
-        buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
-        header = json.loads(bytes(buffers[0]))
-        op, fields, described = header["o"], header["f"], header["a"]
-        if not isinstance(op, str) or not isinstance(fields, dict) or len(described) != len(frames) - 1:
-            raise ValueError("header and frames disagree")
-        arrays = []
-        for (dtype_name, shape), buffer in zip(described, buffers[1:], strict=True):
-            dtype = _DTYPES[dtype_name]
-            if any(not isinstance(n, int) or n < 0 for n in shape):
-                raise ValueError(f"shape {shape}")
-            array = np.frombuffer(buffer, dtype=dtype) if len(buffer) else np.empty(0, dtype)
-            arrays.append(array.reshape(shape))
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise TransientError(f"received a malformed message: {error}") from error
-    return Message(op, fields, arrays)
 
 
 def send(socket: zmq.Socket[bytes], message: Message, identity: bytes | None = None) -> None:
@@ -104,7 +31,11 @@ def send(socket: zmq.Socket[bytes], message: Message, identity: bytes | None = N
 
 
 def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, Message] | None:
-    """Receive one message if there is one: (identity of the sender, empty unless `routed`; message)."""
+    """Receive one message if there is one: (identity of the sender, empty unless `routed`; message).
+
+    Raises:
+        TransientError: what has arrived is not a message of this protocol.
+    """
     try:
         frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
     except zmq.Again:

@@ -120,7 +120,7 @@ def test_the_coordinators_own_series_are_understood() -> None:
     exported = JobMetrics(world.core, world.config, lambda: world.now).render().decode()
     figures = read_figures(exported)
     assert figures.measured == world.now
-    assert figures.generation == world.core.generation == 1
+    assert figures.generation == world.core.membership.generation == 1
     assert figures.workers == {
         (0, 0): WorkerFigures(16, 1.0),
         (0, 1): WorkerFigures(16, 1.0),

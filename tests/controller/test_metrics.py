@@ -266,8 +266,8 @@ def test_every_series_of_the_operator_is_documented() -> None:
 def test_every_series_of_the_coordinator_is_documented() -> None:
     world = CoordinatorWorld([("cpu", 0, 2), ("card", 2, 1)]).begin()
     world.step(12)
-    assert world.core.roster is not None
-    world.core.roster.all_workers()[0].observe_step({"forward": 0.5})
+    assert world.core.membership.roster is not None
+    world.core.membership.roster.all_workers()[0].observe_step({"forward": 0.5})
     metrics = JobMetrics(world.core, world.config, lambda: world.now)
     exported = {}
     for metric in metrics.collect():

@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.contract import PlanDocument
+from heterps_runtime.contract import PlanDocument, Role
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.transport import Message
+from heterps_runtime.messages import (
+    Checkpoint,
+    Checkpointed,
+    Commit,
+    DataSize,
+    Done,
+    Evaluated,
+    FromCoordinator,
+    FromMember,
+    Join,
+    Message,
+    Pulse,
+    Ready,
+)
 
 from .jobs import Stage, plan_document
 
 BATCH, ROWS, TOTAL, EVERY, HANG = 32, 300, 24, 10, 60.0
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -46,8 +61,8 @@ class World:
             model_path="/w/model", python_path=(), **settings,
         )  # fmt: skip
         self.now = 1000.0
-        self.sent: list[tuple[str, Message]] = []
-        self.addressed: list[tuple[str, str, str]] = []  # (name, incarnation, operation) of the same messages
+        self.sent: list[tuple[str, FromCoordinator]] = []
+        self.addressed: list[tuple[str, str, type[Message]]] = []  # (name, incarnation, type) of the same messages
         self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
         self.discarded: list[str] = []
         self.exports: list[int] = []
@@ -62,11 +77,11 @@ class World:
         self.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
 
     # effects
-    def send(self, member: str, incarnation: str, message: Message) -> None:
+    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         self.sent.append((member, message))
-        self.addressed.append((member, incarnation, message.op))
-        if message.op == "commit" and message.fields["step"] not in self.commits[-1:]:
-            self.commits.append(message.fields["step"])
+        self.addressed.append((member, incarnation, type(message)))
+        if isinstance(message, Commit) and message.step not in self.commits[-1:]:
+            self.commits.append(message.step)
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         self.manifests.append((barrier, progress))
@@ -90,62 +105,71 @@ class World:
     def names(self) -> list[str]:
         return [*self.workers, *(f"ps-{i}" for i in range(self.servers))]
 
-    def say(self, name: str, op: str, **fields: Any) -> None:
-        words = {"incarnation": str(self.incarnations.get(name, 0)), "generation": self.core.generation, **fields}
-        self.core.handle(name, Message(op, words))
+    def say(self, name: str, message: FromMember) -> None:
+        self.core.handle(name, str(self.incarnations.get(name, 0)), message)
 
-    def join(self, *names: str, rows: int = ROWS, evaluation: int = 0, **fields: Any) -> None:
+    def join(
+        self, *names: str, rows: int = ROWS, evaluation: int = 0, joins: int = 1, lineage: int = 0, version: int = -1
+    ) -> None:
         for name in names or self.names:
             self.incarnations[name] = self.incarnations.get(name, 0) + 1
             parts = name.split("-")
-            words: dict[str, Any] = {"index": int(parts[-1]), "address": f"at {name}"}
-            if parts[0] == "worker":
-                stage = int(parts[1])
-                words |= {"role": "worker", "stage": stage, "pool": self.stages[stage][0]}
-                if stage == 0:
-                    words |= {"numRows": rows, "evaluationRows": evaluation}
-            else:
-                words |= {"role": "ps", "pool": "cpu"}
-            self.say(name, "join", **words, **fields)
+            worker = parts[0] == "worker"
+            stage = int(parts[1]) if worker else -1
+            words = Join(
+                role=Role.WORKER if worker else Role.PS,
+                index=int(parts[-1]),
+                pool=self.stages[stage][0] if worker else "cpu",
+                address=f"at {name}",
+                metrics_port=0,
+                lineage=lineage,
+                version=version,
+                joins=joins,
+                stage=stage,
+                data=DataSize(rows, evaluation) if stage == 0 else None,
+            )
+            self.say(name, words)
 
     def ready(self, *names: str) -> None:
-        assert self.core.roster is not None
-        for name in names or tuple(self.core.roster.present):
-            self.say(name, "ready")
+        assert self.core.membership.roster is not None
+        for name in names or tuple(self.core.membership.roster.present):
+            self.say(name, Ready(self.core.membership.generation))
+
+    def evaluated(self, name: str) -> None:
+        self.say(name, Evaluated(self.core.membership.generation, {}))
 
     def begin(self, **words: Any) -> World:
         self.join(**words)
         self.ready()
-        assert self.core.running
+        assert self.core.membership.running
         return self
 
-    def done(self, name: str, step: int | None = None, loss: float = 1.0, **fields: Any) -> None:
+    def done(self, name: str, step: int | None = None, loss: float = 1.0, finite: bool = True) -> None:
         step = self.core.progress.committed if step is None else step
-        self.say(name, "done", step=step, lossSum=loss, figures={"step": 1.0}, **fields)
+        self.say(name, Done(self.core.membership.generation, step, loss, finite, {"step": 1.0}))
 
     def pass_time(self, seconds: float, *speaking: str) -> None:
         """Time goes by, with a tick and a pulse of each of these members every half second."""
         for _ in range(round(seconds * 2)):
             self.now += 0.5
             for name in speaking:
-                self.say(name, "pulse")
+                self.say(name, Pulse(0, "running", {}))
             self.core.tick()
 
     def step(self, number: int = 1) -> None:
-        assert self.core.roster is not None
+        assert self.core.membership.roster is not None
         for _ in range(number):
             step = self.core.progress.committed
-            for member in self.core.roster.all_workers():
+            for member in self.core.membership.roster.all_workers():
                 self.done(member.name, step)
 
     def write(self, error: str = "") -> None:
         """All parts of the checkpoint under way are written, or one fails."""
-        order = self.last("checkpoint")
-        answer = {"step": order["step"], "folder": order["folder"]}
-        writers = [n for n, m in self.sent if m.op == "checkpoint" and m.fields["folder"] == order["folder"]]
+        order = self.last(Checkpoint)
+        writers = [n for n, m in self.sent if isinstance(m, Checkpoint) and m.folder == order.folder]
         for name in writers:
-            outcome: dict[str, Any] = {"error": error} if error and name == "worker-0-0" else {"entries": []}
-            self.say(name, "checkpointed", **answer, **outcome)
+            reason = error if name == "worker-0-0" else ""
+            self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, (), reason))
 
     def save(self) -> None:
         """The checkpoint under way becomes valid."""
@@ -162,11 +186,11 @@ class World:
     def reasons(self) -> list[str]:
         return [e["reason"] for e in self.core.journal.events()]
 
-    def last(self, op: str) -> dict[str, Any]:
-        return [m.fields for _, m in self.sent if m.op == op][-1]
+    def last(self, kind: type[M]) -> M:
+        return [m for _, m in self.sent if isinstance(m, kind)][-1]
 
-    def told(self, op: str) -> list[str]:
-        return [n for n, m in self.sent if m.op == op]
+    def told(self, kind: type[Message]) -> list[str]:
+        return [n for n, m in self.sent if isinstance(m, kind)]
 
 
 ONE_CPU: list[Stage] = [("cpu", 0, 2)]

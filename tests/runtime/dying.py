@@ -16,6 +16,7 @@ from typing import Any
 
 from heterps_runtime.__main__ import main
 from heterps_runtime.ps.shard import Shard
+from heterps_runtime.worker.delivery import Delivery
 from heterps_runtime.worker.engine import Engine
 from heterps_runtime.worker.servers import ServerClient
 
@@ -40,7 +41,7 @@ class Point:
 POINTS = {
     "a worker has begun to compute": Point(Engine, "_forward", lambda engine, work: work.run.step, after=True),
     "a worker is about to push": Point(ServerClient, "push", lambda client, step, *_: step),
-    "a worker's push has arrived": Point(Engine, "_report", lambda engine, run: run.step if run.pushed else None),
+    "a worker's push has arrived": Point(Delivery, "_report", lambda delivery, run: run.step if run.pushed else None),
     "a worker hears of a commit": Point(Engine, "commit", lambda engine, step, size: step),
     "a worker has made a commit": Point(Engine, "commit", lambda engine, step, size: step, after=True),
     "a server has a push": Point(Shard, "push", lambda shard, step, *_: step, after=True),

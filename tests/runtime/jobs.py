@@ -29,6 +29,7 @@ from heterps_runtime.contract import (
     ENV_CONFIG,
     ENV_COORDINATOR,
     ENV_TOKEN,
+    FINAL_PHASES,
     PATH_LOST,
     PATH_PLAN,
     PATH_SHUTDOWN,
@@ -337,9 +338,9 @@ class ThreadedJob:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             status = self.status()
-            if (until or (lambda s: s["phase"] in JobPhase.FINAL))(status):
+            if (until or (lambda s: s["phase"] in FINAL_PHASES))(status):
                 return status
-            assert status["phase"] not in JobPhase.FINAL, status["error"] or status["phase"]
+            assert status["phase"] not in FINAL_PHASES, status["error"] or status["phase"]
             assert not self.failures, "\n".join(self.failures)
             if time.monotonic() > deadline:
                 raise AssertionError(f"the job does not get on: {json.dumps(status, indent=1)} {self.failures}")

@@ -83,12 +83,12 @@ def states(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = Non
     dense = [p for n, p in parameters.items() if n not in table_weights]
     dense_optimizer = _dense_optimizer(config.dense_optimizer, dense)
     sparse = {t.name: _RowOptimizer(config.sparse_optimizer, table_weights[t.name]) for t in tables}
-    total = config.steps or (config.epochs or 1) * order.steps_per_epoch
+    total = config.steps or (config.epochs or 1) * order.batches.per_epoch
     sizes = rows_by_feature(tables)
     state = {n: t.detach().numpy() for n, t in module.state_dict().items()}
     yield state
     for step in range(total):
-        size = order.batch_size(step)
+        size = order.batches.size(step)
         arrays = data.train.batch(order.rows(step, 0, size), features)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
         tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}

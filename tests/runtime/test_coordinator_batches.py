@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from heterps_runtime.allocation import Allocation
+from heterps_runtime.messages import Generation, NewAllocation
+
 from .coordinator_world import EVERY, ONE_CPU, World
 
 
@@ -15,15 +18,15 @@ def test_new_batch_sizes_are_announced_for_a_step_that_nobody_has_begun(consiste
     world.step(3)
     first = world.core.set_allocation([[10, 22]])
     assert first == 3 + staleness + 2
-    assert world.last("allocation") == {"generation": 1, "fromStep": first, "batches": [[10, 22]]}
-    assert sorted(world.told("allocation")) == world.workers
+    assert world.last(NewAllocation) == NewAllocation(1, Allocation(first, ((10, 22),)))
+    assert sorted(world.told(NewAllocation)) == world.workers
     world.step(first - 3 - 1)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((16, 16),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((16, 16),)
     world.step()
-    assert world.core.allocation.batches == ((10, 22),)
-    assert world.core.roster is not None
-    assert world.core.roster.present["worker-0-1"].batch_size == 22
+    assert world.core.steps.allocation.batches == ((10, 22),)
+    assert world.core.membership.roster is not None
+    assert world.core.membership.roster.present["worker-0-1"].batch_size == 22
 
 
 def test_two_changes_in_a_row_begin_at_different_steps() -> None:
@@ -32,19 +35,19 @@ def test_two_changes_in_a_row_begin_at_different_steps() -> None:
     second = world.core.set_allocation([[0, 32]])
     assert second > first
     world.step(second)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((0, 32),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((0, 32),)
 
 
 def test_batch_sizes_changed_while_members_set_up_reach_them() -> None:
     world = World(ONE_CPU)
     world.join()
     step = world.core.set_allocation([[1, 31]])
-    assert sorted(world.told("allocation")) == world.workers
+    assert sorted(world.told(NewAllocation)) == world.workers
     world.ready()
     world.step(step)
-    assert world.core.allocation is not None
-    assert world.core.allocation.batches == ((1, 31),)
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((1, 31),)
 
 
 def test_batch_sizes_outlive_the_replacement_of_a_worker() -> None:
@@ -52,8 +55,8 @@ def test_batch_sizes_outlive_the_replacement_of_a_worker() -> None:
     world.core.set_allocation([[32], [5, 27]])
     world.core.member_lost("worker-0-0", "gone")
     world.join("worker-0-0")
-    assert world.last("generation")["allocation"]["batches"] == [[32], [5, 27]]
-    assert world.last("generation")["allocation"]["fromStep"] == 0
+    assert world.last(Generation).allocation.batches == ((32,), (5, 27))
+    assert world.last(Generation).allocation.from_step == 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_impossible_batch_sizes_are_refused(batches: Any, complaint: str) -> Non
     world = World(ONE_CPU).begin()
     with pytest.raises(ValueError, match=complaint):
         world.core.set_allocation(batches)
-    assert not world.told("allocation")
+    assert not world.told(NewAllocation)
 
 
 def test_batch_sizes_are_refused_where_there_is_nothing_to_divide() -> None:

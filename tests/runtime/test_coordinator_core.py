@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from heterps_runtime.transport import Message
+from heterps_runtime.messages import Commit, Done, Failed, Generation, Go, Restore, Shutdown
 
 from .coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, Record, World
 
@@ -18,13 +19,13 @@ def test_training_starts_when_everybody_is_there_and_set_up() -> None:
     world = World(ONE_CPU)
     world.join("worker-0-0", "ps-0")
     assert world.core.phase == "Starting"
-    assert not world.told("generation")
+    assert not world.told(Generation)
     world.join("worker-0-1")
-    assert sorted(world.told("generation")) == sorted(world.names)
+    assert sorted(world.told(Generation)) == sorted(world.names)
     world.ready("worker-0-0", "ps-0")
-    assert not world.told("go")
+    assert not world.told(Go)
     world.ready("worker-0-1")
-    assert sorted(world.told("go")) == sorted(world.names)
+    assert sorted(world.told(Go)) == sorted(world.names)
     assert world.core.phase == "Training"
 
 
@@ -35,7 +36,7 @@ def test_a_step_is_committed_once_when_every_worker_has_reported_it() -> None:
     assert world.commits == []
     world.done("worker-0-1")
     assert world.commits == [0]
-    assert sorted(world.told("commit")) == sorted(world.names)
+    assert sorted(world.told(Commit)) == sorted(world.names)
     world.done("worker-0-1", step=0)  # late
     world.done("worker-0-0", step=0)
     assert world.commits == [0]
@@ -46,10 +47,10 @@ def test_a_step_is_committed_once_when_every_worker_has_reported_it() -> None:
 def test_reports_of_strangers_old_processes_and_old_generations_do_not_count() -> None:
     world = World(ONE_CPU).begin()
     world.done("worker-0-0")
-    words = {"step": 0, "lossSum": 1.0, "figures": {}, "generation": world.core.generation}
-    world.core.handle("worker-7-7", Message("done", words))
-    world.core.handle("worker-0-1", Message("done", {**words, "incarnation": "of another process"}))
-    world.core.handle("worker-0-1", Message("done", {**words, "incarnation": "1", "generation": 0}))
+    report = Done(world.core.membership.generation, 0, 1.0, True, {})
+    world.core.handle("worker-7-7", "", report)
+    world.core.handle("worker-0-1", "of another process", report)
+    world.core.handle("worker-0-1", "1", replace(report, generation=0))
     assert world.commits == []
     world.done("worker-0-1")
     assert world.commits == [0]
@@ -68,7 +69,7 @@ def test_steps_reported_ahead_are_committed_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("report", "reason"),
-    [({"loss": math.nan}, "NaNLoss"), ({"loss": math.inf}, "NaNLoss"), ({"nonFinite": True}, "NaNGradient")],
+    [({"loss": math.nan}, "NaNLoss"), ({"loss": math.inf}, "NaNLoss"), ({"finite": False}, "NaNGradient")],
 )
 def test_a_step_that_is_not_finite_ends_the_job_and_is_not_committed(report: dict[str, Any], reason: str) -> None:
     world = World(ONE_CPU).begin()
@@ -83,7 +84,7 @@ def test_a_step_that_is_not_finite_ends_the_job_and_is_not_committed(report: dic
     assert world.core.error["reason"] == reason
     assert "step 12 is not finite (seen by worker-0-1)" in world.core.error["message"]
     assert "the last good checkpoint is step 10" in world.core.error["message"]
-    assert sorted(world.told("shutdown")) == sorted(world.names)
+    assert sorted(world.told(Shutdown)) == sorted(world.names)
 
 
 # --- members come and go ----------------------------------------------------------------------------------------------
@@ -94,15 +95,15 @@ def test_a_lost_worker_costs_the_uncommitted_step_and_survivors_go_on() -> None:
     world.step(3)
     world.done("worker-0-0")
     world.core.member_lost("worker-0-1", "exit code -9")
-    announced = world.last("generation")
-    assert (announced["committed"], announced["restore"]) == (3, None)
-    assert [m["name"] for m in announced["stages"][0]] == ["worker-0-0"]
-    assert announced["allocation"]["batches"] == [[BATCH]]
+    announced = world.last(Generation)
+    assert (announced.committed, announced.restore) == (3, None)
+    assert [m.name for m in announced.stages[0]] == ["worker-0-0"]
+    assert announced.allocation.batches == ((BATCH,),)
     world.ready()
     world.step()
     assert world.commits == [0, 1, 2, 3]
     world.join("worker-0-1")
-    assert world.last("generation")["allocation"]["batches"] == [[16, 16]]
+    assert world.last(Generation).allocation.batches == ((16, 16),)
     world.ready()
     world.step()
     assert world.commits == [0, 1, 2, 3, 4]
@@ -111,10 +112,10 @@ def test_a_lost_worker_costs_the_uncommitted_step_and_survivors_go_on() -> None:
 
 def test_reports_of_a_generation_that_is_over_do_not_commit_its_step() -> None:
     world = World(ONE_CPU).begin()
-    old = world.core.generation
+    old = world.core.membership.generation
     world.core.member_lost("worker-0-1", "gone")
     world.ready()
-    world.say("worker-0-0", "done", generation=old, step=0, lossSum=1.0, figures={})
+    world.say("worker-0-0", Done(old, 0, 1.0, True, {}))
     assert world.commits == []
 
 
@@ -133,11 +134,11 @@ def test_readiness_of_those_who_are_left_does_not_start_an_incomplete_plan() -> 
     world.join()
     world.core.member_lost("worker-0-0", "gone")
     world.ready()
-    assert not world.core.running
-    assert not world.told("go")
+    assert not world.core.membership.running
+    assert not world.told(Go)
     world.join("worker-0-0")
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_a_lost_server_takes_everybody_back_to_the_checkpoint() -> None:
@@ -146,12 +147,14 @@ def test_a_lost_server_takes_everybody_back_to_the_checkpoint() -> None:
     world.save()
     world.step(3)
     world.core.member_lost("ps-1", "gone")
-    assert not world.core.running
+    assert not world.core.membership.running
     world.join("ps-1")
-    announced = world.last("generation")
-    assert announced["committed"] == EVERY
-    assert announced["restore"]["step"] == EVERY
-    assert announced["restore"]["folder"].startswith("step-10")
+    announced = world.last(Generation)
+    assert announced.committed == EVERY
+    assert announced.restore is not None
+    assert announced.restore.step == EVERY
+    assert announced.restore.folder is not None
+    assert announced.restore.folder.startswith("step-10")
     world.ready()
     world.step()
     assert world.commits == [*range(13), 10]
@@ -164,8 +167,8 @@ def test_a_server_lost_before_any_checkpoint_takes_everybody_back_to_the_beginni
     world.step(3)
     world.core.member_lost("ps-0", "gone")
     world.join("ps-0")
-    assert world.last("generation")["restore"] == {"step": 0, "folder": None}
-    assert world.last("generation")["committed"] == 0
+    assert world.last(Generation).restore == Restore(0, None)
+    assert world.last(Generation).committed == 0
     assert world.core.progress.samples == 0
 
 
@@ -173,12 +176,12 @@ def test_one_of_two_replicas_may_be_lost_without_going_back_but_not_the_last() -
     world = World(CARDS).begin()
     world.step(3)
     world.core.member_lost("worker-1-0", "gone")
-    assert world.last("generation")["restore"] is None
+    assert world.last(Generation).restore is None
     world.ready()
     world.step()
     world.core.member_lost("worker-1-1", "gone")
     world.join("worker-1-0")
-    assert world.last("generation")["restore"] == {"step": 0, "folder": None}
+    assert world.last(Generation).restore == Restore(0, None)
 
 
 def test_a_newcomer_that_was_never_ready_holds_no_parameters_to_go_on_from() -> None:
@@ -188,7 +191,7 @@ def test_a_newcomer_that_was_never_ready_holds_no_parameters_to_go_on_from() -> 
     world.ready()
     world.join("worker-1-0")  # announced, but the survivor is lost before it has handed on its parameters
     world.core.member_lost("worker-1-1", "gone too")
-    assert world.last("generation")["restore"] == {"step": 0, "folder": None}
+    assert world.last(Generation).restore == Restore(0, None)
 
 
 def test_a_loss_while_members_set_up_does_not_forget_that_they_must_go_back() -> None:
@@ -199,7 +202,7 @@ def test_a_loss_while_members_set_up_does_not_forget_that_they_must_go_back() ->
     world.core.member_lost("worker-0-1", "gone")
     world.core.member_lost("ps-0", "gone again")
     world.join("ps-0")
-    assert world.last("generation")["restore"] == {"step": 0, "folder": None}
+    assert world.last(Generation).restore == Restore(0, None)
 
 
 def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() -> None:
@@ -208,7 +211,7 @@ def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() 
     world.join("worker-0-1", rows=ROWS + 1)
     assert world.core.error is not None
     assert world.core.error["reason"] == "DataChanged"
-    assert sorted(world.told("shutdown")) == ["worker-0-0", "worker-0-1"]
+    assert sorted(world.told(Shutdown)) == ["worker-0-0", "worker-0-1"]
     resumed = World(ONE_CPU, latest=Record(10, "step-10"))
     resumed.join("worker-0-0", rows=ROWS - 1)
     assert resumed.core.error is not None
@@ -217,7 +220,7 @@ def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() 
 
 def test_wrong_input_ends_the_job_and_other_failures_are_only_noted() -> None:
     world = World(ONE_CPU)
-    world.core.handle("worker-0-0", Message("failed", {"reason": "OSError", "message": "disk", "permanent": False}))
+    world.say("worker-0-0", Failed("OSError", "disk", permanent=False))
     assert world.core.phase == "Starting"
-    world.core.handle("worker-0-1", Message("failed", {"reason": "IntakeError", "message": "m:x", "permanent": True}))
+    world.say("worker-0-1", Failed("IntakeError", "m:x", permanent=True))
     assert world.core.error == {"reason": "IntakeError", "message": "worker-0-1: m:x"}

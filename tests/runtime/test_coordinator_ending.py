@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heterps_runtime.contract import PlanDocument
+from heterps_runtime.messages import Checkpoint, Evaluate, Generation, Shutdown
 
 from .coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, TOTAL, Record, World
 from .jobs import plan_document
@@ -15,7 +16,7 @@ from .jobs import plan_document
 def test_checkpoints_are_written_by_all_servers_and_one_worker_per_stage_while_training_goes_on() -> None:
     world = World(CARDS, servers=2).begin()
     world.step(EVERY)
-    assert world.told("checkpoint") == ["ps-0", "ps-1", "worker-0-0", "worker-1-0"]
+    assert world.told(Checkpoint) == ["ps-0", "ps-1", "worker-0-0", "worker-1-0"]
     world.step(2)
     world.save()
     assert world.core.checkpoints.latest == Record(10, "step-10-1")
@@ -43,7 +44,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_training() -> None:
     assert world.core.checkpoints.latest == Record(10, "step-10-1")
     assert world.discarded == ["step-20-2"]
     assert "worker-0-0: disk full; checkpoint of step 10 stays" in world.core.journal.events()[-1]["message"]
-    assert world.last("checkpoint")["folder"] == "step-20-2"  # it is not tried again before the next one is due
+    assert world.last(Checkpoint).folder == "step-20-2"  # it is not tried again before the next one is due
     world.step()
     assert world.core.progress.committed == 21
 
@@ -62,9 +63,9 @@ def test_an_earlier_checkpoint_failing_after_the_last_step_still_leaves_the_last
     world.step(EVERY)
     world.save()
     world.step(TOTAL - EVERY)
-    assert world.last("checkpoint")["step"] == 20
+    assert world.last(Checkpoint).step == 20
     world.write(error="disk full")
-    assert world.last("checkpoint")["step"] == TOTAL
+    assert world.last(Checkpoint).step == TOTAL
     world.save()
     assert world.core.phase == "Exporting"
     assert world.exports == [TOTAL]
@@ -76,7 +77,7 @@ def test_a_checkpoint_asked_for_before_the_first_step_is_written_at_the_first_co
     world.begin()
     assert world.core.phase == "Training"
     world.step()
-    assert world.last("checkpoint")["step"] == 1
+    assert world.last(Checkpoint).step == 1
 
 
 def test_a_loss_during_a_checkpoint_abandons_it_but_not_one_that_only_lacks_its_manifest() -> None:
@@ -100,13 +101,15 @@ def test_a_server_lost_while_the_manifest_is_written_waits_for_it_before_going_b
     world.step(EVERY)
     world.write()
     world.step(2)
-    generation = world.core.generation
+    generation = world.core.membership.generation
     world.core.member_lost("ps-0", "gone")
     world.join("ps-0")
-    assert world.core.generation == generation
+    assert world.core.membership.generation == generation
     world.written()
-    assert world.last("generation")["restore"]["step"] == EVERY
-    assert world.last("generation")["generation"] == generation + 1
+    restore = world.last(Generation).restore
+    assert restore is not None
+    assert restore.step == EVERY
+    assert world.last(Generation).generation == generation + 1
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -116,12 +119,12 @@ def test_a_stop_writes_a_checkpoint_of_the_last_commit_first() -> None:
     world = World(ONE_CPU).begin()
     world.step(3)
     world.core.request_stop()
-    assert world.last("checkpoint")["step"] == 3
+    assert world.last(Checkpoint).step == 3
     world.step()  # whatever is still reported is not committed
     assert world.commits == [0, 1, 2]
     world.save()
     assert world.core.phase == "Stopped"
-    assert sorted(world.told("shutdown")) == sorted(world.names)
+    assert sorted(world.told(Shutdown)) == sorted(world.names)
 
 
 def test_a_stop_during_a_checkpoint_writes_another_one_of_the_steps_since() -> None:
@@ -130,7 +133,7 @@ def test_a_stop_during_a_checkpoint_writes_another_one_of_the_steps_since() -> N
     world.core.request_stop()
     world.save()
     assert world.core.phase == "Training"
-    assert world.last("checkpoint")["step"] == EVERY + 2
+    assert world.last(Checkpoint).step == EVERY + 2
     world.save()
     assert world.core.phase == "Stopped"
     assert world.core.checkpoints.latest is not None
@@ -154,9 +157,9 @@ def test_a_stop_before_training_needs_no_checkpoint() -> None:
     world.join("worker-0-0")
     world.core.request_stop()
     assert world.core.phase == "Stopped"
-    assert world.told("shutdown") == ["worker-0-0"]
+    assert world.told(Shutdown) == ["worker-0-0"]
     world.join("ps-0")
-    assert world.told("shutdown") == ["worker-0-0", "ps-0"]
+    assert world.told(Shutdown) == ["worker-0-0", "ps-0"]
     with pytest.raises(ValueError, match="the job is over"):
         world.core.set_plan(PlanDocument.from_json(plan_document(ONE_CPU, 1)))
 
@@ -202,12 +205,12 @@ def test_after_the_last_step_the_model_is_saved_evaluated_and_exported() -> None
     assert world.core.phase == "Training"
     world.save()
     assert world.core.phase == "Evaluating"
-    assert world.last("evaluate")["rows"] == 50
-    world.say("worker-0-0", "evaluated")
-    world.say("worker-1-0", "evaluated")
+    assert world.last(Evaluate).rows == 50
+    world.evaluated("worker-0-0")
+    world.evaluated("worker-1-0")
     assert world.core.phase == "Evaluating"
-    world.say("worker-1-1", "evaluated")
-    assert world.core.evaluation == {"auc": 2.0}
+    world.evaluated("worker-1-1")
+    assert world.core.evaluation.results == {"auc": 2.0}
     assert world.exports == [TOTAL]
     world.core.exported("/model")
     assert world.core.phase == "Succeeded"
@@ -218,13 +221,13 @@ def test_a_loss_during_evaluation_begins_it_again() -> None:
     world = World(CARDS, checkpoint_every=1000).begin(evaluation=50)
     world.step(TOTAL)
     world.save()
-    world.say("worker-1-0", "evaluated")
+    world.evaluated("worker-1-0")
     world.core.member_lost("worker-1-1", "gone")
     world.ready()
-    assert world.core.evaluation is None
-    assert len(world.told("evaluate")) == 3 + 2
-    world.say("worker-1-0", "evaluated")
-    assert world.core.evaluation == {"auc": 1.0}
+    assert world.core.evaluation.results is None
+    assert len(world.told(Evaluate)) == 3 + 2
+    world.evaluated("worker-1-0")
+    assert world.core.evaluation.results == {"auc": 1.0}
 
 
 def test_a_job_that_was_stopped_after_its_last_step_only_evaluates_and_exports() -> None:

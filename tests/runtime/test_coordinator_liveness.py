@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from heterps_runtime.contract import Role
 from heterps_runtime.coordinator.figures import describe_job
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
-from heterps_runtime.transport import Message
+from heterps_runtime.messages import Done, Failed, Generation, Join, Pulse, Ready, Rejoin, Restore, Shutdown
 
 from .coordinator_world import CARDS, EVERY, HANG, ONE_CPU, World
 
@@ -40,13 +41,12 @@ def lose(world: World, name: str) -> None:
 
 
 def pulse(world: World, name: str, incarnation: int = 1, joins: int = 1) -> None:
-    fields = {"incarnation": str(incarnation), "joins": joins, "message": "running"}
-    world.core.handle(name, Message("pulse", fields))
+    world.core.handle(name, str(incarnation), Pulse(joins, "running", {}))
 
 
 def rejoin(world: World, name: str, **fields: int) -> None:
     """What a process does that is asked to join again."""
-    joins = world.last("rejoin")["joins"] + 1
+    joins = world.last(Rejoin).joins + 1
     world.incarnations[name] -= 1  # it is the same process
     world.join(name, joins=joins, **fields)
 
@@ -57,13 +57,13 @@ def test_a_lost_member_that_is_heard_again_is_asked_to_join_again(name: str) -> 
     world.step(2)
     lose(world, name)
     pulse(world, name)
-    assert world.addressed[-1] == (name, "1", "rejoin")
-    assert world.last("rejoin") == {"joins": 1}
+    assert world.addressed[-1] == (name, "1", Rejoin)
+    assert world.last(Rejoin) == Rejoin(1)
     rejoin(world, name)
     assert present(world) == {"worker-0-0", "worker-0-1", "ps-0"}
-    assert world.core._forming
+    assert world.core.membership.forming
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_a_server_that_comes_back_with_the_state_of_the_last_commit_costs_no_step() -> None:
@@ -71,9 +71,9 @@ def test_a_server_that_comes_back_with_the_state_of_the_last_commit_costs_no_ste
     world.step(5)
     lose(world, "ps-0")
     pulse(world, "ps-0")
-    rejoin(world, "ps-0", lineage=world.core.lineage, version=5)
-    announced = world.last("generation")
-    assert (announced["restore"], announced["committed"], announced["lineage"]) == (None, 5, 1)
+    rejoin(world, "ps-0", lineage=world.core.membership.lineage, version=5)
+    announced = world.last(Generation)
+    assert (announced.restore, announced.committed, announced.lineage) == (None, 5, 1)
     assert "RolledBack" not in world.reasons()
 
 
@@ -84,9 +84,9 @@ def test_a_server_that_lacks_the_last_commit_takes_everybody_back_to_the_checkpo
     lose(world, "ps-0")
     pulse(world, "ps-0")
     rejoin(world, "ps-0", **state)
-    announced = world.last("generation")
-    assert (announced["restore"], announced["committed"]) == ({"step": 0, "folder": None}, 0)
-    assert announced["lineage"] == 2
+    announced = world.last(Generation)
+    assert (announced.restore, announced.committed) == (Restore(0, None), 0)
+    assert announced.lineage == 2
 
 
 def test_state_of_before_a_restore_is_not_taken_for_state_of_the_same_step_after_it() -> None:
@@ -100,7 +100,7 @@ def test_state_of_before_a_restore_is_not_taken_for_state_of_the_same_step_after
     pulse(world, "ps-0", incarnation=2)
     world.incarnations["ps-0"] = 2
     rejoin(world, "ps-0", lineage=1, version=3)
-    assert world.last("generation")["restore"] is not None
+    assert world.last(Generation).restore is not None
 
 
 def test_the_last_replica_of_a_stage_may_come_back_with_its_parameters() -> None:
@@ -109,8 +109,8 @@ def test_the_last_replica_of_a_stage_may_come_back_with_its_parameters() -> None
     lose(world, "worker-0-0")
     pulse(world, "worker-0-0")
     rejoin(world, "worker-0-0", lineage=1, version=4)
-    assert world.last("generation")["restore"] is None
-    assert world.last("generation")["committed"] == 4
+    assert world.last(Generation).restore is None
+    assert world.last(Generation).committed == 4
 
 
 def test_a_process_that_was_replaced_is_told_to_end_and_its_words_change_nothing() -> None:
@@ -119,12 +119,12 @@ def test_a_process_that_was_replaced_is_told_to_end_and_its_words_change_nothing
     world.join("worker-0-1")  # incarnation 2
     world.ready()
     pulse(world, "worker-0-1", incarnation=1)
-    assert world.addressed[-1] == ("worker-0-1", "1", "shutdown")
-    assert "another process replaced it" in world.last("shutdown")["reason"]
-    for op in ("ready", "done", "failed"):
-        fields = {"incarnation": "1", "generation": world.core.generation, "step": 0, "permanent": True}
-        world.core.handle("worker-0-1", Message(op, fields))
-    assert world.core.running
+    assert world.addressed[-1] == ("worker-0-1", "1", Shutdown)
+    assert "another process replaced it" in world.last(Shutdown).reason
+    generation = world.core.membership.generation
+    for words in (Ready(generation), Done(generation, 0, 1.0, True, {}), Failed("Error", "late", permanent=True)):
+        world.core.handle("worker-0-1", "1", words)
+    assert world.core.membership.running
     assert world.core.error is None
     assert world.commits == []
 
@@ -132,23 +132,23 @@ def test_a_process_that_was_replaced_is_told_to_end_and_its_words_change_nothing
 def test_a_member_that_joins_again_while_it_is_one_has_lost_its_place_in_the_generation() -> None:
     world = World(ONE_CPU).begin()
     world.step(2)
-    generation = world.core.generation
+    generation = world.core.membership.generation
     world.incarnations["worker-0-1"] -= 1
     world.join("worker-0-1", joins=1)
-    assert world.core.generation == generation, "the same join, sent twice"
+    assert world.core.membership.generation == generation, "the same join, sent twice"
     world.incarnations["worker-0-1"] -= 1
     world.join("worker-0-1", joins=2)
-    assert world.core.generation > generation
+    assert world.core.membership.generation > generation
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
     assert world.core.progress.committed == 2
 
 
 def test_a_process_on_its_way_to_join_is_not_disturbed() -> None:
     world = World(ONE_CPU)
     pulse(world, "worker-0-0", joins=0)
-    assert world.told("rejoin") == []
-    assert world.core.notes["worker-0-0"] == "running"
+    assert world.told(Rejoin) == []
+    assert world.core.membership.notes["worker-0-0"] == "running"
 
 
 def test_the_status_says_how_long_each_member_has_been_silent() -> None:
@@ -160,8 +160,8 @@ def test_the_status_says_how_long_each_member_has_been_silent() -> None:
 
 
 def present(world: World) -> set[str]:
-    assert world.core.roster is not None
-    return set(world.core.roster.present)
+    assert world.core.membership.roster is not None
+    return set(world.core.membership.roster.present)
 
 
 def _wait(world: World, seconds: float) -> None:
@@ -202,7 +202,7 @@ def test_an_evaluation_that_nobody_finishes_fails_the_job() -> None:
     world.step(4)
     world.save()
     assert world.core.phase == "Evaluating"
-    world.say("worker-0-0", "evaluated")
+    world.evaluated("worker-0-0")
     _wait(world, HANG + 1)
     assert world.core.error is not None
     assert "evaluation waits for worker-0-1" in world.core.error["message"]
@@ -210,6 +210,6 @@ def test_an_evaluation_that_nobody_finishes_fails_the_job() -> None:
 
 def test_processes_that_the_plan_does_not_know_are_sent_away() -> None:
     world = World(ONE_CPU)
-    world.core.handle("worker-5-0", Message("join", {"role": "worker", "incarnation": "x"}))
+    world.core.handle("worker-5-0", "x", Join(Role.WORKER, 0, "cpu", "at worker-5-0", 0, 0, -1, stage=5))
     assert world.sent[-1][0] == "worker-5-0"
-    assert "no member worker-5-0" in world.last("shutdown")["reason"]
+    assert "no member worker-5-0" in world.last(Shutdown).reason

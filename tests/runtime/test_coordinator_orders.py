@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from heterps_runtime.contract import PlanDocument
+from heterps_runtime.messages import Checkpoint, Commit, Generation, Ready
 
 from .coordinator_world import Record, World
 from .jobs import plan_document
@@ -31,9 +32,9 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def everybody_comes(self) -> None:
-        assert self.core.roster is not None
+        assert self.core.membership.roster is not None
         for name in self.world.names:
-            if name not in self.core.roster.present:
+            if name not in self.core.membership.roster.present:
                 self.world.join(name)
 
     @rule(number=st.integers(0, 5))
@@ -47,7 +48,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5))
     def get_ready(self, number: int) -> None:
-        self.world.say(self.member(number), "ready")
+        self.world.say(self.member(number), Ready(self.core.membership.generation))
 
     @rule()
     def everybody_gets_ready(self) -> None:
@@ -65,7 +66,7 @@ class Interleavings(RuleBasedStateMachine):
     def ask_for_a_checkpoint(self) -> None:
         self.core.request_checkpoint()
 
-    @precondition(lambda self: any(m.op == "checkpoint" for _, m in self.world.sent))
+    @precondition(lambda self: any(isinstance(m, Checkpoint) for _, m in self.world.sent))
     @rule(error=st.sampled_from(["", "", "disk full"]))
     def write_parts(self, error: str) -> None:
         self.world.write(error)
@@ -82,13 +83,13 @@ class Interleavings(RuleBasedStateMachine):
     def steps_follow_each_other(self) -> None:
         sent = self.world.sent
         for _, message in sent[self.seen :]:
-            if message.op == "generation" and message.fields["restore"] is not None:
-                self.expected = message.fields["restore"]["step"]
-            elif message.op == "commit" and message.fields["step"] != self.expected - 1:
-                assert message.fields["step"] == self.expected
+            if isinstance(message, Generation) and message.restore is not None:
+                self.expected = message.restore.step
+            elif isinstance(message, Commit) and message.step != self.expected - 1:
+                assert message.step == self.expected
                 self.expected += 1
-            if message.op == "generation":
-                assert message.fields["committed"] == self.expected
+            if isinstance(message, Generation):
+                assert message.committed == self.expected
         self.seen = len(sent)
         assert self.core.progress.committed == self.expected
         assert self.core.phase != "Failed"
@@ -97,10 +98,10 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def nobody_works_in_an_incomplete_plan(self) -> None:
-        if self.core.running:
-            assert self.core.roster is not None
-            assert self.core.roster.viable()
-            assert all(m.state == "ready" for m in self.core.roster.present.values())
+        if self.core.membership.running:
+            assert self.core.membership.roster is not None
+            assert self.core.membership.roster.viable()
+            assert all(m.state == "ready" for m in self.core.membership.roster.present.values())
 
 
 Interleavings.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)

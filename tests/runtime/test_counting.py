@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.ps.shard import Gradients, Shard
 from tests.counting import assert_every_sample_counted
 
 from .jobs import Stage, counting_configuration, run_job
@@ -45,14 +45,14 @@ def test_every_sample_is_applied_once_per_epoch(plan: int, consistency: str, pre
     assert_every_sample_counted(model, BATCH, seed=3, steps=35)
 
 
-def _lose(push: Push) -> Push:
+def _lose(push: Gradients) -> Gradients:
     """Without the rows' last gradient."""
     chunks = tuple((dim, keys[:-1], gradients[:-1]) for dim, keys, gradients in push.chunks)
-    return Push(chunks, push.dense)
+    return Gradients(chunks, push.dense)
 
 
-def _double_dense(push: Push) -> Push:
-    return Push(push.chunks, {name: value * 2 for name, value in push.dense.items()})
+def _double_dense(push: Gradients) -> Gradients:
+    return Gradients(push.chunks, {name: value * 2 for name, value in push.dense.items()})
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def _double_dense(push: Push) -> Push:
     ],
 )
 def test_one_wrong_push_is_noticed(
-    damage: Callable[[Push], Push], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Gradients], Gradients], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Shard.push
 
-    def push(self: Shard, step: int, worker: str, given: Push) -> None:
+    def push(self: Shard, step: int, worker: str, given: Gradients) -> None:
         original(self, step, worker, damage(given) if (step, worker) == (4, "worker-0-0") else given)
 
     monkeypatch.setattr(Shard, "push", push)

@@ -72,8 +72,8 @@ def test_no_rows_and_rows_without_lists_are_allowed(dataset: Dataset) -> None:
 
 def test_an_epoch_reads_every_row_once(dataset: Dataset) -> None:
     order = BatchOrder(dataset.num_rows, 32, seed=3)
-    steps = range(order.steps_per_epoch)
-    flights = [dataset.batch(order.rows(s, 0, order.batch_size(s)), ["flight"])["flight"] for s in steps]
+    steps = range(order.batches.per_epoch)
+    flights = [dataset.batch(order.rows(s, 0, order.batches.size(s)), ["flight"])["flight"] for s in steps]
     assert sorted(np.concatenate(flights).tolist()) == columns(100)["flight"]
 
 

@@ -17,7 +17,7 @@ seeds = st.integers(-(2**63), 2**63 - 1)
 
 
 def whole_step(order: BatchOrder, step: int) -> list[int]:
-    result: list[int] = order.rows(step, 0, order.batch_size(step)).tolist()
+    result: list[int] = order.rows(step, 0, order.batches.size(step)).tolist()
     return result
 
 
@@ -25,29 +25,29 @@ def whole_step(order: BatchOrder, step: int) -> list[int]:
 @given(sizes, st.integers(1, 300), seeds, st.integers(0, 3))
 def test_every_row_comes_exactly_once_per_epoch(num_rows: int, batch: int, seed: int, epoch: int) -> None:
     order = BatchOrder(num_rows, batch, seed)
-    steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+    steps = range(epoch * order.batches.per_epoch, (epoch + 1) * order.batches.per_epoch)
     rows = [row for step in steps for row in whole_step(order, step)]
     assert sorted(rows) == list(range(num_rows))
-    assert {order.epoch(step) for step in steps} == {epoch}
+    assert {order.batches.epoch(step) for step in steps} == {epoch}
 
 
 @properties
 @given(sizes, st.integers(1, 300))
 def test_only_an_epochs_last_batch_is_smaller(num_rows: int, batch: int) -> None:
     order = BatchOrder(num_rows, batch, 0)
-    batch_sizes = [order.batch_size(step) for step in range(order.steps_per_epoch)]
+    batch_sizes = [order.batches.size(step) for step in range(order.batches.per_epoch)]
     assert sum(batch_sizes) == num_rows
     assert all(size == batch for size in batch_sizes[:-1])
     assert 1 <= batch_sizes[-1] <= batch
-    assert order.batch_size(order.steps_per_epoch) == batch_sizes[0]
+    assert order.batches.size(order.batches.per_epoch) == batch_sizes[0]
 
 
 @properties
 @given(sizes, st.integers(1, 300), seeds, st.data())
 def test_any_cut_of_a_batch_gives_the_same_rows(num_rows: int, batch: int, seed: int, data: st.DataObject) -> None:
     order = BatchOrder(num_rows, batch, seed)
-    step = data.draw(st.integers(0, 3 * order.steps_per_epoch))
-    size = order.batch_size(step)
+    step = data.draw(st.integers(0, 3 * order.batches.per_epoch))
+    size = order.batches.size(step)
     cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=5))})
     pieces = [row for a, b in itertools.pairwise(cuts) for row in order.rows(step, a, b).tolist()]
     assert pieces == whole_step(order, step)

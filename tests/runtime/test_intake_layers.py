@@ -37,10 +37,10 @@ def test_a_shared_table_is_one_table_with_a_site_for_each_use() -> None:
     assert [t.name for t in model.tables] == ["users.weight", "items.weight", "tags.weight"]
     stage = model.stage(0, len(model.layers) - 1)
     assert stage.sites == (
-        Site(0, "embedding", "", False, False, False, None),
-        Site(1, "bag", "mean", True, False, False, 0),
-        Site(1, "embedding", "", False, False, False, 0),
-        Site(2, "bag", "sum", True, False, False, None),
+        Site(0, "embedding", "", None),
+        Site(1, "bag", "mean", 0),
+        Site(1, "embedding", "", 0),
+        Site(2, "bag", "sum", None),
     )
 
 

@@ -13,7 +13,7 @@ from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.transfers import TransferProbe
-from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
@@ -41,14 +41,13 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     shard.define(model.describe_tables(), {n: t.numpy() for n, t in whole.initial_parameters().items()})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
     block = LookupBlock(whole.sites, model.tables, [whole.ids(values)], UniqueKeys())
-    dims = sorted(block.keys)
-    block.fill(dict(zip(dims, shard.pull(dims, [block.keys[d] for d in dims]), strict=True)))
+    block.fill(shard.pull(block.keys))
     looked_up = block.forward(0, CPU, training=True)
     whole.bind(leaves)
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
     block.backward(0, looked_up)
     gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
-    shard.push(0, "all", Push(tuple(block.gradients()), gradients))
+    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients))
     shard.commit(0, probe.largest)
 
     probe.step(probe.largest)
@@ -57,8 +56,9 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     for parameter in shard.dense.names:
         (mine,), (expected,) = probe._shard.dense.pull([parameter]), shard.dense.pull([parameter])
         np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
-    keys = [block.keys[d] for d in dims]
-    for mine, expected in zip(probe._shard.pull(dims, keys), shard.pull(dims, keys), strict=True):
+    measured = probe._shard.pull(block.keys)
+    for dim, expected in shard.pull(block.keys).items():
+        mine = measured[dim]
         np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
 
 

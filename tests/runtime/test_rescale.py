@@ -10,7 +10,8 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
-from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.messages import Generation, Shutdown
+from heterps_runtime.ps.shard import Gradients, Shard
 from tests.same_model import assert_same_model
 
 from .coordinator_world import CARDS, ONE_CPU, World
@@ -30,11 +31,11 @@ def test_a_worker_that_the_plan_drops_ends_and_the_others_go_on() -> None:
     world.step(3)
     world.sent.clear()
     rescale(world, 1)
-    assert world.told("shutdown") == ["worker-0-1"]
-    assert sorted(world.told("generation")) == ["ps-0", "worker-0-0"]
-    assert world.last("generation")["committed"] == 3
-    assert world.last("generation")["restore"] is None
-    assert world.last("allocation" if world.told("allocation") else "generation")["allocation"]["batches"] == [[32]]
+    assert world.told(Shutdown) == ["worker-0-1"]
+    assert sorted(world.told(Generation)) == ["ps-0", "worker-0-0"]
+    assert world.last(Generation).committed == 3
+    assert world.last(Generation).restore is None
+    assert world.last(Generation).allocation.batches == ((32,),)
     world.ready()
     world.step(2)
     assert world.commits == [0, 1, 2, 3, 4]
@@ -46,11 +47,11 @@ def test_a_worker_that_the_plan_adds_takes_part_from_the_next_generation_on() ->
     world.step(2)
     world.sent.clear()
     rescale(world, 3)
-    assert not world.told("generation"), "those that are there train until somebody comes"
+    assert not world.told(Generation), "those that are there train until somebody comes"
     world.step(1)
     world.join("worker-0-2")
-    assert world.last("generation")["committed"] == 3
-    assert [len(stage) for stage in world.core.allocation.batches] == [3]  # type: ignore[union-attr]
+    assert world.last(Generation).committed == 3
+    assert [len(stage) for stage in world.core.steps.allocation.batches] == [3]  # type: ignore[union-attr]
     world.ready()
     world.step(1)
     assert world.commits == [0, 1, 2, 3]
@@ -61,7 +62,7 @@ def test_a_plan_that_shrinks_before_all_have_come_starts_with_those_that_are_the
     world.join("ps-0", "worker-0-0")
     rescale(world, 1)
     world.ready()
-    assert world.core.running
+    assert world.core.membership.running
 
 
 def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_checkpoint() -> None:
@@ -72,7 +73,9 @@ def test_dropping_the_last_replica_that_holds_the_parameters_returns_to_the_chec
     world.core.member_lost("worker-1-0", "gone")
     world.join("worker-1-0")  # a newcomer: it holds nothing until its generation is ready
     rescale(world, 1, 1)
-    assert world.last("generation")["restore"]["step"] == 10
+    restore = world.last(Generation).restore
+    assert restore is not None
+    assert restore.step == 10
 
 
 @pytest.mark.parametrize("change", ["stage", "servers", "pool"])
@@ -98,7 +101,7 @@ def test_workers_come_and_go_and_the_model_is_the_same(tmp_path: Path, monkeypat
     going, push = threading.Event(), Shard.push
     going.set()
 
-    def push_when_going(self: Shard, step: int, worker: str, given: Push) -> None:
+    def push_when_going(self: Shard, step: int, worker: str, given: Gradients) -> None:
         going.wait()
         push(self, step, worker, given)
 

@@ -11,6 +11,7 @@ import pytest
 
 from heterps_runtime.checkpoint import StateFile, Storage
 from heterps_runtime.link import ControlLink
+from heterps_runtime.messages import Checkpoint, Checkpointed, FromMember
 from heterps_runtime.saver import Saver
 
 PATIENCE_SECONDS = 120
@@ -20,15 +21,15 @@ class Line:
     """A line to a coordinator that keeps what is said."""
 
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.said: list[Checkpointed] = []
 
-    def send(self, op: str, **fields: Any) -> None:
-        assert op == "checkpointed"
-        self.said.append(fields)
+    def send(self, message: FromMember) -> None:
+        assert isinstance(message, Checkpointed)
+        self.said.append(message)
 
 
-def order(step: int) -> dict[str, Any]:
-    return {"generation": 2, "step": step, "folder": f"step-{step}", "more": "of no interest"}
+def order(step: int) -> Checkpoint:
+    return Checkpoint(2, step, f"step-{step}")
 
 
 def state() -> list[StateFile]:
@@ -51,18 +52,12 @@ def test_a_checkpoint_is_written_reported_and_the_next_one_refused_meanwhile(
     saver.report()
     assert line.said == []
     saver.save(order(20), lambda: pytest.fail("a second snapshot would be held in memory"))
-    refused = {
-        "generation": 2,
-        "step": 20,
-        "folder": "step-20",
-        "error": "the checkpoint before is still being written",
-    }
-    assert line.said == [refused]
+    assert line.said == [Checkpointed(2, 20, "step-20", (), "the checkpoint before is still being written")]
     disk.set()
     assert woken.wait(PATIENCE_SECONDS)
     saver.report()
-    assert [said["step"] for said in line.said] == [20, 10]
-    assert [entry["name"] for entry in line.said[1]["entries"]] == ["rows-0.safetensors"]
+    assert [said.step for said in line.said] == [20, 10]
+    assert [entry.name for entry in line.said[1].entries] == ["rows-0.safetensors"]
     assert (tmp_path / "step-10" / "rows-0.safetensors").exists()
     saver.close()
 
@@ -75,5 +70,5 @@ def test_a_checkpoint_that_cannot_be_written_is_told_with_its_reason(tmp_path: P
     assert woken.wait(PATIENCE_SECONDS)
     saver.report()
     [said] = line.said
-    assert "step-10" in said["error"]
+    assert "step-10" in said.error
     saver.close()

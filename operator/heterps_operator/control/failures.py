@@ -22,7 +22,7 @@ from heterps_operator.state.status import Event, Failure, Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import Observed, ProcessView
 from heterps_planner.balancing import Pace
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase, PlanDocument
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase, PlanDocument
 
 __all__ = ["backoff_seconds", "current", "describe_end", "describe_exit", "is_current", "judge_exits"]
 
@@ -38,7 +38,7 @@ _REASONS = {
     "StartError": "its container could not start",
 }
 # Phases in which a member may end by itself: its part is done, others still evaluate or write the model.
-_MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *JobPhase.FINAL})
+_MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *FINAL_PHASES})
 
 
 def backoff_seconds(failures: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from heterps_operator.documents import Json
 from heterps_operator.state.status import Event, Status
-from heterps_runtime.contract import JobPhase
+from heterps_runtime.contract import FINAL_PHASES
 
 __all__ = [
     "Action",
@@ -159,7 +159,7 @@ class CoordinatorView:
     @property
     def final(self) -> bool:
         """Whether the coordinator has ended the job, for whatever reason."""
-        return self.phase in JobPhase.FINAL
+        return self.phase in FINAL_PHASES
 
     def member(self, name: str) -> MemberView | None:
         """The member of that name, or None if the coordinator does not know it."""

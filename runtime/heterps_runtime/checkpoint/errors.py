@@ -46,11 +46,6 @@ class StorageError(CheckpointError, TransientError):
         self.errno = error_number
 
     @property
-    def disk_full(self) -> bool:
-        """Whether the cause is a full disk or a used-up quota."""
-        return self.errno in _FULL
-
-    @property
     def missing(self) -> bool:
         """Whether the cause is that the file or folder is not there."""
         return self.errno == errno.ENOENT

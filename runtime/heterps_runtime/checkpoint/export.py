@@ -53,11 +53,9 @@ _HASHING = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Where an exported model lies and what it holds."""
+    """Where an exported model lies and how large it is."""
 
     path: str
-    dense_tables: tuple[str, ...]  # exported whole, in model.safetensors
-    row_tables: tuple[str, ...]  # exported as ids and rows
     num_bytes: int  # of all files
 
 
@@ -101,7 +99,7 @@ def export_model(
         shutil.rmtree(building, ignore_errors=True)  # left by an export that was killed
         (building / "tables").mkdir(parents=True)
         export = _Export(storage, manifest, building, initial_rows)
-        dense, by_rows = export.write(state_dict_names, dense_limit_bytes, metrics or {})
+        export.write(state_dict_names, dense_limit_bytes, metrics or {})
         files = [path for path in building.rglob("*") if path.is_file()]
         num_bytes = sum(path.stat().st_size for path in files)
         if target.local:
@@ -113,7 +111,7 @@ def export_model(
         raise StorageError.of("export the model to", target.address, error) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return ExportedModel(target.address, dense, by_rows, num_bytes)
+    return ExportedModel(target.address, num_bytes)
 
 
 class _Export:
@@ -126,10 +124,8 @@ class _Export:
         self._initial_rows = initial_rows
         self._tables = {table.name: table for table in manifest.tables}
 
-    def write(
-        self, names: Mapping[str, str] | None, dense_limit_bytes: int, metrics: Mapping[str, Any]
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Write all files; returns the names of the tables exported whole and by rows."""
+    def write(self, names: Mapping[str, str] | None, dense_limit_bytes: int, metrics: Mapping[str, Any]) -> None:
+        """Write all files."""
         values = self._dense_values()
         names = {name: name for name in (*values, *self._tables)} if names is None else names
         unknown = sorted(set(names.values()) - set(values) - set(self._tables))
@@ -144,7 +140,6 @@ class _Export:
         tensors = self._write_dense(names, values, whole)
         counts = {name: self._write_rows(table) for name, table in by_rows.items()}
         self._describe(names, tensors, by_rows, counts, metrics)
-        return tuple(whole), tuple(by_rows)
 
     def _dense_values(self) -> dict[str, Array]:
         dense = read_dense(self._storage, self._manifest)

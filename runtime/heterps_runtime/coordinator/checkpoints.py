@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.messages import Checkpointed
 
 __all__ = ["Checkpoints"]
 
@@ -45,8 +45,8 @@ class Checkpoints:
         """Whether one is being written."""
         return self._barrier is not None
 
-    def begin(self, step: int, writers: Iterable[str], progress: dict[str, Any]) -> dict[str, Any]:
-        """Begin one; returns the fields of the order to its writers.
+    def begin(self, step: int, writers: Iterable[str], progress: dict[str, Any]) -> str:
+        """Begin one; returns its folder.
 
         Args:
             step: committed steps.
@@ -57,17 +57,16 @@ class Checkpoints:
         self.asked = False
         self._barrier = Barrier(step, self._effects.checkpoint_folder(step), list(writers))
         self._progress = progress
-        return {"step": step, "folder": self._barrier.folder}
+        return self._barrier.folder
 
-    def report(self, member: str, fields: dict[str, Any], plan: dict[str, Any]) -> str:
+    def report(self, member: str, report: Checkpointed, plan: dict[str, Any]) -> str:
         """Take a writer's report; returns the error that it tells of, empty if there is none or it comes too late."""
         barrier = self._barrier
-        if barrier is None or fields["folder"] != barrier.folder:
-            return ""
-        if fields.get("error"):
-            return f"{member}: {fields['error']}"
-        entries = [FileEntry(**entry) for entry in fields["entries"]]
-        if barrier.report(member, fields["step"], entries) and barrier.complete:
+        if barrier is None or barrier.complete or report.folder != barrier.folder:
+            return ""  # once all parts are there, only the manifest can fail
+        if report.error:
+            return f"{member}: {report.error}"
+        if barrier.report(member, report.step, report.entries) and barrier.complete:
             self._effects.write_manifest(barrier, self._progress, plan)
         return ""
 

@@ -3,6 +3,9 @@
 The one rule (docs/protocol.md): a step is committed once, here, when every worker of the generation has reported that
 its share of the step is computed and acknowledged by the servers. Everything else follows: a lost worker costs the
 uncommitted step, a checkpoint is the state at a commit, a new allocation takes effect at a step nobody has begun.
+
+`membership`, `steps`, `checkpoints` and `evaluation` each keep one part of the state. This module decides what a change
+of one means for the others.
 """
 
 from __future__ import annotations
@@ -11,17 +14,33 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import JobPhase, PlanDocument
-from heterps_runtime.coordinator import generations
+from heterps_runtime.contract import FINAL_PHASES, JobPhase, PlanDocument
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
+from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
+from heterps_runtime.coordinator.membership import Membership
 from heterps_runtime.coordinator.progress import Progress, non_finite
-from heterps_runtime.transport import Message
+from heterps_runtime.coordinator.steps import Steps
+from heterps_runtime.messages import (
+    Checkpoint,
+    Checkpointed,
+    Commit,
+    Done,
+    Evaluate,
+    Evaluated,
+    Failed,
+    FromMember,
+    Join,
+    NewAllocation,
+    Pulse,
+    Ready,
+    Restore,
+    Shutdown,
+)
 
 __all__ = ["CoordinatorCore"]
 
@@ -49,35 +68,24 @@ class CoordinatorCore:
         latest: CheckpointRecord | None = None,
         resumed_samples: int = 0,
         resumed_rows: int | None = None,
-        merge_evaluation: Callable[[Sequence[Message]], dict[str, Any]] = lambda messages: {},
+        merge_evaluation: Merge = lambda messages: {},
         heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
     ) -> None:
         self.config = config
         self._effects = effects
         self.clock = clock
         self.liveness = Liveness(clock, heartbeat_seconds)
-        self._merge_evaluation = merge_evaluation
-        self.phase = JobPhase.PROFILING
-        self.roster: Roster | None = None
-        self.generation = 0
-        self.running = False  # `go` has been given for the generation in force
-        self._forming = False  # the generation in force has been announced, and nobody of it was lost since
-        self._formed: tuple[Member, ...] = ()  # members of the generation in force
-        self.lineage = 0  # times that all members took their state from a checkpoint (or from nothing)
-        self.allocation: Allocation | None = None
-        self._next_allocation: Allocation | None = None
-        self._done: dict[int, dict[str, dict[str, Any]]] = {}
+        self.membership = Membership(effects, config.pools)
+        self.steps = Steps(config)
         self.checkpoints = Checkpoints(effects, journal, latest)
+        self.evaluation = Evaluation(merge_evaluation)
         self.progress = Progress(config, latest.step if latest else 0, resumed_samples, resumed_rows)
+        self.phase = JobPhase.PROFILING
         self.resumed_from = latest.step if latest else None
         self.profiles: dict[str, Any] = {}
-        self.notes: dict[str, str] = {}  # what members say that are not there yet
         self.journal = journal
         self._event = journal.note
         self.error: dict[str, str] | None = None
-        self.evaluation: dict[str, Any] | None = None
-        self._evaluated: dict[str, Message] = {}
-        self.evaluation_rows = 0
         self.model_path: str | None = None
         self._stop_asked = False
 
@@ -89,27 +97,25 @@ class CoordinatorCore:
         Raises:
             ValueError: unknown pools, a later plan that differs in more than workers, or a job that is over.
         """
-        if self.phase in JobPhase.FINAL:
+        if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
         check_pools(plan, self.config.pools)
-        if self.roster is not None:
-            return self._rescale(self.roster, plan)
-        self.roster = Roster(plan)
+        if self.membership.roster is not None:
+            return self._rescale(self.membership.roster, plan)
+        self.membership.roster = roster = Roster(plan)
         self.phase = JobPhase.STARTING
         self.liveness.move()
-        self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(self.roster.expected)} processes")
+        self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(roster.expected)} processes")
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
         """Change the number of workers; those that stay keep process, model and caches."""
         if roster.plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             return  # a plan that comes too late is no fault: what is left to do needs no other workers
-        retired = roster.rescale(plan)
-        self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {len(retired)} present ones end")
-        for member in retired:
-            self._tell(member, Message("shutdown", {"reason": "the plan has no more use for it"}))
+        retired = self.membership.rescale(plan)
+        self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {retired} present ones end")
         if retired:  # newcomers are heard of when they join
             self._after_departure("the number of workers changed")
-        if not self.lineage and roster.complete():
+        if not self.membership.lineage and roster.complete():
             self._form_generation()
 
     def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
@@ -119,26 +125,20 @@ class CoordinatorCore:
             ValueError: wrong number of stages or workers, sizes that do not add up to the global batch, or a time at
                 which there is nothing to divide.
         """
-        if self.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
+        if self.steps.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
-        generations.check_batches(batches, self.allocation, self.config.global_batch_size)
-        # Nobody begins a step later than committed + staleness before the next commit, and commits follow this
-        # message on every connection: from here on it is in time for everybody.
-        from_step = self.progress.committed + self.config.max_staleness + 2
-        if self._next_allocation is not None:
-            from_step = max(from_step, self._next_allocation.from_step + 1)  # a step names its allocation
-        allocation = Allocation(from_step, tuple(tuple(s) for s in batches))
+        allocation = self.steps.change_allocation(batches, self.progress.committed)
         # Also while members set up: the generation they set up for has been announced with the sizes before.
-        self._next_allocation = allocation
-        self._broadcast_workers(Message("allocation", generations.describe_allocation(allocation, self.generation)))
-        self._event("RebalanceApplied", f"batch sizes {[list(s) for s in allocation.batches]} from step {from_step}")
-        return from_step
+        self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
+        sizes = [list(s) for s in allocation.batches]
+        self._event("RebalanceApplied", f"batch sizes {sizes} from step {allocation.from_step}")
+        return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:
         """A process is known to be gone."""
-        if self.roster is None or name not in self.roster.present or self.phase in JobPhase.FINAL:
+        if self.membership.member(name) is None or self.phase in FINAL_PHASES:
             return
-        del self.roster.present[name]
+        del self.membership.planned.present[name]
         self._event("MemberLost", f"{name}: {reason}", warning=True)
         self._after_departure(f"{name} was lost")
 
@@ -148,18 +148,18 @@ class CoordinatorCore:
 
     def request_stop(self) -> None:
         """Write a checkpoint, then end all members in order."""
-        if self.phase in JobPhase.FINAL or self._stop_asked:
+        if self.phase in FINAL_PHASES or self._stop_asked:
             return
         self._stop_asked = True
         self._event("StopRequested", "ending after a checkpoint")
-        if self.phase == JobPhase.TRAINING and self.running:
+        if self.phase == JobPhase.TRAINING and self.membership.running:
             self._between_steps()
-        elif not self.checkpoints.writing and not (self.phase == JobPhase.TRAINING and self._forming):
+        elif not self.checkpoints.writing and not (self.phase == JobPhase.TRAINING and self.membership.forming):
             self._finish(JobPhase.STOPPED)  # else: once the members are ready, or the manifest is written
 
     def fail(self, reason: str, message: str) -> None:
         """End the job as failed."""
-        if self.phase in JobPhase.FINAL:
+        if self.phase in FINAL_PHASES:
             return
         self.error = {"reason": reason, "message": message}
         self._event(reason, message, warning=True)
@@ -168,165 +168,134 @@ class CoordinatorCore:
     def tick(self) -> None:
         """Look at the clock: lost heartbeats, hangs. To be called more often than every two seconds."""
         self.liveness.tick()
-        if self.roster is None or self.phase in JobPhase.FINAL:
+        members = self.membership
+        if members.roster is None or self.phase in FINAL_PHASES:
             return
-        for name in list(self.roster.present):
+        for name in list(members.roster.present):
             if self.liveness.lost(name):
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
         idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:
-            at_work, step = self.phase if self.running else None, self.progress.committed
-            hang = describe_hang(self.roster, at_work, self._forming, step, self._done.get(step, {}), self._evaluated)
+            at_work, step = self.phase if members.running else None, self.progress.committed
+            reported, evaluated = self.steps.reported(step), self.evaluation.reported
+            hang = describe_hang(members.roster, at_work, members.forming, step, reported, evaluated)
             if hang is not None:
                 self.fail("Hang", f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
-    def handle(self, sender: str, message: Message) -> None:
-        """Take a member's message; messages of other generations are passed over, strangers are told what to do."""
-        fields = message.fields
-        incarnation = str(fields.get("incarnation", ""))
-        if self.phase in JobPhase.FINAL:
+    def handle(self, sender: str, incarnation: str, message: FromMember) -> None:
+        """Take a member's message; messages of other generations are passed over, strangers are told what to do.
+
+        Args:
+            sender: name of the process.
+            incarnation: tells it from other processes of that name.
+            message: what it says.
+        """
+        if self.phase in FINAL_PHASES:
             # A process that comes (or comes back) after the end is told so.
-            if message.op == "join":
-                self._effects.send(sender, incarnation, Message("shutdown", {"reason": self.phase}))
+            if isinstance(message, Join):
+                self._effects.send(sender, incarnation, Shutdown(self.phase))
             return
-        if message.op == "join":
-            self._join(sender, incarnation, fields)
+        if isinstance(message, Join):
+            self._join(sender, incarnation, message)
             return
-        member = self.roster.present.get(sender) if self.roster else None
-        if member is not None and member.incarnation != incarnation:
-            if message.op == "pulse" and fields.get("joins"):
-                self._effects.send(sender, incarnation, Message("shutdown", {"reason": "another process replaced it"}))
+        if not self.membership.heeds(sender, incarnation, message):
             return
         self.liveness.hear(sender)
-        if message.op == "failed":
-            self._member_failed(sender, fields)
-        elif member is None:
-            if message.op == "pulse":
-                self._stranger(sender, incarnation, fields)
-        elif message.op == "pulse":
-            member.message = str(fields.get("message", member.message))
-            member.totals.update(fields.get("totals", {}))
-        elif fields.get("generation") != self.generation:
-            return
-        elif message.op == "ready":
-            self._ready(member)
-        elif message.op == "done":
-            self._report(member, fields)
-        elif message.op == "checkpointed":
-            self._checkpointed(member, fields)
-        elif message.op == "evaluated":
-            self._collect_evaluation(member, message)
+        match message:
+            case Failed():
+                self._member_failed(sender, message)
+            case Pulse():
+                self.membership.pulse(sender, incarnation, message)
+            case Ready() | Done() | Checkpointed() | Evaluated():
+                member = self.membership.member(sender)
+                if member is not None and message.generation == self.membership.generation:
+                    self._take_report(member, message)
 
-    def _stranger(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
-        """A process lives that is no member: it is on its way, or it was given up for lost and is back."""
-        self.notes[sender] = str(fields.get("message", ""))
-        joins = fields.get("joins")
-        if not joins or self.roster is None:
-            return
-        if sender in self.roster.expected:
-            self._effects.send(sender, incarnation, Message("rejoin", {"joins": joins}))
-        else:
-            self._send_away(sender, incarnation)
+    def _take_report(self, member: Member, message: Ready | Done | Checkpointed | Evaluated) -> None:
+        """A member of the generation in force has done something."""
+        match message:
+            case Ready():
+                self._ready(member)
+            case Done():
+                self._report(member, message)
+            case Checkpointed():
+                self._checkpointed(member, message)
+            case Evaluated():
+                self._collect_evaluation(member, message)
 
-    def _send_away(self, sender: str, incarnation: str) -> None:
-        self._effects.send(sender, incarnation, Message("shutdown", {"reason": f"the plan has no member {sender}"}))
-
-    def _join(self, sender: str, incarnation: str, fields: dict[str, Any]) -> None:
-        if self.roster is None or sender not in self.roster.expected:
-            self._send_away(sender, incarnation)
+    def _join(self, sender: str, incarnation: str, words: Join) -> None:
+        if not self.membership.expects(sender):
+            self.membership.send_away(sender, incarnation)
             return
-        member = Member.joining(sender, fields)
-        previous = self.roster.present.get(sender)
+        previous = self.membership.member(sender)
         if previous is not None:
             again = previous.incarnation == incarnation
-            if again and previous.joins == member.joins:
+            if again and previous.joins == words.joins:
                 return  # a repeated join after a reconnect
             self.member_lost(sender, "joins again" if again else "replaced by a new process")
-            self.handle(sender, Message("join", fields))  # the loss may have ended the job
+            self.handle(sender, incarnation, words)  # the loss may have ended the job
             return
-        self.roster.present[sender] = member
+        self.membership.admit(sender, incarnation, words, self.progress.committed)
         self.liveness.hear(sender)
-        member.holds_state = bool(self.lineage) and member.state_at == (self.lineage, self.progress.committed)
-        if "numRows" in fields:
-            problem = self.progress.set_rows(int(fields["numRows"]))
+        if words.data is not None:
+            problem = self.progress.set_rows(words.data.train)
             if problem:
                 self.fail("DataChanged", problem)
                 return
-            self.evaluation_rows = int(fields.get("evaluationRows", 0))
+            self.evaluation.rows = words.data.evaluation
         self.liveness.move()
-        if self.roster.complete() if not self.lineage else self.roster.viable():
+        if self.membership.can_form():
             self._form_generation()
 
     def _after_departure(self, why: str) -> None:
-        assert self.roster is not None
-        self.running = self._forming = False
+        self.membership.halt()
         self.checkpoints.abandon(why)
-        if self.lineage and self.roster.viable():
+        if self.membership.lineage and self.membership.planned.viable():
             self._form_generation()
         elif self._stop_asked and not self.checkpoints.writing:
             self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
 
-    def _member_failed(self, name: str, fields: dict[str, Any]) -> None:
+    def _member_failed(self, name: str, failed: Failed) -> None:
         """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""
-        text = f"{name}: {fields.get('message', '')}"
-        if fields.get("permanent"):
-            self.fail(str(fields.get("reason", "BadInput")), text)
+        text = f"{name}: {failed.message}"
+        if failed.permanent:
+            self.fail(failed.reason, text)
         else:
-            self._event(str(fields.get("reason", "MemberError")), text, warning=True)
+            self._event(failed.reason, text, warning=True)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
     def _form_generation(self) -> None:
         """Announce the present members as the new generation; work goes on at the first uncommitted step."""
-        assert self.roster is not None
-        roster, progress = self.roster, self.progress
-        assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
         self.checkpoints.abandon("the membership changed")
-        must_restore = not self.lineage or not roster.holds_state(self.config.pools)
+        must_restore = self.membership.must_restore()
         if must_restore and self.checkpoints.writing:
             return  # a manifest is being written: it decides to which step everybody goes back
-        self.generation += 1
-        self.running, self._forming = False, True
         self.liveness.move()
-        progress.stop_clock(self.clock())
-        self._done.clear()
-        self._evaluated.clear()
-        restore = None
-        if must_restore:
-            latest, step = self.checkpoints.latest, self.checkpoints.step
-            if step != progress.committed:
-                self._event("RolledBack", f"from step {progress.committed} to {step} (checkpoint)", warning=True)
-            progress.rewind(step)
-            restore = {"step": step, "folder": latest.folder if latest else None}
-            self.lineage += 1
-        kept, self._next_allocation = self._next_allocation or self.allocation, None
-        self.allocation = generations.allocate(kept, roster, self.config.global_batch_size)
-        members = self._formed = (*roster.all_workers(), *roster.servers())
-        for member in members:
-            member.state = "joined"
-            member.holds_state = member.holds_state and not must_restore  # until it is ready again
-        announcement = generations.announce_generation(
-            roster, progress, self.generation, self.lineage, self.allocation, restore
-        )
-        for member in members:
-            self._tell(member, Message("generation", announcement))
-        self._note_batches()
-        text = f"generation {self.generation}: {len(members)} members, next step {progress.committed}"
+        self.progress.stop_clock(self.clock())
+        self.evaluation.begin()
+        restore = self._go_back() if must_restore else None
+        allocation = self.steps.begin_generation(self.membership.planned)
+        members = self.membership.announce(self.progress, allocation, restore)
+        text = f"generation {self.membership.generation}: {members} members, next step {self.progress.committed}"
         self._event("GenerationFormed", text)
 
+    def _go_back(self) -> Restore:
+        """Drop the steps since the last checkpoint."""
+        latest, step = self.checkpoints.latest, self.checkpoints.step
+        if step != self.progress.committed:
+            text = f"from step {self.progress.committed} to {step} (checkpoint)"
+            self._event("RolledBack", text, warning=True)
+        self.progress.rewind(step)
+        return Restore(step, latest.folder if latest else None)
+
     def _ready(self, member: Member) -> None:
-        member.state = "ready"
-        member.holds_state = True
-        assert self.roster is not None
         self.liveness.move()
-        if not self._forming or any(m.state != "ready" for m in self.roster.present.values()):
+        if not self.membership.ready(member):
             return
-        self.running, self._forming = True, False
         self.progress.start_clock(self.clock())
-        for formed in self._formed:
-            self._tell(formed, Message("go", {"generation": self.generation}))
         if self.phase == JobPhase.STARTING:
             self.phase = JobPhase.TRAINING
             self._event("TrainingStarted", f"at step {self.progress.committed} of {self.progress.total_steps}")
@@ -337,44 +306,35 @@ class CoordinatorCore:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _report(self, member: Member, fields: dict[str, Any]) -> None:
-        if not self.running or self.phase != JobPhase.TRAINING:
+    def _report(self, member: Member, report: Done) -> None:
+        if not self.membership.running or self.phase != JobPhase.TRAINING or report.step < self.progress.committed:
             return
-        step = int(fields["step"])
-        reports = self._done.setdefault(step, {}) if step >= self.progress.committed else {member.name: {}}
-        if member.name in reports:
+        if not self.steps.take(member, report):
             return  # said before
-        reports[member.name] = fields
-        member.observe_step(fields["figures"])
         self.liveness.move()
-        if step == self.progress.committed:
+        if report.step == self.progress.committed:
             self._commit_ready_steps()
 
     def _commit_ready_steps(self) -> None:
-        assert self.roster is not None
-        workers = self.roster.all_workers()
+        roster = self.membership.planned
+        workers = roster.all_workers()
         # Not after the last step, nor once a stop waits for its checkpoint.
-        while self.running and not self.progress.finished and not self._stop_asked:
+        while self.membership.running and not self.progress.finished and not self._stop_asked:
             step = self.progress.committed
-            reports = self._done.get(step, {})
-            if len(reports) < len(workers):
+            if not self.steps.complete(step, workers):
                 return
+            reports = self.steps.reported(step)
             fault = non_finite(step, reports, self.checkpoints.step if self.checkpoints.latest else None)
             if fault is not None:
                 self.fail(*fault)
                 return
             size = self.progress.batch_size(step)
-            commit = Message("commit", {"generation": self.generation, "step": step, "batchSize": size})
-            for member in self._formed:
-                self._tell(member, commit)
-            del self._done[step]
-            loss = math.fsum(r["lossSum"] for r in reports.values()) / size
+            self.membership.tell_formed(Commit(self.membership.generation, step, size))
+            loss = math.fsum(r.loss_sum for r in reports.values()) / size
+            self.steps.committed(step, roster)
             self.progress.commit(loss, self.clock())
             if self.progress.finished:
                 self.progress.stop_clock(self.clock())
-            if self._next_allocation and self.progress.committed >= self._next_allocation.from_step:
-                self.allocation, self._next_allocation = self._next_allocation, None
-                self._note_batches()
             self._between_steps()
 
     def _between_steps(self) -> None:
@@ -391,18 +351,16 @@ class CoordinatorCore:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _start_checkpoint(self) -> None:
-        assert self.roster is not None
-        writers = self.roster.servers()
-        writers += [self.roster.workers(i)[0] for i in range(len(self.roster.stage_names))]
-        order = self.checkpoints.begin(self.progress.committed, [m.name for m in writers], self.progress.describe())
+        roster, step = self.membership.planned, self.progress.committed
+        writers = [*roster.servers(), *(roster.workers(i)[0] for i in range(len(roster.stage_names)))]
+        folder = self.checkpoints.begin(step, [m.name for m in writers], self.progress.describe())
         for member in writers:
-            self._tell(member, Message("checkpoint", {"generation": self.generation, **order}))
+            self.membership.tell(member, Checkpoint(self.membership.generation, step, folder))
 
-    def _checkpointed(self, member: Member, fields: dict[str, Any]) -> None:
-        assert self.roster is not None
-        error = self.checkpoints.report(member.name, fields, self.roster.plan.to_json())
+    def _checkpointed(self, member: Member, report: Checkpointed) -> None:
+        error = self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json())
         if error:
-            self.checkpoint_failed(fields["folder"], error)
+            self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """A checkpoint has become valid."""
@@ -414,31 +372,31 @@ class CoordinatorCore:
         step = self.checkpoints.fail(folder, reason)
         if step is None:
             return
-        if self.running and step == self.progress.committed and self._stop_asked:
+        waited_for = self.membership.running and step == self.progress.committed
+        if waited_for and self._stop_asked:
             self._finish(JobPhase.STOPPED)
-        elif self.running and step == self.progress.committed and self.progress.finished:
+        elif waited_for and self.progress.finished:
             text = f"training has ended but the model could not be saved: {reason}; {self.checkpoints.kept}"
             self.fail("CheckpointFailed", text)
-        elif not self.running or step != self.progress.committed:  # the step that failed is not tried again at once
+        elif not waited_for:  # the step that failed is not tried again at once
             self._after_barrier()
 
     def _after_barrier(self) -> None:
         """No checkpoint is under way any more: go on with what waited for it."""
-        assert self.roster is not None
-        if self.phase in JobPhase.FINAL or self._forming:
+        if self.phase in FINAL_PHASES or self.membership.forming:
             return
-        if self.running:
+        if self.membership.running:
             self._between_steps()
         elif self._stop_asked:
             self._finish(JobPhase.STOPPED)
-        elif self.roster.viable():
+        elif self.membership.planned.viable():
             self._form_generation()
 
     def _after_checkpoint(self) -> None:
         if self._stop_asked:
             self._finish(JobPhase.STOPPED)
         elif self.progress.finished and self.phase == JobPhase.TRAINING:
-            if self.evaluation_rows:
+            if self.evaluation.rows:
                 self.phase = JobPhase.EVALUATING
                 self._evaluate()
             else:
@@ -447,17 +405,17 @@ class CoordinatorCore:
     # --- evaluation and the end ---------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        self._evaluated.clear()
-        self._broadcast_workers(Message("evaluate", {"generation": self.generation, "rows": self.evaluation_rows}))
+        self.evaluation.begin()
+        self.membership.tell_workers(Evaluate(self.membership.generation, self.evaluation.rows))
 
-    def _collect_evaluation(self, member: Member, message: Message) -> None:
-        assert self.roster is not None
+    def _collect_evaluation(self, member: Member, message: Evaluated) -> None:
         self.liveness.move()
-        self._evaluated[member.name] = message
-        last = self.roster.workers(len(self.roster.stage_names) - 1)
-        if self.phase == JobPhase.EVALUATING and all(m.name in self._evaluated for m in last):
-            self.evaluation = self._merge_evaluation([self._evaluated[m.name] for m in last])
-            self._event("Evaluated", ", ".join(f"{k} {v:.5g}" for k, v in self.evaluation.items()))
+        self.evaluation.take(member.name, message)
+        roster = self.membership.planned
+        last = roster.workers(len(roster.stage_names) - 1)
+        if self.phase == JobPhase.EVALUATING and self.evaluation.finish(last):
+            results = self.evaluation.results or {}
+            self._event("Evaluated", ", ".join(f"{k} {v:.5g}" for k, v in results.items()))
             self._export()
 
     def _export(self) -> None:
@@ -472,26 +430,8 @@ class CoordinatorCore:
             self._event("ModelExported", path)
             self._finish(JobPhase.SUCCEEDED)
 
-    def _finish(self, phase: str) -> None:
+    def _finish(self, phase: JobPhase) -> None:
         self.phase = phase
-        self.running = self._forming = False
+        self.membership.halt()
         self.progress.stop_clock(self.clock())
-        for member in self.roster.present.values() if self.roster else ():
-            self._tell(member, Message("shutdown", {"reason": phase}))
-
-    # --- helpers ------------------------------------------------------------------------------------------------------
-
-    def _tell(self, member: Member, message: Message) -> None:
-        self._effects.send(member.name, member.incarnation, message)
-
-    def _broadcast_workers(self, message: Message) -> None:
-        assert self.roster is not None
-        for member in self.roster.all_workers():
-            self._tell(member, message)
-
-    def _note_batches(self) -> None:
-        assert self.roster is not None
-        assert self.allocation is not None
-        for i, stage in enumerate(self.allocation.batches):
-            for member, size in zip(self.roster.workers(i), stage, strict=True):
-                member.take_batch_size(size)
+        self.membership.tell_present(Shutdown(phase))

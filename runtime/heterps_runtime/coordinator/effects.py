@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
-from heterps_runtime.transport import Message
+from heterps_runtime.messages import FromCoordinator
 
 __all__ = ["CheckpointRecord", "Effects"]
 
@@ -25,7 +25,7 @@ class CheckpointRecord(Protocol):
 class Effects(Protocol):
     """What the core asks of the world. Each call returns at once; results come back as calls to the core."""
 
-    def send(self, member: str, incarnation: str, message: Message) -> None:
+    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """Queue a message for one process, not for the one that replaces it; messages to it stay in order."""
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:

@@ -33,11 +33,12 @@ class _Selection:
 
 def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
     """What each stage could do by itself, and how much of the time it computes."""
-    if core.roster is None:
+    roster = core.membership.roster
+    if roster is None:
         return []
     stages = []
-    for i, stage in enumerate(core.roster.plan.stages):
-        workers = core.roster.workers(i)
+    for i, stage in enumerate(roster.plan.stages):
+        workers = roster.workers(i)
         times = [w.figures.get("compute", 0.0) for w in workers]
         steps = [w.figures.get("step", 0.0) for w in workers]
         slowest, step = max(times, default=0.0), max(steps, default=0.0)
@@ -56,18 +57,19 @@ def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
 
 def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     """The status document (docs/runtime.md)."""
-    progress, now = core.progress, core.clock()
+    progress, membership, now = core.progress, core.membership, core.clock()
+    allocation = core.steps.allocation
+    expected = membership.roster.expected if membership.roster else ()
     members = []
-    if core.roster is not None:
-        for name in core.roster.expected:
-            member = core.roster.present.get(name)
-            absent = {"name": name, "state": "absent", "message": core.notes.get(name, "")}
-            said = absent if member is None else member.describe()
-            members.append({**said, "silentSeconds": core.liveness.silent_seconds(name)})
+    for name in expected:
+        member = membership.member(name)
+        absent = {"name": name, "state": contract.MemberState.ABSENT, "message": membership.notes.get(name, "")}
+        said = absent if member is None else member.describe()
+        members.append({**said, "silentSeconds": core.liveness.silent_seconds(name)})
     return {
         "phase": core.phase,
-        "generation": core.generation,
-        "running": core.running,
+        "generation": membership.generation,
+        "running": membership.running,
         "committedSteps": progress.committed,
         "totalSteps": progress.total_steps,
         "epoch": progress.epoch,
@@ -81,18 +83,18 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
         "samplesPerSecond": progress.samples_per_second,
         "meanSamplesPerSecond": progress.mean_samples_per_second(now),
         "secondsTraining": progress.seconds_training(now),
-        "expectedMembers": list(core.roster.expected) if core.roster else [],
+        "expectedMembers": list(expected),
         "members": members,
-        "notes": dict(core.notes),
+        "notes": dict(membership.notes),
         "stages": _stages(core),
-        "allocation": [list(s) for s in core.allocation.batches] if core.allocation else None,
+        "allocation": [list(s) for s in allocation.batches] if allocation else None,
         "checkpoint": {
             "lastStep": core.checkpoints.latest.step if core.checkpoints.latest else None,
             "path": config.checkpoint_path,
             "failures": core.checkpoints.failures,
             "lastError": core.checkpoints.error,
         },
-        "evaluation": core.evaluation,
+        "evaluation": core.evaluation.results,
         "model": core.model_path,
         "events": core.journal.events(),
         "error": core.error,
@@ -129,7 +131,7 @@ class JobMetrics:
         core, progress = self._core, self._core.progress
         training = "heterps_training"
         yield self._gauge(contract.METRIC_MEASURED, "Unix time at which these figures were taken", self._clock())
-        yield self._gauge(contract.METRIC_GENERATION, "Generation of members in force", core.generation)
+        yield self._gauge(contract.METRIC_GENERATION, "Generation of members in force", core.membership.generation)
         yield self._gauge(
             contract.METRIC_THROUGHPUT, "Throughput over the last ten seconds", progress.samples_per_second
         )
@@ -157,7 +159,8 @@ class JobMetrics:
         text = "Throughput that the slowest worker of the stage could have alone"
         yield self._family(contract.METRIC_STAGE_THROUGHPUT, text, _STAGE_LABELS, rates)
         yield self._family("heterps_stage_busy_ratio", "Part of a step that it computes", _STAGE_LABELS, busy)
-        workers = self._core.roster.all_workers() if self._core.roster else []
+        roster = self._core.membership.roster
+        workers = roster.all_workers() if roster else []
         named = [((str(w.stage), w.pool, str(w.index)), w) for w in workers]
         batches = [(labels, float(w.batch_size)) for labels, w in named]
         yield self._family(
@@ -175,14 +178,14 @@ class JobMetrics:
 
     def _members(self) -> Iterator[Metric]:
         """How many members are in which state, and what the servers hold."""
-        roster = self._core.roster
+        roster = self._core.membership.roster
         counts: Counter[tuple[str, ...]] = Counter()
         servers = roster.servers() if roster else []
         for name in roster.expected if roster else ():
             assert roster is not None
             member = roster.present.get(name)
-            role = "ps" if name in roster.server_names else "worker"
-            counts[(role, "absent" if member is None else member.state)] += 1
+            role = contract.Role.PS if name in roster.server_names else contract.Role.WORKER
+            counts[(role, contract.MemberState.ABSENT if member is None else member.state)] += 1
         members = [(labels, float(number)) for labels, number in sorted(counts.items())]
         yield self._family("heterps_training_members", "Members of the plan by state", ("role", "state"), members)
         for name, text, key in (

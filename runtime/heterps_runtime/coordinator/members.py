@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heterps_runtime.config import PoolConfig
-from heterps_runtime.contract import JobPhase, PlanDocument, ps_name, worker_name
+from heterps_runtime.contract import JobPhase, MemberState, PlanDocument, Role, ps_name, worker_name
+from heterps_runtime.messages import Join
 
 __all__ = ["Member", "Roster", "check_pools", "describe_hang"]
 
@@ -22,13 +23,12 @@ class Member:
         incarnation: drawn by the process at its start: tells a replacement from the process it replaces.
         joins: times that this process has joined: more than once if it was given up for lost and came back.
         address: where other members reach it.
-        state: "joined" (waits for a generation) or "ready" (set up for the generation in force).
         state_at: (lineage, commits) of the rows and parameters that it holds; (0, -1): it holds none.
         holds_state: they are those of the last commit.
     """
 
     name: str
-    role: str  # worker | ps
+    role: Role
     incarnation: str
     pool: str
     address: str
@@ -38,7 +38,7 @@ class Member:
     state_at: tuple[int, int] = (0, -1)
     store_address: str = ""  # rendezvous of its process group, for workers that all-reduce
     metrics_port: int = 0
-    state: str = "joined"
+    state: MemberState = MemberState.JOINED
     holds_state: bool = False
     message: str = ""
     batch_size: int = 0
@@ -46,20 +46,20 @@ class Member:
     totals: dict[str, float] = field(default_factory=dict)  # counters since the process started
 
     @classmethod
-    def joining(cls, name: str, fields: Mapping[str, Any]) -> Member:
+    def joining(cls, name: str, incarnation: str, words: Join) -> Member:
         """A member from the words with which it joins."""
         return cls(
             name=name,
-            role=fields["role"],
-            incarnation=fields["incarnation"],
-            pool=fields["pool"],
-            address=fields["address"],
-            joins=fields.get("joins", 1),
-            stage=fields.get("stage", -1),
-            index=fields["index"],
-            store_address=fields.get("storeAddress", ""),
-            metrics_port=fields.get("metricsPort", 0),
-            state_at=(fields.get("lineage", 0), fields.get("version", -1)),
+            role=words.role,
+            incarnation=incarnation,
+            pool=words.pool,
+            address=words.address,
+            joins=words.joins,
+            stage=words.stage,
+            index=words.index,
+            store_address=words.store_address,
+            metrics_port=words.metrics_port,
+            state_at=(words.lineage, words.version),
         )
 
     def take_batch_size(self, size: int) -> None:
@@ -199,7 +199,7 @@ def describe_hang(
         evaluated: workers that have computed their share of the evaluation data.
     """
     if forming:
-        late = [m.name for m in roster.present.values() if m.state != "ready"]
+        late = [m.name for m in roster.present.values() if m.state != MemberState.READY]
         return f"the members wait for {', '.join(late)} to set up"
     if at_work == JobPhase.TRAINING:
         late = [m.name for m in roster.all_workers() if m.name not in reported]

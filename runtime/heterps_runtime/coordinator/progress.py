@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from heterps_runtime.batches import Batches
 from heterps_runtime.config import RunConfig
+from heterps_runtime.messages import Done
 
 __all__ = ["Progress", "non_finite"]
 
@@ -22,7 +24,8 @@ class Progress:
         self._config = config
         self.committed = committed
         self.samples = samples
-        self.num_rows = num_rows  # of the checkpoint that is continued, or as the first worker says
+        # Rows are those of the checkpoint that is continued, or as the first worker says.
+        self.batches = Batches(num_rows, config.global_batch_size) if num_rows else None
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
@@ -39,24 +42,23 @@ class Progress:
                 f"data.train: {rows} rows, but another worker (or the checkpoint) saw {self.num_rows}; "
                 "the data must not change during a job"
             )
-        self.num_rows = rows
+        self.batches = Batches(rows, self._config.global_batch_size)
         return None
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Steps of one pass over the data; the last may be smaller. Needs the number of rows."""
-        assert self.num_rows is not None
-        return -(-self.num_rows // self._config.global_batch_size)
+    def num_rows(self) -> int | None:
+        """Rows of the training data, None while they are unknown."""
+        return None if self.batches is None else self.batches.num_rows
 
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole job, None while the number of rows is unknown."""
-        if self._config.steps:
-            return self._config.steps if self.num_rows is not None else None
-        if self.num_rows is None:
+        if self.batches is None:
             return None
+        if self._config.steps:
+            return self._config.steps
         assert self._config.epochs is not None
-        return self._config.epochs * self.steps_per_epoch
+        return self._config.epochs * self.batches.per_epoch
 
     @property
     def finished(self) -> bool:
@@ -66,13 +68,12 @@ class Progress:
     @property
     def epoch(self) -> int:
         """Epoch of the next step, from 0."""
-        return self.committed // self.steps_per_epoch if self.num_rows else 0
+        return self.batches.epoch(self.committed) if self.batches else 0
 
     def batch_size(self, step: int) -> int:
         """Samples of a step."""
-        assert self.num_rows is not None
-        first = (step % self.steps_per_epoch) * self._config.global_batch_size
-        return min(self._config.global_batch_size, self.num_rows - first)
+        assert self.batches is not None, "a worker of the first stage has said how many rows there are"
+        return self.batches.size(step)
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class Progress:
 
     def rewind(self, step: int) -> None:
         """Go back to a checkpoint: samples of dropped steps no longer count."""
-        if self.num_rows is not None and step < self.committed:
+        if self.batches is not None and step < self.committed:
             dropped = sum(self.batch_size(s) for s in range(step, self.committed))
             self.samples -= dropped
             self._samples_this_run = max(0, self._samples_this_run - dropped)
@@ -138,7 +139,7 @@ class Progress:
         }
 
 
-def non_finite(step: int, reports: Mapping[str, Mapping[str, Any]], last_good: int | None) -> tuple[str, str] | None:
+def non_finite(step: int, reports: Mapping[str, Done], last_good: int | None) -> tuple[str, str] | None:
     """Why a step must not be committed: (reason, message) if a loss or gradient is NaN or infinite, else None.
 
     Args:
@@ -146,8 +147,8 @@ def non_finite(step: int, reports: Mapping[str, Mapping[str, Any]], last_good: i
         reports: each worker's report.
         last_good: step of the newest checkpoint, if there is one.
     """
-    in_loss = [name for name, r in reports.items() if not math.isfinite(r["lossSum"])]
-    in_gradient = [name for name, r in reports.items() if r.get("nonFinite")]
+    in_loss = [name for name, r in reports.items() if not math.isfinite(r.loss_sum)]
+    in_gradient = [name for name, r in reports.items() if not r.finite]
     if not in_loss and not in_gradient:
         return None
     what, seen_by = ("loss", in_loss) if in_loss else ("gradient", in_gradient)

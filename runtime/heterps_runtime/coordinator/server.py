@@ -30,8 +30,10 @@ from heterps_runtime.checkpoint import (
     find_latest,
     new_folder,
 )
+from heterps_runtime.codec import decode, encode
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import (
+    FINAL_PHASES,
     PATH_ALLOCATION,
     PATH_CHECKPOINT,
     PATH_ENDPOINT,
@@ -44,7 +46,6 @@ from heterps_runtime.contract import (
     PATH_SHUTDOWN,
     PATH_STATUS,
     PATH_STOP,
-    JobPhase,
     PlanDocument,
 )
 from heterps_runtime.coordinator.core import CoordinatorCore
@@ -52,9 +53,10 @@ from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.link import member_identity
+from heterps_runtime.link import member_identity, read_identity
+from heterps_runtime.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
 from heterps_runtime.process import log
-from heterps_runtime.transport import Message, TokenAuthority, decode, encode, listen_socket
+from heterps_runtime.transport import TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
 
@@ -92,7 +94,7 @@ class CoordinatorServer:
         self._storage = Storage.open(config.checkpoint_path)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._background: set[asyncio.Task[None]] = set()
-        self._model: dict[str, Any] = {"tables": [], "stateNames": None}
+        self._model: Model | None = None  # as the workers describe it
         self._manifests: dict[int, CheckpointManifest] = {}
         self._ended = asyncio.Event()
         manifest = self._find_checkpoint()
@@ -175,13 +177,14 @@ class CoordinatorServer:
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
-            sender, _, rest = frames[0].bytes.decode(errors="replace").partition("/")
+            sender, incarnation, pulses_only = read_identity(frames[0].bytes.decode(errors="replace"))
             try:
                 message = decode(frames[1:])
-                if message.op == "join" and "model" in message.fields:
-                    self._model = message.fields["model"]
-                if not rest.endswith("#pulse") or message.op == "pulse":
-                    self.core.handle(sender, message)
+                if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
+                    raise TransientError(f"sent a {message.op!r}, which it may not send here")
+                if isinstance(message, Join) and message.model is not None:
+                    self._model = message.model
+                self.core.handle(sender, incarnation, message)
             except TransientError as error:
                 log(f"{sender}: {error}")
             except Exception as error:  # a coordinator that no longer listens would leave all members waiting
@@ -195,7 +198,7 @@ class CoordinatorServer:
 
     # --- effects of the core ------------------------------------------------------------------------------------------
 
-    def send(self, member: str, incarnation: str, message: Message) -> None:
+    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """See `Effects.send`."""
         identity = member_identity(member, incarnation).encode()
         # Through the asyncio socket: a send beside it would swallow the wake-up of a message that has arrived.
@@ -223,15 +226,15 @@ class CoordinatorServer:
             plan=plan,
             tables=tuple(
                 TableRecord(
-                    index=t["index"],
-                    name=t["name"],
-                    num_embeddings=t["numEmbeddings"],
-                    dim=t["dim"],
+                    index=t.index,
+                    name=t.name,
+                    num_embeddings=t.num_embeddings,
+                    dim=t.dim,
                     init=self._config.embedding_init,
                     dtype=self._config.dtype_name,
-                    padding_idx=t["paddingIdx"],
+                    padding_idx=t.padding_idx,
                 )
-                for t in self._model["tables"]
+                for t in (self._model.tables if self._model else ())
             ),
             files=barrier.entries,
             extra={"loss": progress["loss"]},
@@ -256,7 +259,7 @@ class CoordinatorServer:
     def export(self, step: int) -> None:
         """See `Effects.export`."""
         manifest = self._manifests[step]
-        metrics = dict(self.core.evaluation or {})
+        metrics = dict(self.core.evaluation.results or {})
 
         def write() -> str:
             # Only now: a job waits for its coordinator, and compiled kernels take a third of the time it starts in.
@@ -272,18 +275,18 @@ class CoordinatorServer:
                 manifest,
                 self._config.model_path,
                 initial_rows=draw,
-                state_dict_names=self._model["stateNames"],
+                state_dict_names=self._model.state_names if self._model else None,
                 metrics=metrics,
             ).path
 
         self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
 
-    def _merge_evaluation(self, messages: Sequence[Message]) -> dict[str, Any]:
+    def _merge_evaluation(self, messages: Sequence[Evaluated]) -> dict[str, Any]:
         from heterps_runtime.data import metrics_for  # as late as the kernels of `export`, for the same reason
 
         merged = metrics_for(self._config.loss)
         for message in messages:
-            merged.merge(type(merged).from_arrays(dict(zip(message.fields["names"], message.arrays, strict=True))))
+            merged.merge(type(merged).from_arrays(message.metrics))
         return merged.results()
 
     def _in_background(
@@ -394,7 +397,7 @@ class CoordinatorServer:
         return web.json_response({})
 
     async def _post_shutdown(self, request: web.Request) -> web.Response:
-        if self.core.phase not in JobPhase.FINAL:
+        if self.core.phase not in FINAL_PHASES:
             self.core.fail("Shutdown", "the coordinator was told to end before the job was over")
         asyncio.get_running_loop().call_later(0.2, self._ended.set)  # let the answer leave first
         return web.json_response({})

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from heterps_runtime.batches import Batches
+from heterps_runtime.splitmix import GOLDEN, mix64
+
 __all__ = ["BLOCK_ROWS", "BatchOrder"]
 
 #: Rows per block. At 26 ids and 13 numbers, a block is about 16 KiB: four pages.
@@ -22,12 +25,9 @@ Rows = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 
-def _mix(x: _Words) -> _Words:
-    """Hash 64-bit words: the finaliser of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom ...", 2014)."""
-    x = (x + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _hash(x: _Words) -> _Words:
+    """Hash 64-bit words."""
+    return mix64(x + GOLDEN)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _BlockOrder:
 class BatchOrder:
     """Which rows belong to which step.
 
-    Every row comes once per epoch. The last batch of an epoch is smaller if the batch size does not divide the rows.
+    Every row comes once per epoch. `batches` tells how steps divide it.
 
     Args:
         num_rows: rows of the data set, >= 1.
@@ -55,37 +55,26 @@ class BatchOrder:
             raise ValueError(f"num_rows: must be >= 1, is {num_rows}")
         if global_batch_size < 1:
             raise ValueError(f"global_batch_size: must be >= 1, is {global_batch_size}")
-        self.num_rows = num_rows
-        self.global_batch_size = global_batch_size
+        self.batches = Batches(num_rows, global_batch_size)
         self.seed = seed
-        self.steps_per_epoch = -(-num_rows // global_batch_size)
         self._num_blocks = -(-num_rows // BLOCK_ROWS)
         self._missing = self._num_blocks * BLOCK_ROWS - num_rows  # rows that the data's last block lacks
         self._latest = self._prepared(0)
 
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, that a step (from 0, over all epochs) belongs to."""
-        return step // self.steps_per_epoch
-
-    def batch_size(self, step: int) -> int:
-        """Samples of a step."""
-        start = step % self.steps_per_epoch * self.global_batch_size
-        return min(self.global_batch_size, self.num_rows - start)
-
     def rows(self, step: int, start: int, stop: int) -> Rows:
         """The rows of samples `start` to `stop` (exclusive) of a step's batch.
 
-        Any cut of `[0, batch_size(step))` into intervals gives the same rows in the same order.
+        Any cut of `[0, batches.size(step))` into intervals gives the same rows in the same order.
 
         Returns:
             int64 (stop - start,), row numbers of the data set.
         """
-        assert 0 <= start <= stop <= self.batch_size(step), (step, start, stop)
-        epoch = self.epoch(step)
+        assert 0 <= start <= stop <= self.batches.size(step), (step, start, stop)
+        epoch = self.batches.epoch(step)
         order = self._latest  # read once: another thread may move on to the next epoch
         if order.epoch != epoch:
             order = self._latest = self._prepared(epoch)
-        first = step % self.steps_per_epoch * self.global_batch_size
+        first = self.batches.start(step)
         positions = np.arange(first + start, first + stop, dtype=np.int64)  # (n,)
         if not len(positions):
             return positions
@@ -99,21 +88,21 @@ class BatchOrder:
         return rows
 
     def _prepared(self, epoch: int) -> _BlockOrder:
-        keys = _mix(self._key(epoch) + np.arange(self._num_blocks, dtype=np.uint64))
+        keys = _hash(self._key(epoch) + np.arange(self._num_blocks, dtype=np.uint64))
         blocks = np.argsort(keys, kind="stable").astype(np.int64)
         short = int(np.flatnonzero(blocks == self._num_blocks - 1)[0])
         return _BlockOrder(epoch, blocks, (short + 1) * BLOCK_ROWS - self._missing)
 
     def _key(self, epoch: int) -> np.uint64:
         words = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, epoch], dtype=np.uint64)
-        return np.uint64(_mix(_mix(words[:1]) + words[1:])[0])
+        return np.uint64(_hash(_hash(words[:1]) + words[1:])[0])
 
     def _shuffled(self, epoch: int, blocks: Rows) -> Rows:
         """A permutation of each block's rows, (b, BLOCK_ROWS); rows that a short block lacks stand last."""
-        inner = _mix(
+        inner = _hash(
             self._key(epoch) ^ np.full(1, 0x5BF0_3635_4A0F_9C11, dtype=np.uint64)
         )  # another stream than blocks'
         rows = blocks[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS, dtype=np.int64)  # (b, BLOCK_ROWS)
-        keys = _mix(inner + rows.astype(np.uint64)) >> np.uint64(1)
-        keys[rows >= self.num_rows] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        keys = _hash(inner + rows.astype(np.uint64)) >> np.uint64(1)
+        keys[rows >= self.batches.num_rows] = np.uint64(0xFFFFFFFFFFFFFFFF)
         return np.argsort(keys, axis=1, kind="stable").astype(np.int64)

@@ -36,17 +36,13 @@ class Site:
     """One lookup of a stage.
 
     For kind "bag" the ids arrive as `SiteIds.ids` (nnz,) with `SiteIds.offsets` (B,), whatever form the user's code
-    has: 2-D input is flattened, and the closing offset of `include_last_offset` is taken off. `has_offsets` is
-    therefore True and `include_last_offset` False for every bag. Rows at `padding_idx` get no gradient, and a bag
-    passes over them.
+    has: 2-D input is flattened, and the closing offset of `include_last_offset` is taken off. Rows at `padding_idx`
+    get no gradient, and a bag passes over them.
     """
 
     table: int
     kind: str  # "embedding" | "bag"
     mode: str  # "sum" | "mean" | "max" for bags, "" for embeddings
-    has_offsets: bool
-    has_weights: bool
-    include_last_offset: bool
     padding_idx: int | None
 
 
@@ -179,9 +175,7 @@ def _site(node: fx.Node, call: dict[str, Any], table: Table, padding: int | None
                 fix="pass a tensor that is made from the features.",
                 where=where,
             )
-    site = Site(
-        table.index, "bag" if bag else "embedding", call.get("mode", ""), bag, weights is not None, False, padding
-    )
+    site = Site(table.index, "bag" if bag else "embedding", call.get("mode", ""), padding)
     return SiteArguments(site, table, call["input"], call.get("offsets"), weights, closing, where)
 
 

@@ -8,7 +8,6 @@ the worker's and the server's own code: lookups, stage modules, the encoding of 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, Dataset
 from heterps_runtime.intake import LossSum, StageModule
-from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
@@ -104,7 +103,7 @@ class LayerProbe:
     @property
     def largest(self) -> int:
         """Samples of a whole batch."""
-        return self._order.batch_size(0)
+        return self._order.batches.size(0)
 
     def step(self, size: int) -> list[LayerSeconds]:
         """Run one step of `size` samples through all layers; returns each layer's times."""
@@ -120,10 +119,9 @@ class LayerProbe:
             block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
             began = time.perf_counter()
             if block.keys:
-                dims = sorted(block.keys)
-                wire = [encode(r, self._config.wire_precision) for r in self._shard.pull(dims, self._keys(block))]
-                rows = (decode(w.data, self._config.wire_precision, self._config.dtype_name) for w in wire)
-                block.fill(dict(zip(dims, rows, strict=True)))
+                precision = self._config.wire_precision
+                wire = {dim: encode(rows, precision) for dim, rows in self._shard.pull(block.keys).items()}
+                block.fill({dim: decode(w.data, precision, self._config.dtype_name) for dim, w in wire.items()})
                 if self._config.consistency == "sync":  # otherwise rows arrive while the step before computes
                     spent.rows += time.perf_counter() - began
             bound = self._parameters(len(parameters), spent)
@@ -160,8 +158,7 @@ class LayerProbe:
                 given = {n: values[n] for n in stage.inputs}
                 block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
                 if block.keys:
-                    dims = sorted(block.keys)
-                    block.fill(dict(zip(dims, self._shard.pull(dims, self._keys(block)), strict=True)))
+                    block.fill(self._shard.pull(block.keys))
                 stage.bind(self._parameters(i, LayerSeconds()))
                 values |= stage.forward(given, block.forward(0, self._device, training=False))
                 carrying = [n for n in stage.gradient_outputs if values[n].is_floating_point()]
@@ -185,9 +182,6 @@ class LayerProbe:
         tensors = {n: t.to(self._device) for n, t in tensors.items()}
         label = tensors.pop("label")
         return tensors, label
-
-    def _keys(self, block: LookupBlock) -> Sequence[Array]:
-        return [block.keys[dim] for dim in sorted(block.keys)]
 
     def _parameters(self, index: int, spent: LayerSeconds) -> dict[str, torch.Tensor]:
         stage = self.stages[index]
@@ -265,7 +259,7 @@ class LayerProbe:
         step = self._shard.committed
         began = time.perf_counter()
         decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in encoded)
-        self._shard.push(step, "profile", Push(decoded, dense))
+        self._shard.push(step, "profile", Gradients(decoded, dense))
         received = time.perf_counter()
         self._shard.commit_dense(step, size)
         applied = time.perf_counter()

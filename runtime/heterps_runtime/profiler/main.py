@@ -11,6 +11,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, PATH_PROFILES
 from heterps_runtime.errors import UserError
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.profiler.rehearsal import Rehearsal, RehearsalError
 
@@ -45,7 +46,7 @@ def run_profiler(config: RunConfig, pool: str) -> None:
     except Exception as error:
         permanent = isinstance(error, ValueError)
         reason = error.reason if isinstance(error, RehearsalError) else type(error).__name__
-        link.send("failed", reason=reason, message=str(error), permanent=permanent)
+        link.send(Failed(reason, str(error), permanent))
         raise
     finally:
         link.close()

@@ -22,9 +22,11 @@ from heterps_runtime.profiler.rehearsal import Rehearsal
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import ServerKernels, WorkerKernels, warm_up
+from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.main import open_data
-from heterps_runtime.worker.member import Data, WorkerMember
-from heterps_runtime.worker.model import UserModel, choose_device
+from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.model import UserModel, Workload, choose_device
+from heterps_runtime.worker.source import Data
 
 __all__ = ["measure_pool"]
 
@@ -70,20 +72,8 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         context: zmq.Context[zmq.Socket[bytes]],
         credentials: Credentials,
     ) -> WorkerMember:
-        return WorkerMember(
-            changed,
-            to_coordinator,
-            context,
-            credentials,
-            stage=0,
-            index=0,
-            pool=pool,
-            host="127.0.0.1",
-            device=device,
-            model=model,
-            loss=loss,
-            data=Data(data.train, None),
-        )
+        place, workload = Place(0, 0, pool, "127.0.0.1"), Workload(model, loss, device)
+        return WorkerMember(changed, to_coordinator, context, credentials, place, workload, Data(data.train, None))
 
     wholes = {w.workers: w for w in rehearsal.measure(member)}
     rehearsal.end()

@@ -37,13 +37,14 @@ from heterps_runtime.contract import (
     PATH_STATUS,
     PATH_STOP,
     JobPhase,
+    Role,
     worker_name,
 )
 from heterps_runtime.cores import processor_seconds
 from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import Done, FromMember
 from heterps_runtime.profiler.readings import Reading
-from heterps_runtime.transport import Message
 
 if TYPE_CHECKING:  # torch comes with it, and the processes here shall load meanwhile
     from heterps_runtime.worker.member import WorkerMember
@@ -63,7 +64,7 @@ _ENDLESS = 10**9  # steps
 # What a worker's clock books while it computes its share; the rest is waiting and bookkeeping.
 _BUSY = ("lookup", "forward", "backward", "lookup-backward", "push")
 
-_ROLES = {"worker": "workers", "ps": "servers", "coordinator": "coordinator"}
+_ROLES = {Role.WORKER: "workers", Role.PS: "servers", Role.COORDINATOR: "coordinator"}
 
 
 class RehearsalError(UserError):
@@ -93,12 +94,11 @@ class _RecordingLink(ControlLink):
         super().__init__(credentials, name)
         self.reports: list[tuple[float, int, dict[str, float]]] = []  # (time, generation, seconds per activity)
 
-    def send_message(self, message: Message) -> None:
+    def send(self, message: FromMember) -> None:
         """Say something, and note it if it is a step's report."""
-        if message.op == "done":
-            fields = message.fields
-            self.reports.append((time.perf_counter(), fields["generation"], fields["figures"]))
-        super().send_message(message)
+        if isinstance(message, Done):
+            self.reports.append((time.perf_counter(), message.generation, message.figures))
+        super().send(message)
 
 
 class Rehearsal:
@@ -113,7 +113,7 @@ class Rehearsal:
         self._document = _rehearsed(document)
         self._pool = pool
         self._workers = 0
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[Role, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
         self._credentials: Credentials | None = None
 
@@ -126,7 +126,7 @@ class Rehearsal:
         self._token = secrets.token_hex(16)
         self._environment = dict(os.environ) | {ENV_CONFIG: str(path), ENV_TOKEN: self._token}
         self._ready = self._folder / "ready.json"
-        self._start("coordinator", "--host", _HOST, "--ready-file", str(self._ready))
+        self._start(Role.COORDINATOR, "--host", _HOST, "--ready-file", str(self._ready))
         return self
 
     def __exit__(
@@ -158,8 +158,8 @@ class Rehearsal:
         self._environment[ENV_COORDINATOR] = credentials.url
         credentials.request("PUT", PATH_PLAN, self._plan(layers))
         if workers == 2:
-            self._start("worker", "--stage", "0", "--index", "1", "--pool", self._pool, "--host", _HOST)
-        self._start("ps", "--index", "0", "--pool", self._pool, "--host", _HOST)
+            self._start(Role.WORKER, "--stage", "0", "--index", "1", "--pool", self._pool, "--host", _HOST)
+        self._start(Role.PS, "--index", "0", "--pool", self._pool, "--host", _HOST)
 
     def end(self) -> None:
         """End all processes and wait for them; what follows has the machine for itself."""
@@ -252,12 +252,12 @@ class Rehearsal:
     def _processor(self) -> dict[str, float]:
         """Processor seconds of the job's processes so far, by role."""
         seconds = {"workers": time.process_time(), "servers": 0.0, "coordinator": 0.0}
-        for name, process in self._processes.items():
-            seconds[_ROLES[name]] += processor_seconds(process.pid)
+        for role, process in self._processes.items():
+            seconds[_ROLES[role]] += processor_seconds(process.pid)
         return seconds
 
     def _dismiss(self, credentials: Credentials, name: str) -> None:
-        process = self._processes.pop("worker")
+        process = self._processes.pop(Role.WORKER)
         process.kill()
         process.wait()
         credentials.request("POST", PATH_LOST, {"member": name, "reason": "it has been measured"})
@@ -271,7 +271,7 @@ class Rehearsal:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _start(self, role: str, *arguments: str) -> None:
+    def _start(self, role: Role, *arguments: str) -> None:
         # A profiler that is killed cannot end them: they would go on computing under the next run's measurement.
         command = [sys.executable, "-P", "-m", "heterps_runtime", "--parent", str(os.getpid()), role, *arguments]
         with (self._folder / f"{role}.log").open("wb") as output:

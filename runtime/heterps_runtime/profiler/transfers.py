@@ -8,6 +8,7 @@ import time
 import torch
 import zmq
 
+from heterps_runtime.messages import Backward, Forward
 from heterps_runtime.profiler.layers import Cut
 from heterps_runtime.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
@@ -16,6 +17,7 @@ __all__ = ["TransferProbe"]
 
 _HOST = "127.0.0.1"
 _PATIENCE_MILLISECONDS = 60_000
+_GENERATION = 0  # there is only one
 
 
 class TransferProbe:
@@ -32,7 +34,7 @@ class TransferProbe:
         self._authority = TokenAuthority(self._context, token)
         socket, address = listen_socket(self._context, _HOST, token)
         self._upstream = Upstream(socket)
-        self._downstream = Downstream(self._context, token, "profile", 0, [address])
+        self._downstream = Downstream(self._context, token, "profile", _GENERATION, [address])
         self._cut = Cut((), ())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="transfers", daemon=True)
@@ -43,10 +45,11 @@ class TransferProbe:
         self._cut = cut
         tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
         began, used = time.perf_counter(), time.process_time()
-        self._downstream.send_forward(0, {}, [array_of(t) for t in tensors])
+        arrays = {str(i): array_of(t) for i, t in enumerate(tensors)}
+        self._downstream.send(0, Forward(_GENERATION, 0, True, 0, 0, arrays, ()))
         while not (messages := self._downstream.poll()):
             self._downstream.sockets[0].poll(_PATIENCE_MILLISECONDS)
-        for array in messages[0].arrays:
+        for array in messages[0].gradients.values():
             tensor_of(array, self._device)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -63,10 +66,10 @@ class TransferProbe:
     def _answer(self) -> None:
         while not self._ended.is_set():
             self._upstream.socket.poll(100)
-            for sender, message in self._upstream.poll(0):
-                received = [tensor_of(a, self._device) for a in message.arrays]
+            for sender, message in self._upstream.poll(_GENERATION):
+                received = [tensor_of(a, self._device) for a in message.tensors.values()]
                 # Gradients have the shapes of the activations that carry one; their values do not matter here.
                 by_shape = {(tuple(t.shape), str(t.dtype)): t for t in received}
                 gradients = [by_shape[tuple(a.shape), f"torch.{a.dtype}"] for a in self._cut.backward]
-                fields = {"generation": 0}
-                self._upstream.send_backward(sender, "backward", fields, [array_of(g) for g in gradients])
+                arrays = {str(i): array_of(g) for i, g in enumerate(gradients)}
+                self._upstream.send(sender, Backward(_GENERATION, 0, 0, arrays))

@@ -6,24 +6,46 @@ right after the commit it waits for, which saves the worker a round trip.
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ps_name
+from heterps_runtime.contract import Role, ps_name
+from heterps_runtime.errors import TransientError
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import (
+    Ack,
+    Array,
+    Checkpoint,
+    Commit,
+    Define,
+    Defined,
+    Dense,
+    Evaluate,
+    FromCoordinator,
+    FromServer,
+    Generation,
+    Go,
+    Join,
+    NewAllocation,
+    Pull,
+    PullDense,
+    Push,
+    Ready,
+    Rejoin,
+    Rows,
+    Shutdown,
+    ToServer,
+)
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
-from heterps_runtime.ps.shard import Push, Shard
+from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import ServerKernels, warm_up
-from heterps_runtime.transport import Message, TokenAuthority, listen_socket, receive, send
+from heterps_runtime.transport import TokenAuthority, listen_socket, receive, send
 
 __all__ = ["ParameterServer"]
 
@@ -40,8 +62,8 @@ class ParameterServer:
         self._storage = Storage.open(config.checkpoint_path)
         self._generation = _NONE
         self._lineage = 0  # of the state of the shard; 0: it never took part
-        self._parked: list[tuple[bytes, Message]] = []  # pulls that wait for a commit
-        self._early: list[tuple[bytes, Message]] = []  # requests of a generation yet to be announced
+        self._parked: list[tuple[bytes, Pull | PullDense]] = []  # pulls that wait for a commit
+        self._early: list[tuple[bytes, ToServer]] = []  # requests of a generation yet to be announced
         self._ended = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.token)
@@ -63,14 +85,9 @@ class ParameterServer:
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
         memory.set_function(lambda: self._shard.num_bytes)
         self._metrics_server = MetricsServer(self._registry, host)
-        self._introduction = {
-            "role": "ps",
-            "index": index,
-            "pool": pool,
-            "address": address,
-            "metricsPort": self._metrics_server.port,
-            "pid": os.getpid(),
-        }
+        self._index = index
+        self._pool = pool
+        self._address = address
 
     def run(self) -> None:
         """Serve until the coordinator ends the job."""
@@ -88,7 +105,10 @@ class ParameterServer:
             while not self._ended and (message := self._link.receive()) is not None:
                 self._control(message)
             while (received := receive(self._socket, routed=True)) is not None:
-                self._request(*received)
+                sender, request = received
+                if not isinstance(request, ToServer):
+                    raise TransientError(f"a worker sent a {request.op!r}, which is no request to a server")
+                self._request(sender, request)
             self._wakeup.drain()
             self._saver.report()
         self._saver.close()
@@ -100,50 +120,68 @@ class ParameterServer:
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _control(self, message: Message) -> None:
-        fields = message.fields
-        if message.op == "generation":
-            self._begin_generation(fields)
-        elif message.op == "shutdown":
-            log(f"ending: {fields.get('reason', '')}")
-            self._ended = True
-        elif message.op == "rejoin":
-            if self._link.must_rejoin(fields):
-                log("joining again: the coordinator had given this process up for lost")
-                self._join()
-        elif fields.get("generation") != self._generation:
-            return
-        elif message.op in ("commit", "checkpoint") and fields["step"] != self._shard.committed:
+    def _control(self, message: FromCoordinator) -> None:
+        match message:
+            case Generation():
+                self._begin_generation(message)
+            case Shutdown():
+                log(f"ending: {message.reason}")
+                self._ended = True
+            case Rejoin():
+                if self._link.must_rejoin(message):
+                    log("joining again: the coordinator had given this process up for lost")
+                    self._join()
+            case Commit() | Checkpoint():
+                if message.generation == self._generation:
+                    self._keep_up(message)
+            case Go() | NewAllocation() | Evaluate():
+                pass  # concerns workers
+
+    def _keep_up(self, order: Commit | Checkpoint) -> None:
+        """Carry out an order that holds for one version of the state."""
+        if order.step != self._shard.committed:
             held = self._shard.committed
-            log(f"joining again: {message.op} of step {fields['step']}, but this server stands at step {held}")
+            log(f"joining again: {order.op} of step {order.step}, but this server stands at step {held}")
             self._join()
-        elif message.op == "commit":
-            # Workers can compute as soon as they have the dense parameters: those go out before the rows are touched.
-            self._shard.commit_dense(fields["step"], fields["batchSize"])
-            self._release()
-            self._shard.commit_rows(fields["step"], fields["batchSize"])
-            self._commits.inc()
-            self._release()
-        elif message.op == "checkpoint":
-            self._saver.save(fields, self._shard.snapshot)
+            return
+        match order:
+            case Commit():
+                # Workers can compute as soon as they have the dense parameters: those go out before rows are touched.
+                self._shard.commit_dense(order.step, order.batch_size)
+                self._release()
+                self._shard.commit_rows(order.step, order.batch_size)
+                self._commits.inc()
+                self._release()
+            case Checkpoint():
+                self._saver.save(order, self._shard.snapshot)
 
     def _join(self) -> None:
         """Ask to take part (again), and say which state this server holds; until then it takes part in nothing."""
         self._generation = _NONE
         self._parked.clear()
-        self._link.join(**self._introduction, lineage=self._lineage, version=self._shard.committed)
+        self._link.join(
+            Join(
+                role=Role.PS,
+                index=self._index,
+                pool=self._pool,
+                address=self._address,
+                metrics_port=self._metrics_server.port,
+                lineage=self._lineage,
+                version=self._shard.committed,
+            )
+        )
 
-    def _begin_generation(self, fields: dict[str, Any]) -> None:
-        restore, held = fields["restore"], (self._lineage, self._shard.committed)
-        if restore is None and held != (fields["lineage"], fields["committed"]):
-            log(f"joining again: generation {fields['generation']} goes on with a state that this server lacks")
+    def _begin_generation(self, announced: Generation) -> None:
+        restore, held = announced.restore, (self._lineage, self._shard.committed)
+        if restore is None and held != (announced.lineage, announced.committed):
+            log(f"joining again: generation {announced.generation} goes on with a state that this server lacks")
             self._join()
             return
-        self._generation, self._lineage = fields["generation"], fields["lineage"]
+        self._generation, self._lineage = announced.generation, announced.lineage
         self._parked.clear()
-        self._shard.begin_generation(len(fields["servers"]))
+        self._shard.begin_generation(len(announced.servers))
         if restore is not None:
-            folder = restore["folder"]
+            folder = restore.folder
             manifest = check_checkpoint(self._storage, folder, contents=False) if folder else None
             self._shard.reset(self._storage, manifest)
             log(
@@ -152,64 +190,65 @@ class ParameterServer:
                 else f"generation {self._generation}: starting empty"
             )
         self._link.status = "ready"
-        self._link.send("ready", generation=self._generation)
+        self._link.send(Ready(self._generation))
         early, self._early = self._early, []
-        for sender, message in early:
-            self._request(sender, message)
+        for sender, request in early:
+            self._request(sender, request)
 
     # --- the workers --------------------------------------------------------------------------------------------------
 
-    def _request(self, sender: bytes, message: Message) -> None:
-        generation = message.fields.get("generation", -1)
-        if generation > self._generation:
-            self._early.append((sender, message))  # the coordinator's word of it is still on its way to us
+    def _request(self, sender: bytes, request: ToServer) -> None:
+        if request.generation > self._generation:
+            self._early.append((sender, request))  # the coordinator's word of it is still on its way to us
             return
-        if generation < self._generation:
+        if request.generation < self._generation:
             self._refused.inc()
             return
-        held = {"pull": self._shard.committed, "pull-dense": self._shard.dense_committed}.get(message.op)
-        if held is not None and message.fields["version"] > held:
-            self._parked.append((sender, message))
-            return
-        self._answer(sender, message)
+        match request:
+            case Pull():
+                if request.version > self._shard.committed:
+                    self._parked.append((sender, request))
+                else:
+                    self._send(sender, Rows(request.request, self._pull(request)))
+            case PullDense():
+                if request.version > self._shard.dense_committed:
+                    self._parked.append((sender, request))
+                else:
+                    values = self._shard.dense.pull(request.names)
+                    self._send(sender, Dense(request.request, dict(zip(request.names, values, strict=True))))
+            case Push():
+                self._shard.push(request.step, request.worker, self._read_push(request))
+                self._send(sender, Ack(request.step))
+            case Define():
+                self._shard.define(request.tables, request.dense)
+                self._send(sender, Defined())
 
-    def _answer(self, sender: bytes, message: Message) -> None:
-        fields, arrays = message.fields, message.arrays
-        if message.op == "pull":
-            rows = []
-            for values in self._shard.pull(fields["dims"], arrays):
-                encoded = encode(values, self._config.wire_precision)
-                self._saturated.inc(encoded.num_saturated)
-                self._pulled.inc(len(values))
-                rows.append(encoded.data)
-            send(self._socket, Message("rows", {"request": fields["request"], "dims": fields["dims"]}, rows), sender)
-        elif message.op == "pull-dense":
-            dense = self._shard.dense.pull(fields["names"])
-            send(
-                self._socket, Message("dense", {"request": fields["request"], "names": fields["names"]}, dense), sender
-            )
-        elif message.op == "push":
-            self._shard.push(fields["step"], fields["worker"], self._read_push(fields, arrays))
-            send(self._socket, Message("ack", {"step": fields["step"]}), sender)
-        elif message.op == "define":
-            self._shard.define(fields["tables"], dict(zip(fields["dense"], arrays, strict=True)))
-            send(self._socket, Message("defined"), sender)
+    def _pull(self, request: Pull) -> dict[int, Array]:
+        rows = {}
+        for dim, values in self._shard.pull(request.keys).items():
+            encoded = encode(values, self._config.wire_precision)
+            self._saturated.inc(encoded.num_saturated)
+            self._pulled.inc(len(values))
+            rows[dim] = encoded.data
+        return rows
 
-    def _read_push(self, fields: dict[str, Any], arrays: Any) -> Push:
-        dims = fields["dims"]
+    def _read_push(self, push: Push) -> Gradients:
         chunks = []
-        for i, dim in enumerate(dims):
-            keys, gradients = arrays[2 * i], arrays[2 * i + 1]
-            self._pushed.inc(len(keys))
-            if len(keys):
-                chunks.append((dim, keys, decode(gradients, self._config.wire_precision, self._config.dtype_name)))
-        return Push(tuple(chunks), dict(zip(fields["dense"], arrays[2 * len(dims) :], strict=True)))
+        for chunk in push.chunks:
+            self._pushed.inc(len(chunk.keys))
+            if len(chunk.keys):
+                gradients = decode(chunk.gradients, self._config.wire_precision, self._config.dtype_name)
+                chunks.append((chunk.dim, chunk.keys, gradients))
+        return Gradients(tuple(chunks), push.dense)
+
+    def _send(self, sender: bytes, answer: FromServer) -> None:
+        send(self._socket, answer, sender)
 
     def _release(self) -> None:
         """Answer the pulls that waited for the commit just made."""
         parked, self._parked = self._parked, []
-        for sender, message in parked:
-            self._request(sender, message)
+        for sender, request in parked:
+            self._request(sender, request)
 
     def _totals(self) -> dict[str, float]:
         return {"rows": float(self._shard.num_rows), "bytes": float(self._shard.num_bytes)}

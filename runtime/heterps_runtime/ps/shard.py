@@ -24,6 +24,7 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
+from heterps_runtime.messages import Table
 from heterps_runtime.slots import slot_map
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
@@ -31,13 +32,13 @@ from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 
-__all__ = ["Push", "Shard"]
+__all__ = ["Gradients", "Shard"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Push:
+class Gradients:
     """One worker's gradients of one step: sums over its samples."""
 
     chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
@@ -60,10 +61,10 @@ class Shard:
         self._dtype = np.dtype(config.dtype_name)
         self.committed = 0  # steps that rows hold
         self.dense_committed = 0  # steps that dense parameters hold: one more in the middle of a commit
-        self.tables: dict[int, dict[str, Any]] = {}
+        self.tables: dict[int, Table] = {}
         self.stores: dict[int, RowStore] = {}  # by dimension
         self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
-        self._pushes: dict[int, dict[str, Push]] = {}
+        self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._num_servers = 1
 
@@ -82,18 +83,18 @@ class Shard:
         self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
 
-    def define(self, tables: Iterable[Mapping[str, Any]], dense: Mapping[str, Array]) -> None:
+    def define(self, tables: Iterable[Table], dense: Mapping[str, Array]) -> None:
         """Learn of tables and dense parameters; whatever is known already keeps its values.
 
         Raises:
             StorageError, DamagedError: the checkpoint to go on from cannot be read.
         """
-        new = {int(t["index"]): dict(t) for t in tables if int(t["index"]) not in self.tables}
+        new = {t.index: t for t in tables if t.index not in self.tables}
         self.tables.update(new)
         by_dim: dict[int, dict[int, TableSpec]] = {}
         for index, table in self.tables.items():
-            spec = TableSpec(table["name"], table["numEmbeddings"], self._init, table["paddingIdx"])
-            by_dim.setdefault(table["dim"], {})[index] = spec
+            spec = TableSpec(table.name, table.num_embeddings, self._init, table.padding_idx)
+            by_dim.setdefault(table.dim, {})[index] = spec
         for dim, specs in by_dim.items():
             if dim not in self.stores:
                 self.stores[dim] = RowStore(dim, self._dtype, self._sparse_optimizer, self._config.seed, specs)
@@ -121,14 +122,14 @@ class Shard:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def pull(self, dims: Iterable[int], keys: Iterable[Array]) -> list[Array]:
-        """Rows for each group of keys."""
-        return [self.stores[dim].pull(k) for dim, k in zip(dims, keys, strict=True)]
+    def pull(self, keys: Mapping[int, Array]) -> dict[int, Array]:
+        """Rows of these keys: dim -> (U,) becomes dim -> (U, dim)."""
+        return {dim: self.stores[dim].pull(k) for dim, k in keys.items()}
 
-    def push(self, step: int, worker: str, push: Push) -> None:
+    def push(self, step: int, worker: str, gradients: Gradients) -> None:
         """Keep a worker's gradients until the step is committed; the same push twice counts once."""
         if step >= self.committed:
-            self._pushes.setdefault(step, {}).setdefault(worker, push)
+            self._pushes.setdefault(step, {}).setdefault(worker, gradients)
 
     def commit(self, step: int, batch_size: int) -> None:
         """Make a step part of the model."""

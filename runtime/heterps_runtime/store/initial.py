@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from heterps_runtime.splitmix import GOLDEN
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, mix64, view
 
 __all__ = ["EmbeddingInit", "TableDraws", "TableSpec", "draw_rows", "initial_rows"]
@@ -32,7 +33,6 @@ _ZEROS, _NORMAL, _UNIFORM = 0, 1, 2
 _DISTRIBUTIONS = {"zeros": _ZEROS, "normal": _NORMAL, "uniform": _UNIFORM}
 _OPTIONS = {"zeros": (), "normal": ("mean", "std"), "uniform": ("low", "high")}
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's increment: 2**64 / golden ratio, odd
 _ID_FACTOR = np.uint64(0xD1342543DE82EF95)  # another odd constant, so that ids and columns walk apart
 _U12 = np.uint64(12)
 _ULP52 = 2.0**-52
@@ -200,7 +200,7 @@ def draw_rows(
         # In separate loops over the row, because the first two then compile to vector instructions.
         for j in range(dim):
             # Centres of 2**52 equal cells of (-1/2, 1/2): symmetric, and the ends are never hit.
-            bits = mix64(counter + np.uint64(j + 1) * _GOLDEN) >> _U12
+            bits = mix64(counter + np.uint64(j + 1) * GOLDEN) >> _U12
             draws[j] = (np.float64(np.int64(bits)) + 0.5) * _ULP52 - 0.5
         if kind == _NORMAL:
             for j in range(dim):

@@ -18,6 +18,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 
+from heterps_runtime import splitmix
+
 __all__ = ["AnyFloats", "Int32s", "Int64s", "kernel", "mix64", "prefetch", "view"]
 
 AnyFloats = NDArray[Any]  # float32 or float64; all float arrays of one call have the same type
@@ -29,9 +31,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 PREFETCH_BLOCK = (
     32  # keys whose memory is requested before the first is used: a few cache-miss latencies' worth of work
 )
-
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
-_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def kernel(function: F, *, reassociate: bool = False) -> F:
@@ -52,12 +51,8 @@ def kernel(function: F, *, reassociate: bool = False) -> F:
     return cast(F, compiled)  # callable as before; mypy need not see numba's dispatcher
 
 
-@kernel
-def mix64(x: np.uint64) -> np.uint64:
-    """Finaliser of splitmix64 (Stafford's mix 13): every input bit flips every output bit with probability 1/2."""
-    x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
-    x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
-    return x ^ (x >> _SHIFT_3)
+mix64: Callable[[np.uint64], np.uint64] = kernel(splitmix.mix64)
+"""The compiled `splitmix.mix64`, for single words."""
 
 
 @intrinsic

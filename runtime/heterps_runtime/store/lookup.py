@@ -86,28 +86,15 @@ def bag_forward(rows: AnyFloats, bags: Bags, out: AnyFloats | None = None) -> tu
     return result, winners
 
 
-def bag_backward(
-    grads: AnyFloats,
-    rows: AnyFloats,
-    bags: Bags,
-    winners: NDArray[np.int32],
-    accumulator: AnyFloats,
-    weights_grad: AnyFloats | None = None,
-) -> AnyFloats:
-    """Add the gradient (B, d) of `bag_forward`'s result to the rows' `accumulator` (U, d); return the latter.
-
-    With `weights_grad` (nnz,), write the gradient of `bags.weights` there.
-    """
+def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accumulator: AnyFloats) -> AnyFloats:
+    """Add the gradient (B, d) of `bag_forward`'s result to the rows' `accumulator` (U, d); return the latter."""
     _check(bags)
     dtype = accumulator.dtype
-    assert weights_grad is None or bags.weights is not None
     _bag_backward(
         view(grads, dtype),
-        view(rows, dtype),
         *_entries(bags, dtype),
         view(winners, np.int32),
         _output(accumulator, dtype),
-        np.empty(0, dtype) if weights_grad is None else _output(weights_grad, dtype),
     )
     return accumulator
 
@@ -214,7 +201,6 @@ def _bag_forward(
 @kernel
 def _bag_backward(
     grads: AnyFloats,
-    rows: AnyFloats,
     positions: Int32s,
     offsets: Int64s,
     num_bags: int,
@@ -223,7 +209,6 @@ def _bag_backward(
     mode: int,
     winners: Int32s,
     accumulator: AnyFloats,
-    weights_grad: AnyFloats,
 ) -> None:
     dim = grads.shape[1]
     for b in range(num_bags):
@@ -241,15 +226,9 @@ def _bag_backward(
         if mode == _MEAN and count > 1:
             factor = factor / grads.dtype.type(count)
         for i in range(start, stop):
-            skipped = skip.size != 0 and skip[i]
+            if skip.size != 0 and skip[i]:
+                continue
             p = positions[i]
-            if not skipped:
-                weight = weights[i] if weights.size != 0 else factor
-                for j in range(dim):
-                    accumulator[p, j] += weight * grads[b, j]
-            if weights_grad.size != 0:
-                dot = grads.dtype.type(0)
-                if not skipped:
-                    for j in range(dim):
-                        dot += grads[b, j] * rows[p, j]
-                weights_grad[i] = dot
+            weight = weights[i] if weights.size != 0 else factor
+            for j in range(dim):
+                accumulator[p, j] += weight * grads[b, j]

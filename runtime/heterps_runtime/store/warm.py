@@ -76,7 +76,7 @@ def _as_worker(worker: WorkerKernels) -> None:
     if worker.bags:
         bags = Bags(inverse, np.zeros(1, np.int64))
         pooled, winners = bag_forward(rows, bags)
-        bag_backward(pooled, rows, bags, winners, rows)
+        bag_backward(pooled, bags, winners, rows)
 
 
 def _over_the_wire(values: np.ndarray[tuple[int, int], np.dtype[np.float32]], precision: Precision) -> None:

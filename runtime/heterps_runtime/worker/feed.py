@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -46,7 +45,6 @@ class Feed(Generic[T]):
         self._asked = threading.Semaphore(max(1, depth))
         self._notify = notify
         self._closed = threading.Event()
-        self.busy_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
@@ -79,13 +77,11 @@ class Feed(Generic[T]):
             self._asked.acquire()
             if self._closed.is_set():
                 return
-            started = time.perf_counter()
             item: T | _Failure
             try:
                 item = self._prepare(step)
             except Exception as error:
                 item = _Failure(error)
-            self.busy_seconds += time.perf_counter() - started
             while not self._closed.is_set():
                 try:
                     self._ready.put(item, timeout=_WAIT_SECONDS)

@@ -125,7 +125,7 @@ class LookupBlock:
                 scatter_add(given, entry.inverse, gradient, entry.skip)
             else:
                 assert entry.winners is not None
-                bag_backward(given, rows, self._bags(entry), entry.winners, gradient)
+                bag_backward(given, self._bags(entry), entry.winners, gradient)
 
     def gradients(self) -> list[tuple[int, Array, Array]]:
         """What to push: (dim, keys (U,), gradient sums (U, dim)); empty if nothing was learnt."""

@@ -9,10 +9,13 @@ from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.link import ControlLink, Credentials
+from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
-from heterps_runtime.worker.member import Data, WorkerMember
-from heterps_runtime.worker.model import UserModel, choose_device
+from heterps_runtime.worker.context import Place
+from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.model import UserModel, Workload, choose_device
+from heterps_runtime.worker.source import Data
 
 __all__ = ["open_data", "run_worker"]
 
@@ -51,29 +54,17 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
     except Exception as error:
         permanent = isinstance(error, ValueError)
         reason = type(error).__name__ if permanent else "WorkerError"
-        link.send("failed", reason=reason, message=str(error), permanent=permanent)
+        link.send(Failed(reason, str(error), permanent))
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
-    member = WorkerMember(
-        config,
-        link,
-        context,
-        credentials,
-        stage=stage,
-        index=index,
-        pool=pool,
-        host=host,
-        device=device,
-        model=model,
-        loss=loss,
-        data=data,
-    )
+    place, workload = Place(stage, index, pool, host), Workload(model, loss, device)
+    member = WorkerMember(config, link, context, credentials, place, workload, data)
     try:
         member.run()
     except Exception as error:
         permanent = isinstance(error, ValueError)
-        link.send("failed", reason=type(error).__name__, message=str(error), permanent=permanent)
+        link.send(Failed(type(error).__name__, str(error), permanent))
         link.close()
         raise
 

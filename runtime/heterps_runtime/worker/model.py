@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.intake import LayeredModel, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
+from heterps_runtime.messages import Model, Table
 from heterps_runtime.process import log
 from heterps_runtime.worker.lookups import TableShape
 
-__all__ = ["UserModel", "choose_device"]
+__all__ = ["UserModel", "Workload", "choose_device"]
 
 Array = np.ndarray[Any, Any]
 
@@ -61,18 +62,13 @@ class UserModel:
         """Shapes of the tables by index."""
         return {t.index: TableShape(t.num_embeddings, t.dim) for t in self.layered.tables}
 
-    def describe_tables(self) -> list[dict[str, Any]]:
+    def describe(self) -> Model:
+        """What the coordinator must know of the model."""
+        return Model(self.describe_tables(), self.state_names())
+
+    def describe_tables(self) -> tuple[Table, ...]:
         """The tables as parameter servers and checkpoints know them."""
-        return [
-            {
-                "index": t.index,
-                "name": t.name,
-                "numEmbeddings": t.num_embeddings,
-                "dim": t.dim,
-                "paddingIdx": t.padding_idx,
-            }
-            for t in self.layered.tables
-        ]
+        return tuple(Table(t.index, t.name, t.num_embeddings, t.dim, t.padding_idx) for t in self.layered.tables)
 
     def dense_sizes(self) -> dict[str, int]:
         """Elements of every dense parameter of the whole model."""
@@ -95,3 +91,12 @@ class UserModel:
         values = self.layered.module.state_dict()
         rest = {source for source in self.state_names().values() if source not in held}
         return {n: values[n].detach().cpu().numpy() for n in sorted(rest) if n in values and not values[n].is_meta}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a worker computes, and where."""
+
+    model: UserModel
+    loss: LossSum
+    device: torch.device

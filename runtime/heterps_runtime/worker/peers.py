@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import zmq
 
-from heterps_runtime.transport import Message, connect_socket, receive, send
+from heterps_runtime.errors import TransientError
+from heterps_runtime.messages import Backward, Forward
+from heterps_runtime.transport import connect_socket, receive, send
 
 __all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
 
@@ -39,17 +41,20 @@ class Downstream:
         self.sockets = [connect_socket(context, a, f"{name}/{generation}", token) for a in addresses]
         self._generation = generation
 
-    def send_forward(self, worker: int, fields: dict[str, Any], arrays: list[Array]) -> None:
+    def send(self, worker: int, message: Forward) -> None:
         """Send the live tensors of a micro-batch to a worker of the next stage."""
-        send(self.sockets[worker], Message("forward", {"generation": self._generation, **fields}, arrays))
+        send(self.sockets[worker], message)
 
-    def poll(self) -> list[Message]:
+    def poll(self) -> list[Backward]:
         """Gradients and receipts that have come back."""
         messages = []
         for socket in self.sockets:
             while (received := receive(socket)) is not None:
-                if received[1].fields.get("generation") == self._generation:
-                    messages.append(received[1])
+                message = received[1]
+                if not isinstance(message, Backward):
+                    raise TransientError(f"the next stage sent a {message.op!r}, which is no gradient")
+                if message.generation == self._generation:
+                    messages.append(message)
         return messages
 
     def close(self) -> None:
@@ -65,16 +70,19 @@ class Upstream:
         self.socket = socket
         self.refused = 0  # messages of generations that are over
 
-    def poll(self, generation: int) -> list[tuple[bytes, Message]]:
+    def poll(self, generation: int) -> list[tuple[bytes, Forward]]:
         """Activations of the generation in force, with the sender to whom the gradient goes back."""
         accepted = []
         while (received := receive(self.socket, routed=True)) is not None:
-            if received[1].fields.get("generation") == generation:
-                accepted.append(received)
+            sender, message = received
+            if not isinstance(message, Forward):
+                raise TransientError(f"the stage before sent a {message.op!r}, which is no activation")
+            if message.generation == generation:
+                accepted.append((sender, message))
             else:
                 self.refused += 1
         return accepted
 
-    def send_backward(self, sender: bytes, op: str, fields: dict[str, Any], arrays: list[Array]) -> None:
+    def send(self, sender: bytes, message: Backward) -> None:
         """Send gradients (or a receipt, in evaluation) back to where the activation came from."""
-        send(self.socket, Message(op, fields, arrays), sender)
+        send(self.socket, message, sender)

@@ -56,17 +56,16 @@ class StepRun:
     """A step under way in this worker.
 
     Attributes:
-        version: commits that dense reads must at least have seen.
+        dense_version, rows_version: commits that reads must at least have seen.
+        expected: indices of this worker's micro-batches, in order.
         leaves: dense parameters to compute with, None until they are there.
-        remaining: micro-batches that are not finished.
     """
 
     step: int
-    size: int
     training: bool
-    version: int
-    remaining: int
-    expected: tuple[int, ...]  # indices of this worker's micro-batches, in order
+    dense_version: int
+    rows_version: int
+    expected: tuple[int, ...]
     leaves: Leaves | None = None
     dense_request: int | None = None
     blocks: dict[int, LookupBlock] = field(default_factory=dict)  # by first micro-batch: gradients are added in order
@@ -81,7 +80,6 @@ class StepRun:
     reduced: bool = False
     pushed: bool = False
     reported: bool = False
-    compute_seconds: float = 0.0
 
 
 class Clock:

@@ -13,12 +13,27 @@ from typing import Any
 import numpy as np
 import zmq
 
+from heterps_runtime.errors import TransientError
+from heterps_runtime.messages import (
+    Ack,
+    Chunk,
+    Define,
+    Defined,
+    Dense,
+    FromServer,
+    Pull,
+    PullDense,
+    Push,
+    Rows,
+    Table,
+    ToServer,
+)
 from heterps_runtime.slots import slot_map
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
 from heterps_runtime.store.keys import partition
-from heterps_runtime.transport import Message, connect_socket, receive, send
+from heterps_runtime.transport import connect_socket, receive, send
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
 
@@ -88,8 +103,6 @@ class ServerClient:
         self._pushes: dict[int, set[int]] = {}  # step -> servers that have not acknowledged
         self._defining: set[int] = set()
         self._next = 0
-        self.bytes_pulled = 0
-        self.bytes_pushed = 0
 
     def close(self) -> None:
         """Drop the connections and everything under way."""
@@ -98,38 +111,37 @@ class ServerClient:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def define(self, tables: list[dict[str, Any]], dense: Mapping[str, Array]) -> None:
+    def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array]) -> None:
         """Tell every server the tables and the initial dense parameters; those who know keep what they have."""
         self._defining = set(range(len(self.sockets)))
         for i in range(len(self.sockets)):
             mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
-            self._send(i, "define", {"tables": tables, "dense": list(mine)}, list(mine.values()))
+            self._send(i, Define(self._generation, tables, mine))
 
     def pull_rows(self, keys: Mapping[int, Array], min_version: int) -> int:
         """Ask for rows: dim -> unique keys (U,). The answer is a `RowsArrived` with the returned number."""
         request, pull = self._begin(dense=False)
         pull.keys = dict(keys)
-        dims = sorted(d for d, k in keys.items() if len(k))
-        parts: list[list[Array]] = [[] for _ in self.sockets]
-        for dim in dims:
+        parts: list[dict[int, Array]] = [{} for _ in self.sockets]
+        for dim in sorted(d for d, k in keys.items() if len(k)):
             split = self._split(keys[dim])
             pull.orders[dim] = split
             for i, order in enumerate(split):
-                parts[i].append(keys[dim] if len(self.sockets) == 1 else keys[dim][order])
-        for i, arrays in enumerate(parts):
-            if any(len(a) for a in arrays):
+                parts[i][dim] = keys[dim] if len(self.sockets) == 1 else keys[dim][order]
+        for i, part in enumerate(parts):
+            if any(len(k) for k in part.values()):
                 pull.waiting.add(i)
-                self._send(i, "pull", {"request": request, "version": min_version, "dims": dims}, arrays)
+                self._send(i, Pull(self._generation, request, min_version, part))
         return request
 
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
         """Ask for dense parameters; the answer is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
         for i in range(len(self.sockets)):
-            mine = [n for n in names if self._assignment[n] == i]
+            mine = tuple(n for n in names if self._assignment[n] == i)
             if mine:
                 pull.waiting.add(i)
-                self._send(i, "pull-dense", {"request": request, "version": min_version, "names": mine}, [])
+                self._send(i, PullDense(self._generation, request, min_version, mine))
         return request
 
     def push(self, step: int, chunks: Sequence[tuple[int, Array, Array]], dense: Mapping[str, Array]) -> None:
@@ -137,21 +149,16 @@ class ServerClient:
 
         Every server gets a message, so that each of them knows that this worker's share is complete.
         """
-        parts: list[list[Array]] = [[] for _ in self.sockets]
-        dims = [dim for dim, _, _ in chunks]
-        for _, keys, gradients in chunks:
+        parts: list[list[Chunk]] = [[] for _ in self.sockets]
+        for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
             for i, order in enumerate(self._split(keys)):
-                if len(self.sockets) == 1:
-                    parts[i] += [keys, encoded]
-                else:
-                    parts[i] += [keys[order], encoded[order]]
+                whole = len(self.sockets) == 1
+                parts[i].append(Chunk(dim, keys, encoded) if whole else Chunk(dim, keys[order], encoded[order]))
         self._pushes[step] = set(range(len(self.sockets)))
-        for i, arrays in enumerate(parts):
-            mine = [n for n in dense if self._assignment[n] == i]
-            arrays = arrays + [dense[n] for n in mine]
-            self._send(i, "push", {"step": step, "worker": self._name, "dims": dims, "dense": mine}, arrays)
-            self.bytes_pushed += sum(a.nbytes for a in arrays)
+        for i, part in enumerate(parts):
+            mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
+            self._send(i, Push(self._generation, step, self._name, tuple(part), mine))
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -163,42 +170,50 @@ class ServerClient:
                 events.append(self._finish(request, pull))
         for i, socket in enumerate(self.sockets):
             while (received := receive(socket)) is not None:
-                event = self._take(i, received[1])
+                answer = received[1]
+                if not isinstance(answer, FromServer):
+                    raise TransientError(f"a parameter server sent a {answer.op!r}, which is no answer")
+                event = self._take(i, answer)
                 if event is not None:
                     events.append(event)
         return events
 
-    def _take(self, server: int, message: Message) -> RowsArrived | DenseArrived | Pushed | Initialised | None:
-        fields = message.fields
-        self.bytes_pulled += sum(a.nbytes for a in message.arrays)
-        if message.op == "ack":
-            waiting = self._pushes.get(fields["step"])
-            if waiting is not None:
+    def _take(self, server: int, answer: FromServer) -> RowsArrived | DenseArrived | Pushed | Initialised | None:
+        match answer:
+            case Ack():
+                waiting = self._pushes.get(answer.step)
+                if waiting is None:
+                    return None
                 waiting.discard(server)
-                if not waiting:
-                    del self._pushes[fields["step"]]
-                    return Pushed(fields["step"])
-            return None
-        if message.op == "defined":
-            self._defining.discard(server)
-            return None if self._defining else Initialised()
-        pull = self._pulls.get(fields["request"])
-        if pull is None:
-            return None
-        pull.waiting.discard(server)
-        if message.op == "rows":
-            for dim, rows in zip(fields["dims"], message.arrays, strict=True):
-                decoded = decode_wire(rows, self._wire, self._dtype)
-                if len(self.sockets) == 1:
-                    pull.rows[dim] = decoded
+                if waiting:
+                    return None
+                del self._pushes[answer.step]
+                return Pushed(answer.step)
+            case Defined():
+                self._defining.discard(server)
+                return None if self._defining else Initialised()
+            case Rows() | Dense():
+                pull = self._pulls.get(answer.request)
+                if pull is None:
+                    return None
+                pull.waiting.discard(server)
+                if isinstance(answer, Rows):
+                    self._take_rows(server, pull, answer.rows)
                 else:
-                    target = pull.rows.get(dim)
-                    if target is None:
-                        target = pull.rows[dim] = np.empty((len(pull.keys[dim]), decoded.shape[1]), self._dtype)
-                    target[pull.orders[dim][server]] = decoded
-        elif message.op == "dense":
-            pull.dense.update(zip(fields["names"], message.arrays, strict=True))
-        return None if pull.waiting else self._finish(fields["request"], pull)
+                    pull.dense.update(answer.values)
+                return None if pull.waiting else self._finish(answer.request, pull)
+
+    def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
+        """Put a server's rows where their keys stand in the pull."""
+        for dim, encoded in rows.items():
+            decoded = decode_wire(encoded, self._wire, self._dtype)
+            if len(self.sockets) == 1:
+                pull.rows[dim] = decoded
+                continue
+            target = pull.rows.get(dim)
+            if target is None:
+                target = pull.rows[dim] = np.empty((len(pull.keys[dim]), decoded.shape[1]), self._dtype)
+            target[pull.orders[dim][server]] = decoded
 
     def _finish(self, request: int, pull: _Pull) -> RowsArrived | DenseArrived:
         del self._pulls[request]
@@ -218,5 +233,5 @@ class ServerClient:
         starts = parts.starts
         return [parts.order[starts[i] : starts[i + 1]] for i in range(len(self.sockets))]
 
-    def _send(self, server: int, op: str, fields: dict[str, Any], arrays: list[Array]) -> None:
-        send(self.sockets[server], Message(op, {"generation": self._generation, **fields}, arrays))
+    def _send(self, server: int, request: ToServer) -> None:
+        send(self.sockets[server], request)

@@ -1,0 +1,312 @@
+"""The wire format of messages: a JSON header, then one frame per array.
+
+The header is an object with the message's name as `op` and its fields by their names. An array stands in it as
+`[dtype, shape]`; the frames have the arrays' bytes, in the order in which they stand in the header, and are neither
+copied nor unpickled. Dtypes are of a fixed set, and a frame's length must be what dtype and shape say.
+
+Readers and writers are built from the type hints of `messages`, once per type, so that a received message has exactly
+the declared fields and types, or is refused. That includes fields that are not declared: all processes of a job run the
+same version of this program, so an unknown field is an error of the sender and not a newer feature.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import zmq
+
+from heterps_runtime.errors import TransientError
+from heterps_runtime.messages import MESSAGES, Array, Message
+
+__all__ = ["decode", "encode"]
+
+_DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "uint16",
+        "uint32",
+        "uint64",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "bool",
+    )
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SHOWN_CHARACTERS = 60  # of a wrong value, in an error
+
+_to_text = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_to_object = json.JSONDecoder().decode
+
+Buffers = Iterator[memoryview]
+
+
+class _MismatchError(Exception):
+    """A value that is not what its type says; `path` leads to it from the message, such as `.plan.stages[0]`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.path = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How values of one type stand in a header."""
+
+    read: Callable[[Any, Buffers], Any]  # (value in the header, frames to come) -> value; raises _MismatchError
+    write: Callable[[Any, list[Any]], Any] | None  # (value, frames so far) -> value in the header; None: as it is
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> list[Any]:
+    """Frames of a message. Arrays are not copied: they must not change until ZeroMQ has sent them."""
+    frames: list[Any] = [b""]
+    header = {"op": message.op, **_RECORDS[message.op].write(message, frames)}
+    frames[0] = _to_text(header).encode()
+    return frames
+
+
+def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
+    """Read a message. Its arrays are read-only views of the frames.
+
+    Raises:
+        TransientError: the frames are not a message of this protocol.
+    """
+    name = ""
+    try:
+        buffers = iter([f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames])
+        header = _to_object(str(next(buffers, b""), "utf-8"))
+        if type(header) is not dict:
+            raise _MismatchError("the header is no object")
+        name = header.pop("op", None)
+        record = _RECORDS.get(name) if type(name) is str else None
+        if record is None:
+            raise _MismatchError(f"there is no message {_shown(name)}")
+        message: Message = record.read(header, buffers)
+        if next(buffers, None) is not None:
+            raise _MismatchError(f"{name} has more frames than arrays")
+    except _MismatchError as error:
+        where = f"{name}{error.path} " if error.path else ""
+        raise TransientError(f"received a malformed message: {where}{error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TransientError(f"received a malformed message: the header is no JSON: {error}") from error
+    return message
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+class _Record:
+    """Messages and the values that they carry: dataclasses, as objects with all their fields."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        hints = get_type_hints(kind)
+        formats = [(f.name, _format(hints[f.name])) for f in fields(kind)]
+        self._kind = kind
+        self._read = tuple((name, form.read) for name, form in formats)
+        self._write = tuple((name, form.write) for name, form in formats)
+
+    def read(self, value: Any, frames: Buffers) -> Any:
+        """A value from its object in a header."""
+        if type(value) is not dict:
+            raise _MismatchError(f"is {_shown(value)}, not an object")
+        values = []
+        try:
+            for name, read in self._read:
+                values.append(read(value[name], frames))
+        except _MismatchError as error:
+            error.path = f".{name}{error.path}"
+            raise
+        except KeyError:
+            missing = _MismatchError("is missing")
+            missing.path = f".{name}"
+            raise missing from None
+        if len(value) != len(values):
+            unknown = _MismatchError("is not declared")
+            unknown.path = f".{next(iter(value.keys() - {name for name, _ in self._read}))}"
+            raise unknown
+        try:
+            return self._kind(*values)
+        except ValueError as error:  # of values that do not fit together
+            raise _MismatchError(f"is impossible: {error}") from error
+
+    def write(self, value: Any, frames: list[Any]) -> dict[str, Any]:
+        """The object that stands for a value in a header."""
+        return {
+            name: getattr(value, name) if write is None else write(getattr(value, name), frames)
+            for name, write in self._write
+        }
+
+
+def _format(hint: Any) -> _Format:
+    """The format of a declared type.
+
+    Raises:
+        TypeError: messages have no fields of this type.
+    """
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _list_format(_format(arguments[0]))
+    if origin is dict and arguments[0] in (str, int):
+        return _mapping_format(arguments[0], _format(arguments[1]))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _optional_format(_format(next(a for a in arguments if a is not type(None))))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum_format(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        record = _Record(hint)
+        return _Format(record.read, record.write)
+    raise TypeError(f"messages have no fields of type {hint}")
+
+
+def _list_format(item: _Format) -> _Format:
+    read_item, write_item = item.read, item.write
+
+    def read(value: Any, frames: Buffers) -> Any:
+        if type(value) is not list:
+            raise _MismatchError(f"is {_shown(value)}, not a list")
+        items: list[Any] = []
+        try:
+            for given in value:
+                items.append(read_item(given, frames))
+        except _MismatchError as error:
+            error.path = f"[{len(items)}]{error.path}"
+            raise
+        return tuple(items)
+
+    def write(value: Any, frames: list[Any]) -> Any:
+        assert write_item is not None
+        return [write_item(v, frames) for v in value]
+
+    return _Format(read, None if write_item is None else write)
+
+
+def _mapping_format(key: type[str] | type[int], item: _Format) -> _Format:
+    """Mappings keep their order: it is the order of their frames. JSON writes numbers as keys in quotation marks."""
+    read_item, write_item = item.read, item.write
+
+    def read(value: Any, frames: Buffers) -> Any:
+        if type(value) is not dict:
+            raise _MismatchError(f"is {_shown(value)}, not an object")
+        items: dict[Any, Any] = {}
+        try:
+            for name, given in value.items():
+                items[name if key is str else _number(name)] = read_item(given, frames)
+        except _MismatchError as error:
+            error.path = f"[{_shown(name)}]{error.path}"
+            raise
+        return items
+
+    def write(value: Any, frames: list[Any]) -> Any:
+        assert write_item is not None
+        return {k: write_item(v, frames) for k, v in value.items()}
+
+    return _Format(read, None if write_item is None else write)
+
+
+def _number(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if str(number) != text:  # one text for each number, so that no two keys are the same
+        raise _MismatchError("has a key that is not an int")
+    return int(text)
+
+
+def _optional_format(inner: _Format) -> _Format:
+    read_inner, write_inner = inner.read, inner.write
+
+    def read(value: Any, frames: Buffers) -> Any:
+        return None if value is None else read_inner(value, frames)
+
+    def write(value: Any, frames: list[Any]) -> Any:
+        assert write_inner is not None
+        return None if value is None else write_inner(value, frames)
+
+    return _Format(read, None if write_inner is None else write)
+
+
+def _enum_format(kind: type[StrEnum]) -> _Format:
+    def read(value: Any, frames: Buffers) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _MismatchError(f"is {_shown(value)}, not one of {', '.join(kind)}") from None
+
+    return _Format(read, None)
+
+
+# --- scalars and arrays -----------------------------------------------------------------------------------------------
+
+
+def _scalar_format(kind: type[Any]) -> _Format:
+    def read(value: Any, frames: Buffers) -> Any:
+        if type(value) is not kind:  # not isinstance: a bool is no int here
+            raise _MismatchError(f"is {_shown(value)}, not {kind.__name__}")
+        return value
+
+    return _Format(read, None)
+
+
+def _read_float(value: Any, frames: Buffers) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        raise _MismatchError(f"is {_shown(value)}, not float")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise _MismatchError(f"is no float: {error}") from error
+
+
+def _read_array(value: Any, frames: Buffers) -> Array:
+    try:
+        name, shape = value
+        dtype = _DTYPES[name]
+        if type(shape) is not list:
+            raise ValueError(f"shape {_shown(shape)}")
+        for size in shape:
+            if type(size) is not int or size < 0:
+                raise ValueError(f"shape {_shown(shape)}")
+        buffer = next(frames, None)
+        if buffer is None:
+            raise ValueError("its frame is missing")
+        array: Array = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
+        return array.reshape(shape)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise _MismatchError(f"is no array ({_shown(value)}): {error}") from error
+
+
+def _write_array(value: Array, frames: list[Any]) -> tuple[str, tuple[int, ...]]:
+    array = np.asarray(value, order="C")  # ascontiguousarray would make 0-d arrays 1-d
+    frames.append(array.data.cast("B") if array.size else b"")
+    return _DTYPE_NAMES[array.dtype], array.shape
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+_SCALARS: dict[Any, _Format] = {
+    **{kind: _scalar_format(kind) for kind in (int, bool, str)},
+    float: _Format(_read_float, None),
+    Array: _Format(_read_array, _write_array),
+}
+_RECORDS = {op: _Record(kind) for op, kind in MESSAGES.items()}

@@ -1,0 +1,47 @@
+"""The evaluation of the final model: each worker of the last stage measures its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from heterps_runtime.coordinator.members import Member
+from heterps_runtime.messages import Evaluated
+
+__all__ = ["Evaluation", "Merge"]
+
+Merge = Callable[[Sequence[Evaluated]], dict[str, Any]]  # the job's metrics from what the last stage's workers report
+
+
+class Evaluation:
+    """Shares that have been reported, and what they come to.
+
+    Args:
+        merge: makes the job's metrics.
+    """
+
+    def __init__(self, merge: Merge) -> None:
+        self._merge = merge
+        self._reports: dict[str, Evaluated] = {}
+        self.rows = 0  # of the evaluation data; 0: there is none
+        self.results: dict[str, Any] | None = None  # None until it is over
+
+    @property
+    def reported(self) -> Mapping[str, Evaluated]:
+        """Workers that have computed their share, with their reports."""
+        return self._reports
+
+    def begin(self) -> None:
+        """Begin, or begin again with other members."""
+        self._reports.clear()
+
+    def take(self, worker: str, report: Evaluated) -> None:
+        """A worker has computed its share."""
+        self._reports[worker] = report
+
+    def finish(self, last_stage: Collection[Member]) -> bool:
+        """Take the results if the whole last stage has reported; returns whether it has."""
+        if any(m.name not in self._reports for m in last_stage):
+            return False
+        self.results = self._merge([self._reports[m.name] for m in last_stage])
+        return True

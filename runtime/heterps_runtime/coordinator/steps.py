@@ -1,0 +1,107 @@
+"""Steps that are not committed: who has reported them, and by which batch sizes they are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from heterps_runtime.allocation import Allocation
+from heterps_runtime.config import RunConfig
+from heterps_runtime.coordinator.members import Member, Roster
+from heterps_runtime.messages import Done
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """Reports and allocations of the generation in force.
+
+    Args:
+        config: the job.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self.allocation: Allocation | None = None  # in force; None before the first generation
+        self._next: Allocation | None = None  # announced for a later step
+        self._reports: dict[int, dict[str, Done]] = {}  # step -> worker -> what it says
+
+    # --- batch sizes --------------------------------------------------------------------------------------------------
+
+    def begin_generation(self, roster: Roster) -> Allocation:
+        """Drop all reports; returns the batch sizes of the members that are there.
+
+        They are those of before, also if they were announced for a later step, or even ones if workers came or went.
+        """
+        self._reports.clear()
+        kept, self._next = self._next or self.allocation, None
+        counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
+        if kept is None or [len(stage) for stage in kept.batches] != counts:
+            kept = Allocation.even(self._config.global_batch_size, counts)
+        self.allocation = Allocation(0, kept.batches)
+        self._note_batches(roster)
+        return self.allocation
+
+    def change_allocation(self, batches: Sequence[Sequence[int]], committed: int) -> Allocation:
+        """Other batch sizes, from a step on that no worker has begun.
+
+        Args:
+            batches: samples per stage and worker.
+            committed: steps that are part of the model.
+
+        Raises:
+            ValueError: wrong number of stages or workers, or sizes that do not add up to the global batch.
+        """
+        assert self.allocation is not None
+        _check_batches(batches, self.allocation, self._config.global_batch_size)
+        # A worker begins no step later than committed + staleness before the next commit, and commits follow the
+        # announcement on every connection: from here on it is in time for everybody.
+        from_step = committed + self._config.max_staleness + 2
+        if self._next is not None:
+            from_step = max(from_step, self._next.from_step + 1)  # a step names its allocation
+        self._next = Allocation(from_step, tuple(tuple(s) for s in batches))
+        return self._next
+
+    def _note_batches(self, roster: Roster) -> None:
+        assert self.allocation is not None
+        for i, stage in enumerate(self.allocation.batches):
+            for member, size in zip(roster.workers(i), stage, strict=True):
+                member.take_batch_size(size)
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def take(self, member: Member, report: Done) -> bool:
+        """A worker's report; returns whether it is news."""
+        reports = self._reports.setdefault(report.step, {})
+        if member.name in reports:
+            return False
+        reports[member.name] = report
+        member.observe_step(report.figures)
+        return True
+
+    def reported(self, step: int) -> Mapping[str, Done]:
+        """Workers that have reported a step, with their reports."""
+        return self._reports.get(step, {})
+
+    def complete(self, step: int, workers: Collection[Member]) -> bool:
+        """Whether all workers have reported a step."""
+        return len(self.reported(step)) == len(workers)
+
+    def committed(self, step: int, roster: Roster) -> None:
+        """A step is part of the model; batch sizes that were announced for the one after it are in force."""
+        del self._reports[step]
+        if self._next is not None and step + 1 >= self._next.from_step:
+            self.allocation, self._next = self._next, None
+            self._note_batches(roster)
+
+
+def _check_batches(batches: Sequence[Sequence[int]], now: Allocation, global_batch_size: int) -> None:
+    if any(type(size) is not int or size < 0 for stage in batches for size in stage):
+        raise ValueError(f"allocation.stages: batch sizes are whole numbers >= 0, are {[list(s) for s in batches]}")
+    counts, given = [len(s) for s in now.batches], [len(s) for s in batches]
+    if given != counts:
+        raise ValueError(f"allocation.stages: needs {counts} batch sizes per stage, has {given}")
+    sums = [sum(stage) for stage in batches]
+    if any(total != global_batch_size for total in sums):
+        raise ValueError(
+            f"allocation.stages: each must add up to training.globalBatchSize {global_batch_size}, are {sums}"
+        )

@@ -1,0 +1,105 @@
+"""The end of a step in a worker: its gradients go where they count, then it is reported, then committed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from heterps_runtime.messages import Array, Done
+from heterps_runtime.worker.context import Replication, WorkerContext, WorkerProcess
+from heterps_runtime.worker.peers import array_of
+from heterps_runtime.worker.runs import StepRun
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Steps that are computed and not committed.
+
+    Args:
+        context: servers, or replica and process group of the stage.
+        process: line to the coordinator, and the thread that all-reduces answer to.
+        dense: whether the stage has dense parameters.
+    """
+
+    def __init__(self, context: WorkerContext, process: WorkerProcess, *, dense: bool) -> None:
+        self.broken = False  # a peer is gone: wait for the next generation
+        self._context = context
+        self._process = process
+        self._dense = dense
+        self._runs: dict[int, StepRun] = {}
+        self._reported_seconds: dict[str, float] = {}
+
+    def deliver(self, run: StepRun) -> None:
+        """Push a step's gradients, and all-reduce those that this stage keeps itself."""
+        self._process.clock.switch("push")
+        self._runs[run.step] = run
+        chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
+        run.finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
+        replication = self._context.replication
+        dense: dict[str, Array] = {}
+        if self._dense and replication is None:
+            # A worker without samples has pulled parameters that may not be there yet; it adds nothing.
+            leaves = run.leaves or {}
+            dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
+            run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
+        self._context.servers.push(run.step, chunks, dense)
+        run.blocks.clear()
+        if replication is not None and self._dense:
+            self._reduce(run, replication)
+        else:
+            run.reduced = True
+
+    def _reduce(self, run: StepRun, replication: Replication) -> None:
+        leaves = run.leaves if run.leaves is not None else replication.replica.acquire(private=True)
+        parts = [(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in leaves.values()]
+        flat = torch.cat(parts)
+        run.finite = run.finite and bool(torch.isfinite(flat.sum()))
+        run.flat_gradient = flat
+
+        def finish(error: Exception | None) -> None:
+            if error is not None:
+                self.broken = True
+            elif self._runs.get(run.step) is run:
+                run.reduced = True
+                self._report(run)
+
+        def done(error: Exception | None) -> None:
+            self._process.inbox.post(lambda: finish(error))
+
+        replication.collectives.all_reduce(run.step, flat, done)
+
+    def pushed(self, step: int) -> None:
+        """Every server has acknowledged the gradients of a step."""
+        run = self._runs.get(step)
+        if run is not None:
+            run.pushed = True
+            self._report(run)
+
+    def commit(self, step: int, batch_size: int) -> None:
+        """A step is part of the model now, of which this worker's replica is one."""
+        run = self._runs.pop(step)
+        if self._context.replication is not None:
+            gradient = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
+            self._context.replication.replica.apply(gradient, batch_size)
+
+    def clear(self) -> None:
+        """Forget all steps; what comes of them is of no interest any more."""
+        self._runs.clear()
+
+    def _report(self, run: StepRun) -> None:
+        """Tell the coordinator once everything of a step has arrived where it must be."""
+        if run.reported or not (run.pushed and run.reduced):
+            return
+        run.reported = True
+        report = Done(self._context.generation, run.step, run.loss_sum, run.finite, self._figures())
+        self._process.link.send(report)
+
+    def _figures(self) -> dict[str, float]:
+        """Seconds per activity since the last report: about one step's worth."""
+        now = self._process.clock.snapshot()
+        previous, self._reported_seconds = self._reported_seconds, now
+        delta = {name: seconds - previous.get(name, 0.0) for name, seconds in now.items()}
+        waits = sum(s for n, s in delta.items() if n.startswith("wait"))
+        total = sum(delta.values())
+        return {**delta, "step": total, "wait": waits, "compute": total - waits}

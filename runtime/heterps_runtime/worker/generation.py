@@ -1,0 +1,199 @@
+"""Setting a worker up for a generation: its stage, its state, its connections. What survivors have is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import zmq
+
+from heterps_runtime.batches import Batches
+from heterps_runtime.checkpoint import (
+    CheckpointManifest,
+    StateFile,
+    Storage,
+    check_checkpoint,
+    dense_arrays,
+    read_dense,
+)
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PlanDocument
+from heterps_runtime.errors import PeerLostError, TransientError
+from heterps_runtime.messages import FromCoordinator, Generation, Rejoin, Shutdown
+from heterps_runtime.slots import dense_assignment
+from heterps_runtime.worker.collectives import Collectives
+from heterps_runtime.worker.context import WorkerContext, WorkerProcess
+from heterps_runtime.worker.model import Workload
+from heterps_runtime.worker.parameters import Parameters
+from heterps_runtime.worker.peers import Downstream, Upstream
+from heterps_runtime.worker.schedule import Schedule
+from heterps_runtime.worker.servers import Initialised, ServerClient
+from heterps_runtime.worker.stage import Stage
+
+__all__ = ["GenerationSetup"]
+
+
+class GenerationSetup:
+    """Sets one worker up for one generation after another.
+
+    Args:
+        config: the job.
+        process: its line to the coordinator, its thread and clock.
+        context, token: for connections to other members.
+        stage: index of its stage.
+        upstream: where the stage before reaches it.
+        collectives: of its stage; None where the servers hold the dense parameters.
+        workload: what it computes.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        process: WorkerProcess,
+        context: zmq.Context[zmq.Socket[bytes]],
+        token: str,
+        *,
+        stage: int,
+        upstream: Upstream,
+        collectives: Collectives | None,
+        workload: Workload,
+    ) -> None:
+        self.storage = Storage.open(config.checkpoint_path)
+        self.parameters = Parameters(config, self.storage, collectives, stage, workload.device)
+        self._config = config
+        self._process = process
+        self._context = context
+        self._token = token
+        self._index = stage
+        self._upstream = upstream
+        self._workload = workload
+        self._stage: Stage | None = None
+        self._layers: tuple[int, int] | None = None
+        self._holds_dense = collectives is not None
+
+    @property
+    def samples(self) -> int:
+        """Samples computed since the process started."""
+        return self._stage.samples if self._stage is not None else 0
+
+    def enter(self, announced: Generation) -> tuple[WorkerContext, Stage]:
+        """Set up for a new set of members; survivors keep stage, parameters and caches.
+
+        Raises:
+            PeerLostError: this generation cannot come about; the next one will be announced.
+            TransientError: a server does not answer, or the state is nowhere.
+            StorageError, DamagedError: the checkpoint to go on from cannot be read.
+        """
+        stage = self._take_stage(announced.plan)
+        restore, manifest = announced.restore, None
+        if restore is not None and restore.folder:
+            manifest = check_checkpoint(self.storage, restore.folder, contents=False)
+        rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
+        self._process.link.status = f"setting up generation {announced.generation}"
+        replication = self.parameters.agree(announced, rank, stage.module, manifest)
+        servers = self._connect_servers(announced, rank, stage)
+        self._restore_buffers(stage, manifest)
+        context = WorkerContext(
+            generation=announced.generation,
+            stage=self._index,
+            num_stages=len(announced.plan.stages),
+            committed=announced.committed,
+            total=announced.total,
+            schedule=Schedule(
+                Batches(announced.num_rows, self._config.global_batch_size),
+                (announced.allocation,),
+                self._index,
+                rank,
+                self._config.micro_batches,
+            ),
+            servers=servers,
+            downstream=self._connect_downstream(announced),
+            upstream=self._upstream,
+            replication=replication,
+        )
+        return context, stage
+
+    def files(self) -> list[StateFile]:
+        """Copies of what this worker adds to a checkpoint: dense parameters, if it holds them, and buffers."""
+        assert self._stage is not None
+        files = self.parameters.files()
+        buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._stage.module.buffers().items()}
+        if self._index == 0:
+            buffers = {**self._workload.model.leftovers(), **buffers}
+        if buffers:
+            arrays = dense_arrays(buffers, "buffers")
+            files.append(StateFile(f"buffers-stage-{self._index}.safetensors", arrays, "buffers", self._index))
+        return files
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _take_stage(self, plan: PlanDocument) -> Stage:
+        mine = plan.stages[self._index]
+        layers = (mine.firstLayer, mine.lastLayer)
+        if self._stage is None or self._layers != layers:
+            workload = self._workload
+            module = workload.model.layered.stage(*layers).to(workload.device)
+            tables = workload.model.tables
+            self._stage = Stage(module, tables, workload.device, workload.loss, self._process.clock)
+            self._layers = layers
+            self.parameters.forget()
+        return self._stage
+
+    def _restore_buffers(self, stage: Stage, manifest: CheckpointManifest | None) -> None:
+        if manifest is not None and manifest.files_of("buffers"):
+            buffers = read_dense(self.storage, manifest, role="buffers")
+            stage.module.load_buffers({n: torch.from_numpy(v) for n, v in buffers.items()})
+
+    def _connect_downstream(self, announced: Generation) -> Downstream | None:
+        if self._index + 1 == len(announced.stages):
+            return None
+        addresses = [m.address for m in announced.stages[self._index + 1]]
+        return Downstream(self._context, self._token, self._process.link.name, announced.generation, addresses)
+
+    def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
+        """Connect to the servers; the first worker of a stage tells them tables and initial dense parameters."""
+        addresses = [s.address for s in announced.servers]
+        servers = ServerClient(
+            self._context,
+            self._token,
+            self._process.link.name,
+            announced.generation,
+            addresses,
+            np.dtype(self._config.dtype_name),
+            self._config.wire_precision,
+            dense_assignment(self._workload.model.dense_sizes(), len(addresses)),
+        )
+        if rank == 0:
+            dense = {}
+            if not self._holds_dense:
+                dense = {n: t.detach().cpu().numpy() for n, t in stage.module.initial_parameters().items()}
+            servers.define(self._workload.model.describe_tables(), dense)
+            try:
+                self._wait_for_definition(servers)
+            except Exception:
+                servers.close()
+                raise
+        return servers
+
+    def _wait_for_definition(self, servers: ServerClient) -> None:
+        """Wait until all servers know tables and parameters, or the coordinator wants something else.
+
+        Raises:
+            PeerLostError: another generation is to be formed, or the job is over.
+            TransientError: neither happens.
+        """
+        link = self._process.link
+        poller = zmq.Poller()
+        for socket in (link.socket, *servers.sockets):
+            poller.register(socket, zmq.POLLIN)
+        patience = int(self._config.hang_timeout_seconds * 1000)
+        passed_over: list[FromCoordinator] = []
+        try:
+            while not any(isinstance(e, Initialised) for e in servers.poll()):
+                if not poller.poll(patience):
+                    raise TransientError("a parameter server does not answer; see its log")
+                while (message := link.receive()) is not None:
+                    passed_over.append(message)
+                    if isinstance(message, Generation | Rejoin | Shutdown):
+                        raise PeerLostError("the coordinator has given a parameter server up")
+        finally:
+            link.put_back(passed_over)

@@ -1,0 +1,69 @@
+"""What steps wait for before they can be computed: rows and dense parameters, in versions that are new enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from heterps_runtime.messages import Array
+from heterps_runtime.worker.consistency import Reads
+from heterps_runtime.worker.context import WorkerContext
+from heterps_runtime.worker.lookups import LookupBlock
+from heterps_runtime.worker.runs import StepRun
+from heterps_runtime.worker.servers import DenseArrived, RowsArrived
+from heterps_runtime.worker.stage import Stage
+
+__all__ = ["Inputs"]
+
+
+class Inputs:
+    """Asks for what steps need as early as possible, and hands it to them when it comes.
+
+    Args:
+        context: the servers, or this worker's replica.
+        stage: what computes with it.
+        reads: how old it may be.
+    """
+
+    def __init__(self, context: WorkerContext, stage: Stage, reads: Reads) -> None:
+        self._context = context
+        self._stage = stage
+        self._reads = reads
+        self._names = stage.module.parameter_names
+        self._requests: dict[int, Callable[[Any], None]] = {}  # pulls under way -> what to do with the answer
+
+    def ask_for_dense(self, run: StepRun) -> None:
+        """Ask for the dense parameters of a step; those of a replica are only waited for."""
+        if not self._names:
+            run.leaves = {}
+        elif self._context.replication is None:
+            run.dense_request = self._context.servers.pull_dense(self._names, run.dense_version)
+
+            def take(values: dict[str, Array]) -> None:
+                tensors = self._stage.take_tensors(values)
+                run.leaves = {n: t.requires_grad_(run.training) for n, t in tensors.items()}
+
+            self._requests[run.dense_request] = take
+
+    def ask_for_rows(self, block: LookupBlock, run: StepRun) -> None:
+        """Ask for the rows of a block."""
+        if not block.arrived:
+            self._requests[self._context.servers.pull_rows(block.keys, run.rows_version)] = block.fill
+
+    def take(self, answer: RowsArrived | DenseArrived) -> None:
+        """Hand an answer to the step that waits for it, if it still does."""
+        handler = self._requests.pop(answer.request, None)
+        if handler is not None:
+            handler(answer.rows if isinstance(answer, RowsArrived) else answer.values)
+
+    def parameters_ready(self, run: StepRun) -> bool:
+        """Whether the dense parameters of a step are there."""
+        replication = self._context.replication
+        if run.leaves is None and replication is not None and replication.replica.version >= run.dense_version:
+            private = self._reads.overlapping or not run.training
+            run.leaves = replication.replica.acquire(private=private)
+        return run.leaves is not None
+
+    def clear(self) -> None:
+        """Wait for nothing any more."""
+        self._requests.clear()

@@ -1,0 +1,103 @@
+"""One stage of the model on its device: forward and backward of micro-batches, whatever brings their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.messages import Array
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.worker.gradients import backward
+from heterps_runtime.worker.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.peers import array_of, tensor_of
+from heterps_runtime.worker.runs import Clock, StepRun, Work
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """Computes; belongs to the engine's thread.
+
+    Args:
+        module: the layers.
+        tables: shapes of all tables of the model by index.
+        device: where to compute.
+        loss_sum: (logits, label) -> loss summed over samples; used by the last stage.
+        clock: books the time.
+    """
+
+    def __init__(
+        self,
+        module: StageModule,
+        tables: Mapping[int, TableShape],
+        device: torch.device,
+        loss_sum: LossSum,
+        clock: Clock,
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.samples = 0  # computed since the process started
+        self._tables = tables
+        self._loss_sum = loss_sum
+        self._clock = clock
+        self._unique = UniqueKeys()
+        self._bound: StepRun | None = None  # whose parameters the module has
+
+    def begin(self, *, training: bool) -> None:
+        """Steps of another kind, or of another generation, come now."""
+        self.module.train(training)
+        self._bound = None
+
+    def take_tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Received values as tensors of this device."""
+        return {name: tensor_of(array, self.device) for name, array in arrays.items()}
+
+    def look_up(self, tensors: Mapping[str, torch.Tensor]) -> LookupBlock:
+        """The lookups of one micro-batch."""
+        return LookupBlock(self.module.sites, self._tables, [self.module.ids(tensors)], self._unique)
+
+    def forward(self, work: Work) -> None:
+        """Compute the outputs of a micro-batch whose rows and parameters are there."""
+        run = work.run
+        self._clock.switch("lookup")
+        work.looked_up = work.block.forward(work.position, self.device, training=run.training)
+        self._clock.switch("forward")
+        assert run.leaves is not None
+        if self._bound is not run:
+            self.module.bind(run.leaves)
+            self._bound = run
+        with torch.set_grad_enabled(run.training):
+            work.outputs = self.module.forward(work.inputs, work.looked_up)
+        self.samples += work.micro_batch.size
+
+    def learn(self, work: Work) -> None:
+        """Last stage: compute the loss, and the gradients of a micro-batch from it."""
+        loss = self._loss_sum(work.outputs["logits"], work.label)
+        work.run.loss_sum += float(loss.detach())
+        self._clock.switch("backward")
+        torch.autograd.backward(loss)
+
+    def score(self, work: Work) -> tuple[torch.Tensor, float]:
+        """Last stage, evaluation: logits of a micro-batch, and its loss summed over samples."""
+        logits = work.outputs["logits"]
+        with torch.no_grad():
+            loss = self._loss_sum(logits, work.label)
+        return logits.detach().cpu(), float(loss)
+
+    def backward(self, work: Work) -> None:
+        """Compute the gradients of a micro-batch from those of its outputs."""
+        assert work.gradients is not None
+        self._clock.switch("backward")
+        backward([work.outputs[n] for n in work.gradients], list(work.gradients.values()))
+
+    def backward_lookups(self, work: Work) -> None:
+        """Add the gradients of a micro-batch's lookups to those of their rows."""
+        self._clock.switch("lookup-backward")
+        work.block.backward(work.position, work.looked_up)
+
+    def input_gradients(self, work: Work) -> dict[str, Array]:
+        """What goes back to the stage before."""
+        leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if work.run.training else {}
+        return {n: array_of(torch.zeros_like(t) if t.grad is None else t.grad) for n, t in leaves.items()}
