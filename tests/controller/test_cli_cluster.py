@@ -21,7 +21,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
@@ -59,7 +59,7 @@ def put_state(server: FakeServer, pool: str = "cpu") -> None:
         "stages": [{"name": "stage-0", "samplesPerSecond": 51234.0, "busyFraction": 0.9}],
     }
     memory = StoredState(
-        Status(phase="Running", plan={**plan_document(), "method": "optimal"}, plan_revision=3, result=result),
+        Status(phase=Phase.RUNNING, plan={**plan_document(), "method": "optimal"}, plan_revision=3, result=result),
         Bill(),
         (
             ProcessView(worker, 1.0),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import FailureRule, JobSpec, RunPolicy
+from heterps_operator.api.job import FailureAction, FailureRule, JobSpec, RunPolicy
 from heterps_operator.control.failures import describe_end
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
@@ -29,7 +29,7 @@ def outcome(world: World) -> str:
 
 
 def rule(action: str, role: str | None = None, codes: tuple[int, ...] = (), reasons: tuple[str, ...] = ()) -> Any:
-    return FailureRule(action, role, frozenset(codes), frozenset(reasons))
+    return FailureRule(FailureAction(action), role, frozenset(codes), frozenset(reasons))
 
 
 @pytest.mark.parametrize(

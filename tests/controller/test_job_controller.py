@@ -19,7 +19,7 @@ from heterps_operator.controller.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import StateTaken, StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import Observed
 from tests.controller.fake_server import FakeServer
@@ -173,7 +173,7 @@ def planned(world: World, phase: str = "Starting") -> None:
     """The state of a job that has a plan but no pods yet; the plan's ConfigMap belongs to another state."""
     world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
     plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
-    status = replace(Status().with_phase(phase, world.now), plan=plan, plan_revision=1)
+    status = replace(Status().with_phase(Phase(phase), world.now), plan=plan, plan_revision=1)
     owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = StoredState(replace(status, started=world.now), Bill())
     world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
@@ -387,7 +387,7 @@ def test_figures_that_change_all_the_time_are_told_now_and_then(world: World) ->
     job = JobSpec.from_manifests(world.job, world.pools)
 
     def tell(rate: float, phase: str = "Running") -> None:
-        status = Status(phase=phase, result={"samplesPerSecond": rate})
+        status = Status(phase=Phase(phase), result={"samplesPerSecond": rate})
         status = status.with_condition("ThroughputMet", True, "AboveFloor", f"{rate:,.0f} samples/s", 1_700_000_000.0)
         publisher.publish(Turn(job, Observed(world.now, status), status, Bill(), ()), 1)
 

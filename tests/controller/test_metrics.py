@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from heterps_operator.errors import UsageError
 from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Event
+from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
 from tests.controller.test_pools import make_node, make_pool, status_of
@@ -157,7 +157,7 @@ def test_the_series_of_a_job_that_is_gone_disappear() -> None:
 def test_a_phase_that_is_over_disappears() -> None:
     metrics, world = make_metrics(), World().training()
     metrics.update("ml", "flights", make_turn(world))
-    world.status = world.status.with_phase("Stopping", world.time)
+    world.status = world.status.with_phase(Phase.STOPPING, world.time)
     metrics.update("ml", "flights", make_turn(world))
     assert of_jobs(metrics)["heterps_job_phase"] == {("ml", "flights", "Stopping"): 1}
 

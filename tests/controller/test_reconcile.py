@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from heterps_operator.api.job import PoolSpec, RunPolicy
+from heterps_operator.state.status import Phase
 from heterps_operator.state.values import (
     Action,
     ComputePlan,
@@ -343,7 +344,7 @@ def test_a_job_that_takes_too_long_fails() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Suspended", "Planned", "Profiled"])
 def test_nothing_is_done_about_a_job_in_a_final_phase(phase: str) -> None:
     world = World()
-    world.status = world.status.with_phase(phase, 1.0)
+    world.status = world.status.with_phase(Phase(phase), 1.0)
     assert world.settle() == []
 
 

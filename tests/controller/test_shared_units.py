@@ -10,7 +10,7 @@ import pytest
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from tests.controller.test_job_controller import World
 
 STAGE = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 2, "layers": ["mlp"], "units": 1, "pods": 1}
@@ -27,9 +27,9 @@ def remembered(folder: Path, status: Status) -> World:
     return world
 
 
-@pytest.mark.parametrize("outcome", ["Suspended", None])
-def test_units_are_not_held_by_a_plan_alone(outcome: str | None, tmp_path: Path) -> None:
-    phase = outcome or "Starting"
+@pytest.mark.parametrize("outcome", [Phase.SUSPENDED, None])
+def test_units_are_not_held_by_a_plan_alone(outcome: Phase | None, tmp_path: Path) -> None:
+    phase = outcome or Phase.STARTING
     status = Status(
         phase=phase, started=NOW, phase_since=NOW, plan=PLAN, plan_revision=1, outcome=outcome, finished=NOW
     )
@@ -44,7 +44,7 @@ def test_units_are_not_held_by_a_plan_alone(outcome: str | None, tmp_path: Path)
 
 
 def test_a_job_whose_pods_have_begun_holds_the_rest_of_its_plan(tmp_path: Path) -> None:
-    world = remembered(tmp_path, Status(phase="Starting", started=NOW, phase_since=NOW, plan=PLAN, plan_revision=1))
+    world = remembered(tmp_path, Status(phase=Phase.STARTING, started=NOW, phase_since=NOW, plan=PLAN, plan_revision=1))
     world.cluster.ledger.occupy(JOB, {"cpu": 1})
     world.controller().turn()
     assert world.cluster.ledger.held_by(JOB) == {"cpu": 2}

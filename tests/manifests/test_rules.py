@@ -190,14 +190,12 @@ def test_rules_of_items_find_the_item_that_was_there_before() -> None:
     rule = {"rule": "self.size >= oldSelf.size", "message": "must not shrink; enlarge it"}
     items = {**item, "x-kubernetes-validations": [rule]}
     keyed = {"type": "array", "items": items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-    kind = schema.Schema("Test", True, keyed)
+    kind = schema.Schema("Test", keyed)
     old = [{"name": "a", "size": 3}, {"name": "b", "size": 1}]
     assert kind.faults([{"name": "b", "size": 2}, {"name": "c", "size": 0}], old) == []
     [fault] = kind.faults([{"name": "b", "size": 2}, {"name": "a", "size": 2}], old)
     assert (fault.path, fault.message) == ((1, "size"), "must not shrink")
-    atomic = schema.Schema(
-        "Test", True, {**keyed, "x-kubernetes-list-type": "atomic", "x-kubernetes-list-map-keys": []}
-    )
+    atomic = schema.Schema("Test", {**keyed, "x-kubernetes-list-type": "atomic", "x-kubernetes-list-map-keys": []})
     assert atomic.faults([{"name": "a", "size": 2}], old) == []
 
 

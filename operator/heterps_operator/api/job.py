@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any
 
 from heterps_operator.documents import Json
 
-__all__ = ["Balancing", "Elasticity", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
+__all__ = ["Balancing", "Elasticity", "FailureAction", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
 # Roles of processes by their names in the API.
 _ROLES = {"Coordinator": "coordinator", "ParameterServer": "ps", "Worker": "worker", "Profiler": "profile"}
@@ -35,11 +36,20 @@ class PoolSpec:
         return self.units_per_pod if self.device_type == "CPU" else 1
 
 
+class FailureAction(StrEnum):
+    """What the end of a process leads to."""
+
+    RESTART_POD = "RestartPod"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"  # as by default, without counting towards backoffLimit
+
+
 @dataclass(frozen=True)
 class FailureRule:
     """A rule of `runPolicy.failurePolicy`: the action for processes that end in a certain way."""
 
-    action: str  # RestartPod | RestartJob | FailJob | Ignore
+    action: FailureAction
     role: str | None = None  # coordinator | ps | worker | profile; None: all
     exit_codes: frozenset[int] = frozenset()  # as in a shell: 137 for SIGKILL
     reasons: frozenset[str] = frozenset()  # values of `ProcessView.reason`
@@ -160,7 +170,7 @@ class JobSpec:
                 clean_pod_policy=policy.get("cleanPodPolicy", "Running"),
                 failure_rules=tuple(
                     FailureRule(
-                        rule["action"],
+                        FailureAction(rule["action"]),
                         _ROLES[rule["role"]] if "role" in rule else None,
                         frozenset(rule.get("exitCodes") or ()),
                         frozenset(rule.get("reasons") or ()),

@@ -48,7 +48,6 @@ class Schema:
     """The schema of one kind."""
 
     kind: str
-    namespaced: bool
     openapi: Mapping[str, Any]  # spec.versions[].schema.openAPIV3Schema, with that of metadata added
 
     def with_defaults(self, value: Any) -> Any:
@@ -101,7 +100,7 @@ def load_schemas() -> Mapping[str, Schema]:
         openapi["properties"]["metadata"] = OBJECT_META
         openapi["required"] = [*openapi["required"], "metadata"]  # an API server requires every object to have a name
         kind = spec["names"]["kind"]
-        schemas[kind] = Schema(kind, spec["scope"] == "Namespaced", openapi)
+        schemas[kind] = Schema(kind, openapi)
     return schemas
 
 

@@ -14,6 +14,7 @@ from heterps_operator.cli.session import Driven, Programs, Session, drive, open_
 from heterps_operator.control.problem import build_problem, profile_warnings
 from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
+from heterps_operator.state.status import Phase
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.display import Display, make_display
 from heterps_operator.terminal.refusal import write_refusal
@@ -64,7 +65,7 @@ def measure(session: Session, display: Display, *, refresh: bool, machine: bool)
     profiles: dict[str, Json] = dict(known)
     if len(known) < len(session.job.pools):
         driven: Driven = drive(session, display, profiles=known)
-        if driven.status.phase != "Profiled":
+        if driven.status.phase != Phase.PROFILED:
             failure = driven.status.failure
             code = exit_code(driven.status, driven.interrupted)
             if failure is not None:

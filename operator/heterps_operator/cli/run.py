@@ -12,7 +12,7 @@ from heterps_operator.documents import Json
 from heterps_operator.errors import WorkspaceError
 from heterps_operator.local.workspace import fingerprints
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.display import Display, make_display
 from heterps_operator.terminal.report import build_report, render_report
@@ -43,7 +43,7 @@ def _run(session: Session, display: Display, arguments: Namespace) -> Json:
     if arguments.fresh:
         workspace.clear(session.checkpoints)
     status, bill = _earlier(session, display, prints)
-    if status.phase == "Succeeded":
+    if status.phase == Phase.SUCCEEDED:
         display.say(f"{session.job.name} is already trained; to start over: heterps run {session.path} --fresh")
         return build_report(session.job, status, bill, interrupted=False, logs=logs)
     profiles = {} if arguments.refresh_profile else session.cached_profiles()
@@ -82,7 +82,7 @@ def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, 
                 f"up to step {step}; start over with --fresh, restore the manifest, or choose another --work-directory"
             )
         return Status(), bill
-    if status.phase == "Succeeded":
+    if status.phase == Phase.SUCCEEDED:
         return status, bill
     now = status.phase_since  # the loop's first turn sets the times of this run
     again = replace(status.begin_again(now), started=None)

@@ -15,6 +15,7 @@ from heterps_operator.client.client import HeterPSClient, Submitted
 from heterps_operator.client.manifests import read_submission
 from heterps_operator.client.views import JobView
 from heterps_operator.errors import ClusterError, UsageError
+from heterps_operator.state.status import Phase
 from heterps_operator.terminal.console import Console, make_console
 from heterps_operator.terminal.job_tables import describe_end, describe_now
 from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
@@ -92,7 +93,7 @@ def _wait(client: HeterPSClient, submitted: JobView, console: Console) -> JobVie
             if job.current and news != told and job.status.phase:
                 told, shown = news, now
                 _say(console, f"{time.strftime('%H:%M:%S')} {news}")
-            elif job.current and job.status.phase == "Running" and live is None and now - shown >= _PROGRESS_SECONDS:
+            elif job.current and job.status.phase == Phase.RUNNING and not live and now - shown >= _PROGRESS_SECONDS:
                 shown = now
                 _say(console, f"{time.strftime('%H:%M:%S')} {line}")
             if job.ended:

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from heterps_operator.documents import Json
-from heterps_operator.state.status import FINAL_PHASES
+from heterps_operator.state.status import FINAL_PHASES, Phase
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INFEASIBLE, EXIT_OK
 
 __all__ = ["ConditionView", "EventView", "JobView", "PlanView", "PoolCost", "StageView", "StatusView", "read_time"]
@@ -199,7 +199,7 @@ class JobView:
     @property
     def exit_code(self) -> int:
         """The exit code that `heterps run` would return."""
-        if self.status.phase != "Failed":
+        if self.status.phase != Phase.FAILED:
             return EXIT_OK
         if self.status.condition("Planned").status == "False":
             return EXIT_INFEASIBLE

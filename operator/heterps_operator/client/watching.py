@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.client.api_server import ApiServer
@@ -16,7 +17,6 @@ from heterps_operator.kubernetes.api import ApiError
 
 __all__ = ["watch_object"]
 
-_GONE = 410
 _WATCH_SECONDS = 60  # then the server ends the watch, and a new one starts
 _SLACK_SECONDS = 15.0  # for the end to arrive; after that the connection is dead
 _LONGEST_PAUSE = 10.0
@@ -73,7 +73,7 @@ def watch_object(
                     seen = version
                     yield value
         except ApiError as error:
-            if error.code == _GONE:
+            if error.code == HTTPStatus.GONE:
                 version = ""
                 continue
             failures += 1

@@ -16,15 +16,15 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from heterps_operator.api.job import JobSpec, RunPolicy
+from heterps_operator.api.job import FailureAction, JobSpec, RunPolicy
 from heterps_operator.control.members import COORDINATOR, members
-from heterps_operator.state.status import Event, Failure, Status
+from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import Observed, ProcessView
 from heterps_planner.balancing import Pace
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase, PlanDocument
 
-__all__ = ["backoff_seconds", "current", "describe_end", "describe_exit", "is_current", "judge_exits"]
+__all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "judge_exits"]
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -67,12 +67,6 @@ def is_current(process: ProcessView, status: Status) -> bool:
     return process.spec.incarnation == status.incarnation and process.spec.attempt == attempt
 
 
-def current(observed: Observed, status: Status, name: str) -> ProcessView | None:
-    """The process of this name, attempt and incarnation, running or ended."""
-    process = observed.process(name)
-    return process if process is not None and is_current(process, status) else None
-
-
 def describe_end(process: ProcessView, job: JobSpec) -> str:
     """How a process ended, in words, with the way out where there is one."""
     if process.reason == "OOMKilled":
@@ -95,16 +89,16 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         return status, ()
     actions = {p.name: _action(p, job.run_policy) for p in dead}
     # The cause goes first: what fails the job explains other deaths, then whoever died earliest.
-    dead.sort(key=lambda p: (actions[p.name] != "FailJob", p.ended or 0.0, p.name))
+    dead.sort(key=lambda p: (actions[p.name] != FailureAction.FAIL_JOB, p.ended or 0.0, p.name))
     first = dead[0]
-    if actions[first.name] == "FailJob":
+    if actions[first.name] == FailureAction.FAIL_JOB:
         return _refuse(first, job, status, observed.time), ()
-    fatal = [p for p in dead if p.spec.role in ("coordinator", "ps") or actions[p.name] == "RestartJob"]
+    fatal = [p for p in dead if p.spec.role in ("coordinator", "ps") or actions[p.name] == FailureAction.RESTART_JOB]
     events: list[Event] = []
     # A server's death makes workers fail too: then it is the one death that counts.
     for process in fatal[:1] or dead:
         name, end = process.name, describe_end(process, job)
-        if actions[name] == "Ignore":
+        if actions[name] == FailureAction.IGNORE:
             status, pause = _excuse(status, observed.time)
         elif status.failures >= job.run_policy.backoff_limit:
             limit = job.run_policy.backoff_limit
@@ -115,7 +109,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
             status = replace(status, failures=status.failures + 1)
             pause = backoff_seconds(status.failures)
         status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
-        uncounted = "; this does not count towards backoffLimit" if actions[name] == "Ignore" else ""
+        uncounted = "; this does not count towards backoffLimit" if actions[name] == FailureAction.IGNORE else ""
         if fatal:
             status = _start_over(status, observed.time, pause)
             text = f"{name} ended ({end}): everything restarts from the last checkpoint in {pause:g} s{uncounted}"
@@ -131,16 +125,16 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
     return status, tuple(events)
 
 
-def _action(process: ProcessView, policy: RunPolicy) -> str:
-    """What the end of a process is to lead to: RestartPod | RestartJob | FailJob | Ignore."""
+def _action(process: ProcessView, policy: RunPolicy) -> FailureAction:
+    """Return what the end of a process leads to."""
     for rule in policy.failure_rules:
         if rule.role in (None, process.spec.role) and (
             _shell_code(process) in rule.exit_codes or process.reason in rule.reasons
         ):
             return rule.action
     if process.exit_code == EXIT_BAD_INPUT:
-        return "FailJob"
-    return "Ignore" if process.reason in _TAKEN_AWAY else "RestartPod"
+        return FailureAction.FAIL_JOB
+    return FailureAction.IGNORE if process.reason in _TAKEN_AWAY else FailureAction.RESTART_POD
 
 
 def _shell_code(process: ProcessView) -> int | None:
@@ -178,7 +172,7 @@ def _start_over(status: Status, now: float, pause: float) -> Status:
         pace=Pace(),
         series=ThroughputSeries(),
         speeds={},
-    ).with_phase("Restarting", now)
+    ).with_phase(Phase.RESTARTING, now)
 
 
 def _refuse(process: ProcessView, job: JobSpec, status: Status, now: float) -> Status:
@@ -223,4 +217,4 @@ def _dropped(process: ProcessView, job: JobSpec, status: Status) -> bool:
 
 def _fail(status: Status, reason: str, message: str, process: ProcessView, now: float) -> Status:
     failure = Failure(reason, message, process.name, process.exit_code, process.last_lines, process.log)
-    return replace(status, outcome="Failed", outcome_since=now, failure=failure)
+    return replace(status, outcome=Phase.FAILED, outcome_since=now, failure=failure)

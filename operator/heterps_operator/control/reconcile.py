@@ -22,7 +22,7 @@ from heterps_operator.control import termination as ending
 from heterps_operator.control.machine import describe_shortage
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler, units_by_pool
 from heterps_operator.control.problem import build_problem
-from heterps_operator.state.status import CONDITION_TYPES, Event, Failure, Status
+from heterps_operator.state.status import CONDITION_TYPES, Event, Failure, Phase, Status
 from heterps_operator.state.values import (
     Action,
     ComputePlan,
@@ -48,7 +48,7 @@ _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
 # The first steps compile kernels and fill caches; they say nothing about the throughput.
 _STEPS_BEFORE_JUDGING = 20
-_ENDS = frozenset({"Succeeded", "Failed", "Suspended"})
+_ENDS = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
 _HOLDERS_NAMED = 3  # of the units that a job waits for
@@ -74,7 +74,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     if process is None or process.spec.incarnation != status.incarnation:
         observed = replace(observed, coordinator=None)  # what a coordinator of the past says is of the past
     if job.paused:
-        return Decision(status.with_phase("Paused", now))
+        return Decision(status.with_phase(Phase.PAUSED, now))
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
 
@@ -151,11 +151,11 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
     # The wait does not count as time that pods take to start.
     if spec.units > observed.capacity.free_units.get(pool, spec.units):
         text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
-        status = status.with_phase("Pending", now)
+        status = status.with_phase(Phase.PENDING, now)
         return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now), ()
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
         status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
-    status = status.with_phase("Profiling", now)
+    status = status.with_phase(Phase.PROFILING, now)
     actions = _ensure(observed, status, coordinator())
     if observed.coordinator is None:
         return status, actions
@@ -170,8 +170,8 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     pools = ", ".join(pool.name for pool in job.pools)
     status = status.with_condition("Profiled", True, "AllPoolsMeasured", f"layers measured on {pools}", now)
     if job.goal == "profile":
-        return _reach(status, "Profiled", now), ()
-    status = status.with_phase("Planning", now)
+        return _reach(status, Phase.PROFILED, now), ()
+    status = status.with_phase(Phase.PLANNING, now)
     outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.capacity.free_units)
     if observed.planning:
         return status, ()
@@ -207,7 +207,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
-        return _reach(status, "Planned", now), ()
+        return _reach(status, Phase.PLANNED, now), ()
     return _run(job, observed, status)
 
 
@@ -259,8 +259,8 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
     assert plan is not None
     now, view = observed.time, observed.coordinator
     training = view is not None and view.phase not in (JobPhase.PROFILING, JobPhase.STARTING)
-    if not training and status.phase != "Running":
-        status = status.with_phase("Starting", now)
+    if not training and status.phase != Phase.RUNNING:
+        status = status.with_phase(Phase.STARTING, now)
     actions = _ensure(observed, status, coordinator())
     if view is None:
         return status, actions
@@ -277,7 +277,7 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
         actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)
     if training:
-        status = status.with_phase("Running", now)
+        status = status.with_phase(Phase.RUNNING, now)
         if view.phase == JobPhase.TRAINING:
             status, submissions = rebalancing.rebalance(job, observed, status, parsed)
             actions += submissions
@@ -324,12 +324,12 @@ def _stop_dropped(observed: Observed, status: Status, wanted: Sequence[ProcessSp
     )
 
 
-def _reach(status: Status, outcome: str, now: float) -> Status:
+def _reach(status: Status, outcome: Phase, now: float) -> Status:
     return replace(status, outcome=outcome, outcome_since=now)
 
 
 def _fail(status: Status, failure: Failure, now: float) -> Status:
-    return replace(_reach(status, "Failed", now), failure=failure)
+    return replace(_reach(status, Phase.FAILED, now), failure=failure)
 
 
 # --- what is worth telling --------------------------------------------------------------------------------------------
@@ -450,6 +450,6 @@ def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...
             event = Event("Warning" if bad else "Normal", new.reason, new.message, observed.time)
             if event not in events:  # that there is no plan is also why the job has failed
                 events.append(event)
-    if after.phase == "Profiling" and before.phase != "Profiling":
+    if after.phase == Phase.PROFILING and before.phase != Phase.PROFILING:
         events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
     return tuple(events)

@@ -13,7 +13,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.elasticity import stranded
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
-from heterps_operator.state.status import Failure, Status
+from heterps_operator.state.status import Failure, Phase, Status
 from heterps_operator.state.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
@@ -37,15 +37,15 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     if view is not None:
         status = replace(status, result=view.document)
         if view.phase == JobPhase.SUCCEEDED:
-            return _end(status, "Succeeded", now, orderly=True)
+            return _end(status, Phase.SUCCEEDED, now, orderly=True)
         if view.phase == JobPhase.STOPPED:
-            return _end(status, "Suspended", now, orderly=True)
+            return _end(status, Phase.SUSPENDED, now, orderly=True)
         if view.phase == JobPhase.FAILED:
             error = view.error or {}
             failure = Failure(
                 str(error.get("reason") or "Unknown"), str(error.get("message") or "the coordinator gave no reason")
             )
-            return replace(_end(status, "Failed", now, orderly=True), failure=failure)
+            return replace(_end(status, Phase.FAILED, now, orderly=True), failure=failure)
     refusal = observed.refused.get(plan_request(status.plan_revision))
     if refusal is not None:
         return _failed(status, "PlanRefused", refusal, now)
@@ -60,7 +60,7 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
         text = f"the job ran for more than {limit:g} s (runPolicy.activeDeadlineSeconds)"
         return _failed(status, "ActiveDeadlineExceeded", text, now)
     limit = policy.start_deadline_seconds
-    if limit is not None and status.phase in ("Profiling", "Starting") and now - status.phase_since > limit:
+    if limit is not None and status.phase in (Phase.PROFILING, Phase.STARTING) and now - status.phase_since > limit:
         absent = [m for m in view.members if m.state != "ready"] if view is not None else []
         detail = ", ".join(f"{m.name} ({m.message or m.state})" for m in absent)
         text = f"{status.phase} took more than {limit:g} s (runPolicy.startDeadlineSeconds)"
@@ -72,7 +72,7 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
     """Stop in order if there is progress to keep, at once if there is none."""
     now, view = observed.time, observed.coordinator
     if status.stopping_since is None:
-        status = replace(status, stopping_since=now).with_phase("Stopping", now)
+        status = replace(status, stopping_since=now).with_phase(Phase.STOPPING, now)
     assert status.stopping_since is not None
     process = observed.process(COORDINATOR)
     if process is not None and process.running and now - status.stopping_since <= _STOP_SECONDS:
@@ -83,7 +83,7 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
             return status
         if view is None and contact is not None and now - contact <= _SILENCE_SECONDS:
             return status  # busy for a moment, perhaps with the very checkpoint
-    return _end(status, "Suspended", now, orderly=False)
+    return _end(status, Phase.SUSPENDED, now, orderly=False)
 
 
 def orderly_stop(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
@@ -101,7 +101,7 @@ def wind_down(job: JobSpec, observed: Observed, status: Status) -> tuple[Status,
     if not running:
         assert status.outcome is not None
         return replace(status.with_phase(status.outcome, now), finished=now), ()
-    status = status.with_phase("Stopping", now)
+    status = status.with_phase(Phase.STOPPING, now)
     if others:
         actions: tuple[Action, ...] = ()
         failure = status.failure
@@ -124,15 +124,15 @@ def wind_down(job: JobSpec, observed: Observed, status: Status) -> tuple[Status,
 def _conclude(status: Status, now: float) -> Status:
     """Set the conditions that sum the job up."""
     match status.outcome:
-        case "Succeeded":
+        case Phase.SUCCEEDED:
             status = status.with_condition("Succeeded", True, "Trained", "the model is trained and exported", now)
             return status.with_condition("Failed", False, "Trained", "", now)
-        case "Failed":
+        case Phase.FAILED:
             assert status.failure is not None
             reason, message = status.failure.reason, status.failure.message
             status = status.with_condition("Failed", True, reason, message, now)
             return status.with_condition("Succeeded", False, reason, message, now)
-        case "Suspended":
+        case Phase.SUSPENDED:
             text = "stopped with a checkpoint" if status.orderly else "stopped; nothing new was checkpointed"
             return status.with_condition("Suspended", True, "StopRequested", text, now)
     return status
@@ -159,12 +159,12 @@ def _with_last_words(status: Status, observed: Observed) -> Status:
     return replace(status, failure=words)
 
 
-def _end(status: Status, outcome: str, now: float, *, orderly: bool) -> Status:
+def _end(status: Status, outcome: Phase, now: float, *, orderly: bool) -> Status:
     return replace(status, outcome=outcome, outcome_since=now, orderly=orderly)
 
 
 def _failed(status: Status, reason: str, message: str, now: float) -> Status:
-    return replace(_end(status, "Failed", now, orderly=False), failure=Failure(reason, message))
+    return replace(_end(status, Phase.FAILED, now, orderly=False), failure=Failure(reason, message))
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def after_end(job: JobSpec, status: Status, now: float) -> Aftermath:
     policy = job.run_policy
     if status.phase in BEGINS_AGAIN and resumes(job):
         return Aftermath(begins_again=True, seconds=0.0)
-    cleans = policy.clean_pod_policy != "None" and status.phase in ("Succeeded", "Failed", "Suspended")
+    cleans = policy.clean_pod_policy != "None" and status.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
     seconds = None
-    if policy.ttl_seconds_after_finished is not None and status.phase in ("Succeeded", "Failed"):
+    if policy.ttl_seconds_after_finished is not None and status.phase in (Phase.SUCCEEDED, Phase.FAILED):
         seconds = (status.finished or 0.0) + policy.ttl_seconds_after_finished - now
     expired = seconds is not None and seconds <= 0
     return Aftermath(

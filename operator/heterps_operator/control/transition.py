@@ -11,11 +11,12 @@ from enum import Enum, auto
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.changes import Effect, SpecChange
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 
 __all__ = ["BEGINS_AGAIN", "Step", "Trial", "is_stopped", "needs_trial", "next_step", "resumes"]
 
-BEGINS_AGAIN = frozenset({"Suspended", "Planned"})  # final phases that a job leaves when its spec asks for training
+# Final phases that a job leaves when its spec asks for training.
+BEGINS_AGAIN = frozenset({Phase.SUSPENDED, Phase.PLANNED})
 
 
 class Trial(Enum):
@@ -45,7 +46,7 @@ def resumes(job: JobSpec) -> bool:
 
 def is_stopped(status: Status, stopping: Effect) -> bool:
     """Whether a job that was stopped for a change (`stopping`) may go on with the wanted spec."""
-    return stopping != Effect.NONE and status.phase == "Suspended"
+    return stopping != Effect.NONE and status.phase == Phase.SUSPENDED
 
 
 def needs_trial(status: Status, change: SpecChange, stopping: Effect, wanted: JobSpec) -> bool:

@@ -13,6 +13,7 @@ from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.pools import Ledger
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
+from heterps_operator.state.status import Phase
 
 __all__ = ["OperatorContext"]
 
@@ -60,7 +61,7 @@ class OperatorContext:
 
     def longest_pause(self, phase: str) -> float:
         """Seconds between two looks at a job in this phase that has no news."""
-        least = _RUNNING_SECONDS if phase == "Running" else _CHANGING_SECONDS
+        least = _RUNNING_SECONDS if phase == Phase.RUNNING else _CHANGING_SECONDS
         return max(least, self.active_jobs / _LOOKS_PER_SECOND)
 
     @property

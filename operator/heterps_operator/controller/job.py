@@ -34,7 +34,7 @@ from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import JobState, NotOwnedError, StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Event, Status
+from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_runtime.contract import PlanDocument
 
@@ -42,7 +42,7 @@ __all__ = ["JobController"]
 
 MANAGED_BY = "heterps.io/operator"
 _RETRY_SECONDS = 10.0  # for what no watch reports
-_ENDED = frozenset({"Succeeded", "Failed"})
+_ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 class JobController:

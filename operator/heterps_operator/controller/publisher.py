@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
@@ -19,7 +20,6 @@ from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Publisher"]
 
-_NOT_FOUND = 404
 _FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change all the time
 _MEASURED = "ThroughputMet"  # the condition whose message does, too
 
@@ -102,7 +102,7 @@ class Publisher:
         try:
             self._cluster.api.apply(job_status_path(self._namespace, self._name), body)
         except ApiError as error:
-            if error.code != _NOT_FOUND:  # it was deleted meanwhile
+            if error.code != HTTPStatus.NOT_FOUND:  # it was deleted meanwhile
                 raise
         self._written, self._written_at = document, self._cluster.clock()
 

@@ -32,7 +32,7 @@ from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import PlanOutcome, PoolCapacity
 from heterps_runtime.contract import PlanDocument
@@ -177,7 +177,7 @@ class JobSession:
             StateTaken: another operator has the job.
         """
         ledger, pools, holder = self.site.cluster.ledger, self._substrate.pools, self.site.holder
-        trains_now = self.status.phase == "Running"  # it waits for no units: the holders of hundreds need no look
+        trains_now = self.status.phase == Phase.RUNNING  # it waits for no units: the holders of hundreds need no look
         capacity = PoolCapacity(
             free_units=ledger.free_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
@@ -261,6 +261,6 @@ class JobSession:
             return {}
         if plan is not None:
             return units_by_pool(plan)
-        pools: Sequence[Any] = self._loop.job.pools if status.phase == "Profiling" else ()
+        pools: Sequence[Any] = self._loop.job.pools if status.phase == Phase.PROFILING else ()
         missing = next((pool for pool in pools if pool.name not in self._loop.profiles), None)
         return {} if missing is None else {missing.name: missing.units_per_pod}

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -35,7 +36,6 @@ _SMALL_PAGE = 200  # where objects are not all kept: a pod takes 80 kB while it 
 _LOG_BYTES = 65_536
 _CONNECTIONS = 16
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
-_FIRST_ERROR, _NOT_FOUND, _CONFLICT, _GONE = 400, 404, 409, 410
 _PIECE_BYTES = 65_536
 _TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -141,7 +141,7 @@ class KubernetesApi:
         try:
             return self._json("get", "GET", path)
         except ApiError as error:
-            if error.code == _NOT_FOUND:
+            if error.code == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
@@ -274,7 +274,7 @@ class KubernetesApi:
         try:
             self._json("delete", "DELETE", path, options)
         except ApiError as error:
-            if error.code != _NOT_FOUND and not (error.code == _CONFLICT and uid is not None):
+            if error.code != HTTPStatus.NOT_FOUND and not (error.code == HTTPStatus.CONFLICT and uid is not None):
                 raise
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class KubernetesApi:
             try:
                 page = self._json("list", "GET", path, query={**query, "continue": token})
             except ApiError as error:
-                if error.code != _GONE or restarted or not token:
+                if error.code != HTTPStatus.GONE or restarted or not token:
                     raise
                 restarted = again = True
                 page = self._json("list", "GET", path, query=query)
@@ -307,7 +307,7 @@ class KubernetesApi:
         try:
             return self._json(verb, method, path, body, query=query, failures=attempts)
         except ApiError as error:
-            if error.code != _CONFLICT or not attempts:
+            if error.code != HTTPStatus.CONFLICT or not attempts:
                 raise
             found = self.get(item)
             if found is None or any(found.get(key) != body[key] for key in body.keys() - {"metadata"}):
@@ -396,13 +396,13 @@ class KubernetesApi:
             )
             response: urllib3.BaseHTTPResponse = answer.response
             code = int(response.status)
-            data = response.data if code >= _FIRST_ERROR else b""
+            data = response.data if code >= HTTPStatus.BAD_REQUEST else b""
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "NoAnswer", f"the API server {host} does not answer: {error}") from error
         finally:
             if self._on_request is not None:
                 self._on_request(verb, _resource(path), code, time.monotonic() - began)
-        if code >= _FIRST_ERROR:
+        if code >= HTTPStatus.BAD_REQUEST:
             raise _refusal(method, path, code, response.headers.get("Retry-After"), data)
         return response
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
@@ -24,7 +25,6 @@ _LONGEST_MESSAGE = 1024  # limit of the API
 _REMEMBERED = 200  # events of one object
 _LONGEST_HEAD = 200  # characters of an object's name in the names of its events
 _OF_THE_CLUSTER = "default"  # namespace of events about cluster-scoped objects
-_CONFLICT, _NOT_FOUND = 409, 404
 
 
 def reference_to(kind: str, item: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class EventRecorder:
                 try:
                     self._api.patch(f"{events_path(namespace)}/{name}", {"count": count, "lastTimestamp": when})
                 except ApiError as error:
-                    if error.code != _NOT_FOUND:  # it expired: create it again
+                    if error.code != HTTPStatus.NOT_FOUND:  # it expired: create it again
                         raise
                 else:
                     return
@@ -96,7 +96,7 @@ class EventRecorder:
         try:
             self._api.create(events_path(namespace), body)
         except ApiError as error:
-            if error.code != _CONFLICT:  # an earlier operator created it
+            if error.code != HTTPStatus.CONFLICT:  # an earlier operator created it
                 raise
             self._api.patch(f"{events_path(namespace)}/{name}", {"lastTimestamp": when})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.documents import Json
@@ -28,8 +29,6 @@ from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import PlanDocument
 
 __all__ = ["JobState", "NotOwnedError", "StateTaken", "StoredState"]
-
-_CONFLICT = 409
 
 
 class StateTaken(Exception):  # noqa: N818  # not an error: another controller has the job
@@ -143,7 +142,7 @@ class JobState:
             else:
                 written = self._api.create(config_maps_path(self._namespace), body)
         except ApiError as error:
-            if error.code == _CONFLICT:
+            if error.code == HTTPStatus.CONFLICT:
                 raise StateTaken(f"{self._namespace}/{self._name} was written by another controller") from error
             raise
         self._version = str(written["metadata"]["resourceVersion"])

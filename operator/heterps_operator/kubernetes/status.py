@@ -26,7 +26,6 @@ _LONGEST_SUMMARY = 1024
 _LONGEST_REASON = 128
 _LONGEST_REMARK = 1024  # characters of one worker's message
 _MOST_NOT_READY = 16
-_FINAL = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
 # Conditions whose message explains what a job waits for, the most specific first.
 _WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
 
@@ -59,7 +58,7 @@ def job_status(
         "message": _message(status)[:_LONGEST_MESSAGE],
         "restarts": status.failures,
         "startTime": timestamp(status.started),
-        "completionTime": timestamp(status.finished if status.phase in _FINAL else None),
+        "completionTime": timestamp(status.finished if status.final else None),
         "plan": _plan(status, plan_config),
         "throughput": _throughput(job, result, measured),
         "progress": _progress(result),
@@ -93,7 +92,7 @@ def _message(status: Status) -> str:
         if status.failure.member:
             text += f" ({status.failure.member}: {describe_exit(status.failure.exit_code)})"
         return text
-    if status.phase in _FINAL:
+    if status.final:
         return ""
     for kind in _WAITING:
         condition = status.condition(kind)
@@ -156,7 +155,7 @@ def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -
     seen = {process.name: process for process in processes}
     known = {str(m["name"]): m for m in (status.result or {}).get("members") or ()}
     ready = {name for name, m in known.items() if m.get("state") == "ready" and name in seen and seen[name].running}
-    absent = [name for name in names if name not in ready] if status.phase not in _FINAL else []
+    absent = [name for name in names if name not in ready] if not status.final else []
     workers |= {
         "desired": len(names),
         "ready": len(ready.intersection(names)),

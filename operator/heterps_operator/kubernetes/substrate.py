@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Protocol
 
 from heterps_operator.control.members import COORDINATOR
@@ -29,7 +30,6 @@ __all__ = ["KubernetesSubstrate", "Pods"]
 _RETRY_SECONDS = 5.0  # after a pod was refused: quota may have been freed
 _LEFTOVER_SECONDS = 1.0  # while a pod of an earlier job still has the name
 _EVENTS_SECONDS = 30.0  # between two reads of the events of a pod that is being prepared
-_CONFLICT, _NOT_FOUND = 409, 404
 
 
 class Pods(Protocol):
@@ -200,7 +200,7 @@ class KubernetesSubstrate:
             if error.code in REFUSALS:
                 self._refused[spec.name] = _Refused(spec, refused(spec, error), now + _RETRY_SECONDS)
                 return
-            if error.code != _CONFLICT:
+            if error.code != HTTPStatus.CONFLICT:
                 raise
             name = str(body["metadata"]["name"])
             found = self._api.get(pod_path(self._namespace, name))
@@ -284,7 +284,7 @@ class KubernetesSubstrate:
         try:
             self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds)
         except ApiError as error:
-            if error.code != _NOT_FOUND:
+            if error.code != HTTPStatus.NOT_FOUND:
                 raise
         if name not in self._stopped:
             self._stopped.add(name)

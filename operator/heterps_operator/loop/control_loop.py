@@ -19,7 +19,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient, Coordina
 from heterps_operator.loop.substrate import ProfileStore, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Event, Status
+from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import (
     Action,
@@ -148,7 +148,7 @@ class ControlLoop:
         try:
             while True:
                 listener.on_turn(self.turn())
-                if self.status.final or self.status.phase == "Paused" or self._aborted:
+                if self.status.final or self.status.phase == Phase.PAUSED or self._aborted:
                     return self.status
                 self._substrate.wait(_TICK_SECONDS)
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from heterps_operator.documents import Json
-from heterps_operator.state.values import Action, Checkpoint, FailJob, ReportLost, RequestStop, Shutdown
+from heterps_operator.state.values import Action, FailJob, ReportLost, RequestStop, Shutdown
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan
 from heterps_runtime import contract
@@ -71,8 +71,6 @@ class CoordinatorClient:
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
             case ReportLost(member, reason):
                 self._call("POST", contract.PATH_LOST, {"member": member, "reason": reason})
-            case Checkpoint():
-                self._call("POST", contract.PATH_CHECKPOINT, {})
             case RequestStop():
                 self._call("POST", contract.PATH_STOP, {})
             case FailJob(reason, message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from heterps_operator.documents import Json
@@ -15,11 +16,28 @@ from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.trials import Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 
-__all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Status"]
+__all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Status"]
 
-# Pending -> Profiling -> Planning -> Starting -> Running; Restarting: back to the last checkpoint; Stopping: processes
-# end. Paused: nothing is done.
-FINAL_PHASES = frozenset({"Succeeded", "Failed", "Suspended", "Planned", "Profiled"})
+
+class Phase(StrEnum):
+    """What a job is doing. Pending -> Profiling -> Planning -> Starting -> Running -> Stopping -> a final phase."""
+
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    PLANNING = "Planning"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"  # all processes start again from the last checkpoint
+    STOPPING = "Stopping"
+    PAUSED = "Paused"  # `spec.paused`: the controller takes no action
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+    PLANNED = "Planned"
+    PROFILED = "Profiled"
+
+
+FINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED, Phase.PLANNED, Phase.PROFILED})
 CONDITION_TYPES = (
     "Profiled",
     "Planned",
@@ -91,7 +109,7 @@ class Event:
 class Status:
     """Everything that the controller remembers of a job."""
 
-    phase: str = "Pending"
+    phase: Phase = Phase.PENDING
     phase_since: float = 0.0
     started: float | None = None  # when this run of the job began
     finished: float | None = None
@@ -113,7 +131,7 @@ class Status:
     disrupted: float = 0.0  # when the last of them began
     restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports
     stopping_since: float | None = None  # an orderly stop was decided
-    outcome: str | None = None  # the final phase that the job is heading for, while its processes end
+    outcome: Phase | None = None  # the final phase that the job is heading for, while its processes end
     outcome_since: float = 0.0
     members_ended: float | None = None  # since then only the coordinator is left
     orderly: bool = False  # the coordinator itself ended the job, its members end by themselves
@@ -146,14 +164,14 @@ class Status:
         known = {c.type: c for c in self.conditions} | {kind: new}
         return replace(self, conditions=tuple(known.get(t, Condition(t)) for t in CONDITION_TYPES))
 
-    def with_phase(self, phase: str, now: float) -> Status:
+    def with_phase(self, phase: Phase, now: float) -> Status:
         """The status in a phase; staying in it does not move `phase_since`."""
         return self if phase == self.phase else replace(self, phase=phase, phase_since=now)
 
     def begin_again(self, now: float) -> Status:
         """The status of a new run of the same job: plan and progress stay, failures do not."""
         return Status(
-            phase="Pending",
+            phase=Phase.PENDING,
             phase_since=now,
             started=now,
             conditions=tuple(c for c in self.conditions if c.type in ("Profiled", "Planned")),
@@ -181,6 +199,8 @@ class Status:
         """
         try:
             fields = dict(value)
+            fields["phase"] = Phase(fields["phase"])
+            fields["outcome"] = None if fields.get("outcome") is None else Phase(fields["outcome"])
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
             fields["pace"] = Pace.from_json(fields.get("pace") or {})
             fields["series"] = (

@@ -15,7 +15,6 @@ from heterps_runtime.contract import FINAL_PHASES
 
 __all__ = [
     "Action",
-    "Checkpoint",
     "ComputePlan",
     "CoordinatorView",
     "Decision",
@@ -283,11 +282,6 @@ class ReportLost:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Ask for a checkpoint at the next commit."""
-
-
-@dataclass(frozen=True)
 class RequestStop:
     """Ask for an orderly stop: checkpoint, then the members end."""
 
@@ -313,7 +307,6 @@ Action = (
     | SubmitPlan
     | SubmitAllocation
     | ReportLost
-    | Checkpoint
     | RequestStop
     | FailJob
     | Shutdown

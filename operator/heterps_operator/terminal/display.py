@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from heterps_operator.state.status import Event
+from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_operator.terminal.panels import event_line, live_view, progress_line
 from heterps_runtime.contract import JobPhase
@@ -131,7 +131,7 @@ class PlainDisplay:
     def on_turn(self, turn: Turn) -> None:
         """Print new events and progress."""
         view, now = turn.observed.coordinator, turn.observed.time
-        phase = view.phase if view is not None and turn.status.phase == "Running" else turn.status.phase
+        phase = view.phase if view is not None and turn.status.phase == Phase.RUNNING else turn.status.phase
         if phase != self._phase:
             self._phase = phase
             self.say(

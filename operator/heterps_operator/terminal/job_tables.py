@@ -13,6 +13,7 @@ from rich.text import Text
 
 from heterps_operator.client.views import EventView, JobView, StatusView
 from heterps_operator.formatting import format_duration, format_money, format_rate
+from heterps_operator.state.status import Phase
 
 __all__ = ["age", "describe_end", "describe_now", "render_events", "render_facts", "render_job", "render_jobs"]
 
@@ -30,7 +31,7 @@ def describe_now(job: JobView) -> str:
         parts.append(f"step {status.step} of {status.total_steps}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
-    if status.samples_per_second and status.phase == "Running":
+    if status.samples_per_second and status.phase == Phase.RUNNING:
         parts.append(_throughput(status))
     if status.cost:
         parts.append(f"cost {_money(status.cost)}")
@@ -47,7 +48,7 @@ def describe_end(job: JobView) -> RenderableType:
         "Planned": f"{name}: planned (spec.mode is Plan); heterps explain {name} shows the plan",
     }.get(status.phase, f"{name}: {status.phase}")
     parts: list[RenderableType] = [Text(headline, style=f"bold {_COLOURS.get(status.phase, 'default')}")]
-    if status.phase == "Failed":
+    if status.phase == Phase.FAILED:
         parts.append(Text(status.message or status.condition("Failed").message))
         parts.append(Text(f"heterps logs {name} shows what its pods said", style="dim"))
     parts.append(render_facts(job))
@@ -198,7 +199,7 @@ def _throughput(status: StatusView) -> str:
 def _below(text: str, status: StatusView) -> Text:
     """Format a throughput, in red if it is below the floor."""
     below = (status.samples_per_second or 0.0) < (status.min_samples_per_second or 0.0)
-    return Text(text, style="red" if below and status.phase == "Running" else "")
+    return Text(text, style="red" if below and status.phase == Phase.RUNNING else "")
 
 
 def _money(amount: Decimal | None) -> str:

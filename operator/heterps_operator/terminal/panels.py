@@ -14,7 +14,7 @@ from rich.text import Text
 from heterps_operator.control.machine import describe_shortage
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate, sparkline
-from heterps_operator.state.status import Event
+from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import CoordinatorView
 
@@ -68,7 +68,7 @@ def live_view(turn: Turn, losses: Sequence[float], events: Sequence[Event], verb
     parts: list[RenderableType] = [_facts(turn, losses)]
     if turn.status.plan is not None:
         parts += ["", plan_table(turn.status.plan, turn.observed.coordinator)]
-    if verbose or turn.status.phase in ("Starting", "Restarting"):
+    if verbose or turn.status.phase in (Phase.STARTING, Phase.RESTARTING):
         parts += ["", _members(turn)]
     if events:
         lines = [Text(event_line(e), style="yellow" if e.type == "Warning" else "dim") for e in events[-_EVENTS_SHOWN:]]
@@ -79,7 +79,7 @@ def live_view(turn: Turn, losses: Sequence[float], events: Sequence[Event], verb
 
 def _phase(turn: Turn) -> str:
     view = turn.observed.coordinator
-    if turn.status.phase == "Running" and view is not None:
+    if turn.status.phase == Phase.RUNNING and view is not None:
         return view.phase
     return turn.status.phase
 
@@ -89,7 +89,7 @@ def _facts(turn: Turn, losses: Sequence[float]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     view = turn.observed.coordinator
-    if turn.status.phase == "Profiling":
+    if turn.status.phase == Phase.PROFILING:
         done = [pool.name for pool in turn.job.pools if pool.name in turn.observed.profiles]
         busy = [p.spec.pool or "" for p in turn.observed.processes if p.running and p.spec.role == "profile"]
         table.add_row("profile", f"measured: {', '.join(done) or 'none yet'}; measuring: {', '.join(busy) or '...'}")

@@ -18,7 +18,7 @@ from heterps_operator.control.reconcile import describe_plan
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Status
+from heterps_operator.state.status import Phase, Status
 from heterps_runtime.contract import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -37,13 +37,13 @@ def exit_code(status: Status, interrupted: bool) -> int:
         status: the last status.
         interrupted: whether Ctrl-C or SIGTERM ended the run.
     """
-    if status.phase == "Failed":
+    if status.phase == Phase.FAILED:
         if status.condition("Planned").status == "False":
             return EXIT_INFEASIBLE
         failure = status.failure
         refused = failure is not None and (failure.reason == "BadInput" or failure.exit_code == EXIT_BAD_INPUT)
         return EXIT_BAD_INPUT if refused else EXIT_FAILED
-    return EXIT_INTERRUPTED if interrupted and status.phase != "Succeeded" else EXIT_OK
+    return EXIT_INTERRUPTED if interrupted and status.phase != Phase.SUCCEEDED else EXIT_OK
 
 
 def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool, logs: str) -> dict[str, Any]:
@@ -111,13 +111,13 @@ def render_report(report: Json, job_path: str) -> RenderableType:
 def _headline(report: Json, job_path: str) -> Text:
     name, phase, progress = report["job"], report["phase"], report["progress"]
     step, total = progress["committedSteps"], progress["totalSteps"]
-    if phase == "Succeeded":
+    if phase == Phase.SUCCEEDED:
         return Text(f"{name}: trained", style="bold green")
-    if phase == "Failed":
+    if phase == Phase.FAILED:
         return Text(f"{name}: failed", style="bold red")
-    if phase == "Planned":
+    if phase == Phase.PLANNED:
         return Text(f"{name}: planned (spec.mode is Plan)", style="bold")
-    if phase == "Paused":
+    if phase == Phase.PAUSED:
         return Text(f"{name}: paused (spec.paused); nothing was done", style="bold yellow")
     kept = (report["checkpoint"] or {}).get("lastStep")
     text = f"{name}: stopped"

@@ -71,7 +71,6 @@ class Coupled:
     choices: tuple[Choice, ...] | None  # one per member; None: none found
     dollars: float  # sum over all members, including charges; infinite if there is no choice
     bound: float  # no choice costs less; infinite if infeasibility is proven
-    num_plans: int = 0  # compared plans
     num_rounds: int = 0
 
 
@@ -239,12 +238,11 @@ def solve(
         price_limit, price_free = master.prices()
     if result_bound < master.dollars * (1 - _PROVEN) and not should_stop():
         result_bound = _close(master, best_limit, best_free, values, result_bound, should_stop)
-    count = sum(len(columns.choices) for columns in master.columns)
     if master.best is None:
-        return Coupled(None, math.inf, math.inf if result_bound >= master.worst else result_bound, count, rounds)
+        return Coupled(None, math.inf, math.inf if result_bound >= master.worst else result_bound, rounds)
     if result_bound >= master.dollars * (1 - _PROVEN):
         result_bound = master.dollars
-    return Coupled(master.best, master.dollars, result_bound, count, rounds)
+    return Coupled(master.best, master.dollars, result_bound, rounds)
 
 
 def _close(

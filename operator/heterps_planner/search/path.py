@@ -85,7 +85,6 @@ class Relaxation:
 
     bound_S: FloatArray  # noqa: N815  # dollars per hour that any plan within the limits costs at least
     multiplier_ST: FloatArray  # noqa: N815  # the lambda of that bound, dollars per pod and hour
-    exact_S: NDArray[np.bool_]  # noqa: N815  # the bound is reached by a plan that was reported
 
 
 def relax(
@@ -113,7 +112,6 @@ def relax(
     size = len(pods_SLLT)
     bound = np.zeros(size)  # prices are positive
     kept = start_ST.copy()
-    exact = np.zeros(size, dtype=bool)
     multiplier = start_ST.copy()
     upper = cutoff_S.copy()
     pace = np.ones(size)
@@ -147,7 +145,6 @@ def relax(
                 price = report(int(s), stages)
                 upper[s] = min(upper[s], price)
                 if price <= bound[s] * (1 + 1e-12):
-                    exact[s] = True
                     continue
             if bound[s] >= cutoff_S[s]:
                 continue
@@ -166,4 +163,4 @@ def relax(
         if not going.all():
             active = active[going]
             pods = pods[going]
-    return Relaxation(bound, kept, exact)
+    return Relaxation(bound, kept)

@@ -54,7 +54,6 @@ class SweepResult:
     bound: float  # the same for the lower bound
     finished: bool  # not stopped by the deadline
     limits_mattered: bool = False  # some relaxed plan was excluded by a pool limit only
-    num_points: int = 0  # examined throughputs
     num_labels: int = 0
     multipliers: Multipliers = field(default_factory=list)  # can start the search of a similar problem
 
@@ -112,7 +111,6 @@ class _Sweep:
             The rest of the intervals with known P(lo), and the intervals that pool limits leave open.
         """
         points = Points(self.segments, self.price, lo)
-        self.result.num_points += len(lo)
         paths = cheapest_paths(points.pods * self.price)
         points.bound = paths.value_S + points.extra
         known: list[int] = []
@@ -185,7 +183,6 @@ class _Sweep:
         refined = False
         while lo < min(hi, self.cut) and not self.closes(bound / hi):
             points = Points(self.segments, self.price, np.array([lo]))
-            self.result.num_points += 1
             cutoff = self.cutoff(hi)
             extra = float(points.extra[0])
             if (points.room[0] < 0).any():

@@ -11,6 +11,7 @@ from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.structure import structural_faults
 from heterps_operator.kubernetes.status import job_status
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Phase
 from heterps_operator.state.values import PodProblem
 from tests.controller.world import World
 from tests.manifests.samples import JOB, parsed
@@ -57,7 +58,7 @@ def test_workers_that_are_not_ready_say_why() -> None:
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 def test_after_the_end_nobody_is_waited_for(end: str) -> None:
     world = World().training()
-    world.status = replace(world.status, phase=end, finished=world.time)
+    world.status = replace(world.status, phase=Phase(end), finished=world.time)
     world.processes.clear()
     assert shown(world)["workers"]["notReady"] == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Condition, Failure, Status
+from heterps_operator.state.status import Condition, Failure, Phase, Status
 from heterps_operator.state.values import ProcessView
 from tests.controller.kubernetes.documents import CPU_WORKER, NOW
 from tests.controller.mutants import MISSING, WRONG, changed, job, paths
@@ -19,8 +19,9 @@ def memory() -> dict[str, str]:
     condition = Condition("Planned", "True", "PlanComputed", "x", NOW)
     failure = Failure("x", "x", last_lines=("x",))
     status = Status(
-        "Running", NOW, NOW, conditions=(condition,), plan=PLAN, attempts={"ps-0": 2}, failure=failure, gang=("ps-0",),
-        planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1}, result={"committedSteps": 1},
+        Phase.RUNNING, NOW, NOW, conditions=(condition,), plan=PLAN, attempts={"ps-0": 2}, failure=failure,
+        gang=("ps-0",), planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1},
+        result={"committedSteps": 1},
     )  # fmt: skip
     view = ProcessView(CPU_WORKER, NOW, ended=NOW + 1, exit_code=1, last_lines=("x",), begun=NOW)
     return StoredState(status, Bill(), (view,), (1,), job()["spec"]).to_data()
