@@ -98,7 +98,7 @@ _PRICE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a price in quotes, such as "0.0
 _POOL_SPEC = fields({
     "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "unitsPerPod": number(1, 1024),
     "maxUnits": number(1, _MOST_UNITS), "pricePerUnitHour": _PRICE, "nodeSelector": _TEXTS,
-    "tolerations": items(_TOLERATION),
+    "tolerations": items(_TOLERATION), "autoscaled": truth,
 }, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
 _POOL_STATUS = fields({"conditions": items(_CONDITION)})
 
