@@ -6,6 +6,7 @@ import hmac
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import zmq
 
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import Go, Shutdown
+from heterps_runtime.link import ControlLink
+from heterps_runtime.messages import Forward, Go, Shutdown
 from heterps_runtime.transport import (
     TokenAuthority,
     connect_socket,
@@ -22,6 +24,7 @@ from heterps_runtime.transport import (
     receive,
     send,
 )
+from heterps_runtime.worker.peers import Downstream, Upstream
 
 from .jobs import TOKEN, ThreadedJob, configuration
 
@@ -53,6 +56,43 @@ def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[byt
     assert not listener.poll(300), "nobody else is heard, although they spoke first"
     for socket in (*wrong, bare, right, listener):
         socket.close(linger=0)
+
+
+def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    TokenAuthority(context, TOKEN)
+    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    upstream, downstream = Upstream(listener), Downstream(context, TOKEN, "worker-0-0", 1, [address])
+    forward = Forward(1, 0, True, 0, 0, {}, ())
+    for message in (replace(forward, generation=0), forward):
+        downstream.send(0, message)
+    assert listener.poll(10_000)
+    accepted: list[tuple[bytes, Forward]] = []
+    while not accepted:
+        accepted = upstream.poll(1)
+    assert [message for _, message in accepted] == [forward]
+    assert upstream.refused == 1, "of a generation that is over"
+    send(listener, Go(1), accepted[0][0])
+    assert downstream.sockets[0].poll(10_000)
+    with pytest.raises(TransientError, match="the next stage sent a 'go'"):
+        downstream.poll()
+    send(downstream.sockets[0], Go(1))
+    assert listener.poll(10_000)
+    with pytest.raises(TransientError, match="the stage before sent a 'go'"):
+        upstream.poll(1)
+    downstream.close()
+    listener.close(linger=0)
+
+
+def test_messages_that_are_put_back_are_received_again_before_others(tmp_path: Path) -> None:
+    job = ThreadedJob(configuration(tmp_path / "job"))
+    link = ControlLink(job.credentials, "worker-0-0")
+    link.put_back([Go(2), Go(3)])
+    link.put_back([Go(1)])
+    assert [link.receive() for _ in range(4)] == [Go(1), Go(2), Go(3), None]
+    link.close()
+    job.close()
 
 
 def test_a_taken_port_is_an_error_that_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:

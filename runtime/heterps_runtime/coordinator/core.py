@@ -2,7 +2,8 @@
 
 The one rule (docs/protocol.md): a step is committed once, here, when every worker of the generation has reported that
 its share of the step is computed and acknowledged by the servers. Everything else follows: a lost worker costs the
-uncommitted step, a checkpoint is the state at a commit, a new allocation takes effect at a step nobody has begun.
+uncommitted step, a checkpoint is the state at a commit, a new allocation takes effect at a step that no worker has
+begun.
 
 `membership`, `steps`, `checkpoints` and `evaluation` each keep one part of the state. This module decides what a change
 of one means for the others.
@@ -255,7 +256,7 @@ class CoordinatorCore:
         if self.membership.lineage and self.membership.planned.viable():
             self._form_generation()
         elif self._stop_asked and not self.checkpoints.writing:
-            self._finish(JobPhase.STOPPED)  # nobody waits for a replacement any more
+            self._finish(JobPhase.STOPPED)  # and not wait for a replacement
 
     def _member_failed(self, name: str, failed: Failed) -> None:
         """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""

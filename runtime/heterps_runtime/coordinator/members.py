@@ -182,7 +182,7 @@ def check_pools(plan: PlanDocument, pools: Collection[str]) -> None:
 
 def describe_hang(
     roster: Roster,
-    at_work: str | None,
+    at_work: JobPhase | None,
     forming: bool,
     step: int,
     reported: Container[str],

@@ -97,7 +97,7 @@ class Engine:
         self.committed = step + 1
 
     def allocate(self, allocation: Allocation) -> None:
-        """Batch sizes change at a step that nobody has begun."""
+        """Batch sizes change at a step that no worker has begun."""
         self._schedule = self._schedule.adding(allocation)
         stale = [s for s in self._runs if s >= allocation.from_step]
         assert not any(self._runs[s].num_forwarded for s in stale), "the coordinator announces changes in time"
