@@ -1,4 +1,4 @@
-"""The networks that the benchmarks train, CTRDNN of two shapes, and the click log in memory for plain PyTorch."""
+"""Networks of the benchmarks (CTRDNN in two shapes), and the in-memory click log for plain PyTorch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS
 
 __all__ = ["NETWORKS", "build_arguments", "read_log"]
 
-#: Hidden layers and their width: `deep` is bound by its matrix products, `wide` by its rows.
+#: Hidden layers and their width: matrix products bound `deep`, rows bound `wide`.
 NETWORKS = {"deep": (3, 400), "wide": (1, 16)}
 EMBEDDING_DIM = 16
 _OTHER_LAYERS = 5  # of CTRDNN: three lookups, the concatenation, the output
 
 
 def build_arguments(variant: str) -> dict[str, Any]:
-    """Arguments of `heterps_runtime.models.ctrdnn:build` for one of NETWORKS."""
+    """Return the arguments of `heterps_runtime.models.ctrdnn:build` for one of NETWORKS."""
     hidden_layers, hidden = NETWORKS[variant]
     return {"layers": hidden_layers + _OTHER_LAYERS, "hidden": hidden, "embedding_dim": EMBEDDING_DIM}
 
 
 def read_log(folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Ids (N, 26), numbers (N, 13) and labels (N,) of a split of a click log."""
+    """Return ids (N, 26), numbers (N, 13) and labels (N,) of a split of a click log."""
     table = pq.read_table(folder)
     ids = np.stack([table[n].to_numpy() for n in FIELDS], axis=1)
     numbers = np.stack([table[n].to_numpy() for n in NUMBERS], axis=1)

@@ -1,4 +1,4 @@
-"""A job of real runtime processes that a benchmark starts itself, and the documents of its pools and plans."""
+"""A job of real runtime processes started by a benchmark, and the documents of its pools and plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Processes", "pool_document", "stage_document"]
 
 
 def pool_document(name: str, device: str, resource: str, units: int, price: str) -> dict[str, Any]:
-    """A DevicePool whose workers compute on processors, whatever it is called."""
+    """Return a DevicePool whose workers compute on CPUs, whatever its name."""
     return {
         "apiVersion": "heterps.io/v1alpha1",
         "kind": "DevicePool",
@@ -34,7 +34,7 @@ def pool_document(name: str, device: str, resource: str, units: int, price: str)
 
 
 def stage_document(index: int, pool: str, first_layer: int, last_layer: int, units: int, pods: int) -> dict[str, Any]:
-    """A stage as the coordinator's plan has it."""
+    """Return a stage in the format of the coordinator's plan."""
     return {
         "name": f"stage-{index}",
         "pool": pool,
@@ -47,14 +47,14 @@ def stage_document(index: int, pool: str, first_layer: int, last_layer: int, uni
 
 
 class Processes:
-    """A coordinator and what else of a job is started, ended with the context.
+    """A coordinator and further processes of a job, which end with the context.
 
     Args:
         document: the run configuration.
         folder: an empty folder for configuration, address and log.
 
     Attributes:
-        started: all processes in the order in which they were started, the coordinator first.
+        started: all processes in order of their start, the coordinator first.
     """
 
     def __init__(self, document: dict[str, Any], folder: Path) -> None:
@@ -103,7 +103,7 @@ class Processes:
                 self.start("worker", "--stage", str(number), "--index", str(index), "--pool", stage["pool"])
 
     def check(self) -> None:
-        """Give up if a process has failed."""
+        """Raise if a process has failed."""
         if any(process.poll() for process in self.started):
             raise SystemExit(f"a process of the job failed:\n{(self._folder / 'log').read_text()[-3000:]}")
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks._pytorch SETTINGS.json RANK
 
-The whole log lies in memory, already in the order of training, so a batch is a slice. With more than one process the
-model is DistributedDataParallel over gloo, with what helps it here: gradients live in the buckets, and the graph is
-static. Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients) and the plain one for
-the tables. Prints one JSON object: throughput, processor time and, in process 0, what was learnt.
+The whole log is in memory, in training order, so a batch is a slice. With several processes the model is
+DistributedDataParallel over gloo, with the options that help it here: gradients as bucket views, and a static graph.
+Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients) and the plain one for the
+tables. Prints one JSON object: throughput, processor time and, in process 0, the model's quality.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from heterps_runtime.models.ctrdnn import build
 
 def main(settings: dict[str, Any], rank: int) -> None:
     """Train, and print the result."""
-    # torch's own Adagrad makes sparse tensors without saying whether to check them.
+    # torch's own Adagrad creates sparse tensors without the flag for checks.
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     size: int = settings["processes"]
     torch.set_num_threads(settings["threads"])

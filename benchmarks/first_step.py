@@ -1,11 +1,11 @@
-"""How long it takes from `kubectl apply` to the first training step, and where that time goes.
+"""Time from `kubectl apply` to the first training step, and its parts.
 
     python -m benchmarks.first_step [--job small|flights] [--runs 5] [--output json]
 
-On a test cluster of its own (tests/cluster), with the real operator and real training in real pods. The first job finds
-no profile and has its pools measured; the others use that profile. Times are those at which a watch reported an
-object's change, or the coordinator a member's or a step's, so they are a little late, by less than 0.1 s. Pods mount
-this checkout instead of pulling an image, with the kernels that were compiled before.
+It runs on a separate test cluster (tests/cluster), with the real operator and real training in real pods. The first job
+has no cached profile, so its pools are measured; the others use that profile. Times are those at which a watch reported
+an object's change, or the coordinator a member's or a step's, so they are a little late, by less than 0.1 s. Pods mount
+this checkout instead of pulling an image, with precompiled kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 NAMESPACE = "first-step"
 PATIENCE_SECONDS = 600
 POLL_SECONDS = 0.05
-# What is timed, in the order in which it happens; of several pods or members it is the last one.
+# Timed moments, in order; with several pods or members, the last one counts.
 MOMENTS = (
     "the operator has taken it up",
     "profilers' pods run",
@@ -61,11 +61,11 @@ MOMENTS = (
 
 
 class Stopwatch:
-    """The moments of one job's way to its first step.
+    """Records the moments of one job until its first step.
 
     Args:
-        kubectl: in the job's namespace.
-        name: of the job.
+        kubectl: kubectl in the job's namespace.
+        name: name of the job.
     """
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
@@ -78,13 +78,13 @@ class Stopwatch:
         self._lock = threading.Lock()
 
     def note(self, moment: str, *, again: bool = False) -> None:
-        """Take the time of a moment: of its first occurrence, or else of its last so far."""
+        """Record the time of a moment: its first occurrence, or else its last so far."""
         with self._lock:
             if again or moment not in self.moments:
                 self.moments[moment] = time.monotonic() - self.began
 
     def take_job(self, kind: str, item: Json) -> None:
-        """Take note of an event of a HeterPSJob."""
+        """Process an event of a HeterPSJob."""
         status = item.get("status") or {}
         if item["metadata"]["name"] != self._name or not status:
             return
@@ -96,7 +96,7 @@ class Stopwatch:
             self.note("planned")
 
     def take_pod(self, kind: str, pod: Json) -> None:
-        """Take note of an event of a pod."""
+        """Process an event of a pod."""
         labels = pod["metadata"].get("labels") or {}
         if labels.get(LABEL_JOB) != self._name or kind == "DELETED":
             return
@@ -116,7 +116,7 @@ class Stopwatch:
             self._address = f"http://{pod['status']['podIP']}:{COORDINATOR_PORT}"
 
     def wait(self) -> None:
-        """Ask the coordinator until the first step is committed."""
+        """Poll the coordinator until the first step is committed."""
         wait_until("the coordinator has an address", lambda: self._address, PATIENCE_SECONDS)
         token = b64decode(self._kubectl.get("secret", f"{self._name}-token")["data"]["token"]).decode()
         client, deadline = CoordinatorClient(self._address, token), time.monotonic() + PATIENCE_SECONDS
@@ -143,7 +143,7 @@ def _runs(pod: Json) -> bool:
 
 
 def measure(kubectl: Kubectl, job: Json) -> dict[str, float]:
-    """Apply a job and take the time until its first step; the job is gone afterwards."""
+    """Apply a job and measure the time until its first step; delete the job afterwards."""
     name = str(job["metadata"]["name"])
     stopwatch = Stopwatch(kubectl, name)
     with (
@@ -162,14 +162,14 @@ def measure(kubectl: Kubectl, job: Json) -> dict[str, float]:
 
 
 def runs(which: str, number: int) -> list[dict[str, float]]:
-    """Moments of that many jobs, the first without a profile."""
+    """Yield the moments of several jobs, the first without a profile."""
     with (
         tempfile.TemporaryDirectory(prefix="heterps-first-step-", ignore_cleanup_errors=True) as folder,
         Cluster(name="first-step", say=say) as cluster,
         cluster.entered(),
     ):
         shared = Path(folder)
-        shared.chmod(0o777)  # pods may run as anybody
+        shared.chmod(0o777)  # pods may run as any user
         kubectl = Kubectl(cluster.place.kubeconfig, cluster.place.kubectl_cache, NAMESPACE)
         for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
             cluster.kubectl("create", "namespace", namespace)
@@ -197,7 +197,7 @@ def _manifests(which: str, kubectl: Kubectl, shared: Path) -> tuple[list[Json], 
 
 
 def describe(moments: Sequence[dict[str, float]]) -> list[tuple[str, float, float, float]]:
-    """Median, least and most of each moment that all runs have had, in seconds since the apply."""
+    """Return median, minimum and maximum of each moment that all runs share, in seconds since the apply."""
     rows = []
     for moment in MOMENTS:
         times = [run[moment] for run in moments if moment in run]
@@ -209,7 +209,7 @@ def describe(moments: Sequence[dict[str, float]]) -> list[tuple[str, float, floa
 def print_table(
     title: str, moments: Sequence[dict[str, float]], write: Callable[[str], Any] = sys.stdout.write
 ) -> None:
-    """Print the moments, and how long each took after the one before it."""
+    """Print the moments, and the time between them."""
     write(f"\n{title}\n{'':32} {'s':>6} {'range':>13} {'after the last':>15}\n")
     before = 0.0
     for moment, median, least, most in sorted(describe(moments), key=lambda row: row[1]):
@@ -218,7 +218,7 @@ def print_table(
 
 
 def say(line: str) -> None:
-    """Tell what is going on."""
+    """Print progress."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

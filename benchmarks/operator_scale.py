@@ -1,13 +1,13 @@
-"""What the operator costs with many jobs: requests to the API server, CPU, memory, and how long it takes.
+"""The operator's costs with many jobs: requests to the API server, CPU, memory, and time.
 
     python -m benchmarks.operator_scale [--jobs 20,100,500] [--pods 20] [--nodes 1000] [--steady 360] [--output json]
 
-A real control plane (tests/cluster) with nodes that kwok plays: pods are bound by the real scheduler and run at once,
-and nothing runs in them. Coordinators are played by one program that answers on all their addresses; their members are
-ready at once, and they train for ever. The operator is the real one with its real control loops, and plans by hand
-with a profile that is known, so that each job costs one start of the planner, as every job does.
+A real control plane (tests/cluster) with nodes simulated by kwok: the real scheduler binds pods, which become Running
+at once and run nothing. One program acts as all coordinators on their addresses; their members are ready at once, and
+they train forever. The operator is real, with hand-written plans and a cached profile, so that each job costs one start
+of the planner, as every job does.
 
-Everything runs on one machine: where the control plane takes all of it, the times to Running are the control plane's.
+Everything runs on one machine: where the control plane saturates it, the times to Running are the control plane's.
 Requests, CPU and memory are the operator's own figures (docs/metrics.md); the watches, one per kind of object, are not
 among the requests, and the planners' processes are not in its CPU.
 """
@@ -68,12 +68,12 @@ OPERATOR_SERIES = (
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
 )
-SHORT_SECONDS = 60.0  # of looking at a step that is not the last
+SHORT_SECONDS = 60.0  # observation time of a step other than the last
 SERVERS_AND_COORDINATOR = 2
 
 
 def say(line: str) -> None:
-    """Tell what is going on."""
+    """Print progress."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -82,7 +82,7 @@ def say(line: str) -> None:
 
 
 def make_nodes(number: int) -> list[FakeNode]:
-    """Half of the nodes have processors, half have accelerators."""
+    """Create nodes, half of them with CPUs, half with accelerators."""
     kinds = (("cpu", {"cpu": str(UNITS)}), ("accelerator", {"cpu": str(2 * UNITS), ACCELERATOR: str(UNITS)}))
     return [
         FakeNode(f"{kind}-{index:04d}", {POOL_LABEL: kind}, capacity)
@@ -92,14 +92,14 @@ def make_nodes(number: int) -> list[FakeNode]:
 
 
 def make_pool(name: str, device: str, resource: str, price: str) -> Json:
-    """A DevicePool that takes all nodes of its kind."""
+    """Return a DevicePool that contains all nodes of its kind."""
     pool = pool_document(name, device, resource, 1_000_000, price)
     pool["spec"]["nodeSelector"] = {POOL_LABEL: name}
     return pool
 
 
 def make_job(name: str, pods: int) -> Json:
-    """A job of so many pods, in two stages."""
+    """Return a job with a number of pods, in two stages."""
     workers = pods - SERVERS_AND_COORDINATOR
     stages = [
         {"pool": "cpu", "lastLayer": LAYERS[0], "units": (workers + 1) // 2},
@@ -142,7 +142,7 @@ PROFILE: Json = {
 
 @contextmanager
 def running(folder: Path, nodes: int, planners: int) -> Iterator[tuple[Cluster, KubernetesApi, Operator]]:
-    """The cluster with everything but jobs; the calling thread is in its network inside the block."""
+    """Run the cluster with everything except jobs; the calling thread is in its network inside the block."""
     programs = building.build((*building.CLUSTER, building.KWOK), say)
     with Cluster((), say=say, node_grace_seconds=NODE_GRACE_SECONDS) as cluster, cluster.entered():
         kubectl = cluster.kubectl
@@ -168,7 +168,7 @@ def running(folder: Path, nodes: int, planners: int) -> Iterator[tuple[Cluster, 
 
 
 def keep_profiles(cluster: Cluster, api: KubernetesApi, pods: int) -> None:
-    """Put both pools' profiles where an earlier job would have kept them; all jobs have the same model."""
+    """Store both pools' profiles in the cache of earlier jobs; all jobs have the same model."""
     text = json.dumps(make_job("first", pods))
     options = ("--server-side", "--dry-run=server", "--filename=-", "--output=json")
     job = json.loads(cluster.kubectl("apply", *options, text=text))
@@ -197,7 +197,7 @@ class Figures:
 
     @classmethod
     def read(cls, *, jobs: bool = True) -> Figures:
-        """Scrape the operator; without the series of jobs, of which each has twenty, that costs it next to nothing."""
+        """Scrape the operator; excluding the twenty series of each job keeps that cheap."""
         query = "" if jobs else "?" + urlencode([("name[]", name) for name in OPERATOR_SERIES])
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics{query}", timeout=60) as response:
             text = response.read().decode()
@@ -221,7 +221,7 @@ class Figures:
             single["process_cpu_seconds_total"],
             single["process_resident_memory_bytes"],
             single["heterps_operator_reconcile_total"],
-            single.get("heterps_operator_reconcile_errors_total", 0.0),  # it has no series before the first one
+            single.get("heterps_operator_reconcile_errors_total", 0.0),  # it has no series before the first error
             buckets["heterps_operator_reconcile_duration_seconds"],
             buckets["heterps_operator_queue_seconds"],
             running_jobs,
@@ -229,20 +229,20 @@ class Figures:
 
 
 def longest(before: dict[float, float], after: dict[float, float]) -> float:
-    """The bound of the slowest observation's bucket between two moments."""
+    """Return the bucket bound of the slowest observation between two moments."""
     new = {bound: after[bound] - before[bound] for bound in after}
     total = new[float("inf")]
     return next(bound for bound in sorted(new) if new[bound] >= total)
 
 
 def pods_running(api: KubernetesApi) -> int:
-    """Pods of jobs that are Running. A list of thousands: not to be asked for often."""
+    """Return the number of running pods of jobs. This lists thousands of pods, so call it rarely."""
     pods, _ = api.list(pods_path(NAMESPACE), field_selector="status.phase=Running")
     return len(pods)
 
 
 def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
-    """Create jobs up to that number, and wait until all of their pods run."""
+    """Create jobs up to a number, and wait until all of their pods run."""
     before, began = Figures.read(), time.monotonic()
     for number in range(first, jobs):
         api.create(jobs_path(NAMESPACE), make_job(f"job-{number:04d}", pods))
@@ -284,8 +284,8 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
 
 
 def rest(jobs: int, seconds: float) -> Json:
-    """What all these jobs cost while nothing happens but training."""
-    time.sleep(30)  # what was told late of the start
+    """Return the costs of all these jobs while they only train."""
+    time.sleep(30)  # late observations of the start
     samples = [Figures.read(jobs=False)]
     while samples[-1].time - samples[0].time < seconds:
         time.sleep(SAMPLE_SECONDS)
@@ -318,7 +318,7 @@ def rest(jobs: int, seconds: float) -> Json:
 
 
 def measure(steps: Sequence[int], pods: int, nodes: int, planners: int, steady: float) -> list[Json]:
-    """Start more and more jobs, and look at the operator after each step."""
+    """Start more and more jobs, and observe the operator after each step."""
     rows: list[Json] = []
     with (
         tempfile.TemporaryDirectory(prefix="heterps-scale-") as folder,
@@ -360,7 +360,7 @@ ROWS = (
 
 
 def table(rows: Sequence[Json]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = ["| jobs | " + " | ".join(f"{row['jobs']:,}" for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
     lines += [f"| {words} | " + " | ".join(f"{row[key]:,}" for row in rows) + " |" for key, words in ROWS]
     return "\n".join(lines)
@@ -381,7 +381,7 @@ def main() -> None:
     if steps != sorted(set(steps)) or steps[0] < 1 or options.pods < SERVERS_AND_COORDINATOR + 2:
         parser.error("--jobs must ascend from at least 1, and a job needs at least 4 pods")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit("ended by a signal"))  # with all that was started
+        signal.signal(number, lambda *_: sys.exit("ended by a signal"))  # ends everything that was started
     rows = measure(steps, options.pods, options.nodes, options.planners, options.steady)
     cores = len(os.sched_getaffinity(0))
     if options.output == "json":

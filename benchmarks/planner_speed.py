@@ -1,12 +1,12 @@
-"""How long the exact planner takes to certify an optimum under pool limits.
+"""Time of the exact planner to certify an optimum under pool limits.
 
     python -m benchmarks.planner_speed [--problems 200] [--large 20] [--clusters 3] [--output table|json]
 
 The problems have one CPU pool and T - 1 accelerator pools of random speed, price and limit; layers differ in how much
 an accelerator helps, and the floor is drawn between 10 % and 100 % of the highest throughput that the limits allow, so
 that some limits bind. The grid after them has the models and clusters of `experiments`, with limits so tight that
-several bind. `search` is the optimum with its certificate, `plan` adds the exact shadow prices. Times are those of the
-processor.
+several bind. `search` is the optimum with its certificate, `plan` adds the exact shadow prices. Times are processor
+times.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def draw_problem(rng: np.random.Generator, num_layers: int, num_pools: int) -> P
 
 
 def measure(num_layers: int, num_pools: int, num_problems: int) -> dict[str, Any]:
-    """Plan random problems and sum up the times in milliseconds."""
+    """Plan random problems and summarise the times in milliseconds."""
     drawn = [draw_problem(np.random.default_rng(seed), num_layers, num_pools) for seed in range(num_problems)]
     return {"problems": f"random L={num_layers} T={num_pools}", **summarise(drawn)}
 
@@ -67,7 +67,7 @@ def measure_clusters(num_pools: int, num_seeds: int) -> dict[str, Any]:
 
 
 def summarise(problems: list[Problem]) -> dict[str, Any]:
-    """Plan problems and sum up the times in milliseconds."""
+    """Plan problems and summarise the times in milliseconds."""
     search_ms, plan_ms, gaps, binding, certified = [], [], [], 0, 0
     for problem in problems:
         began = time.process_time()

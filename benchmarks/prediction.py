@@ -2,18 +2,18 @@
 
     python -m benchmarks.prediction [--model flights|clicks|both] [--steps 80] [--rounds 3] [--output table|json]
 
-Each pool is profiled as `heterps profile` does it, the plan's throughput is predicted from the profiles, and the plan
-is run by the real processes. Profiles and runs alternate over the rounds, and the error is the median of the rounds'
-ratios, since a shared machine changes its speed within minutes.
+Each pool is profiled as by `heterps profile`, the plan's throughput is predicted from the profiles, and the real
+processes run the plan. Profiles and runs alternate over the rounds, and the error is the median of the rounds' ratios,
+since a shared machine changes its speed within minutes.
 
-There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with the cores of this machine,
-which all processes share (`here`: heterps_planner/plans/machine.py). Both let stages overlap completely. So plans are
-reported in groups: those that fit this machine; those that want more cores than there are (`busy cores`: what the plan
-would keep busy if it had them); and those in which a stage with dense parameters precedes another, so that the pipeline
-drains at every step.
+There are two predictions: with a core for each unit, as on a cluster (`own cores`), and with this machine's cores,
+which all processes share (`here`: heterps_planner/plans/machine.py). Both assume complete overlap of stages. So plans
+are reported in groups: those that fit this machine; those that need more cores (`busy cores`: cores that the plan would
+keep busy if available); and those in which a stage with dense parameters precedes another, so that the pipeline drains
+at every step.
 
-Processor milliseconds per batch of all processes, predicted and measured, are what the prediction for this machine
-stands on. Other programs change them little, whereas they take cores away from what is measured.
+The prediction for this machine is based on processor milliseconds per batch of all processes, which are reported too.
+Other programs change them little, although they take cores away from the measured job.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Case = tuple[list[dict[str, Any]], int]  # stages as in spec.scheduling.stages, 
 
 @dataclass(frozen=True)
 class Round:
-    """One plan in one round: what was predicted, and what came of it."""
+    """Prediction and result of one plan in one round."""
 
     busy: float  # cores that the plan would keep busy
     own_cores: float  # samples per second, predicted with a core for each unit
@@ -61,18 +61,18 @@ class Round:
 
 @dataclass
 class Result:
-    """One plan in all rounds."""
+    """Results of one plan over all rounds."""
 
     name: str
     drains: bool
     rounds: list[Round]
 
     def median(self, name: str) -> float:
-        """Median of a field over the rounds."""
+        """Return the median of a field over the rounds."""
         return statistics.median(float(getattr(entry, name)) for entry in self.rounds)
 
     def error(self, predicted: str, measured: str = "measured") -> float:
-        """Relative error of a prediction: the median of the rounds'."""
+        """Return the relative error of a prediction: the median of the rounds."""
         return statistics.median(float(getattr(r, predicted)) / float(getattr(r, measured)) - 1 for r in self.rounds)
 
 
@@ -135,13 +135,13 @@ CLICKS: dict[str, Case] = {
 
 
 class Job:
-    """A job whose processes this script starts itself, one plan at a time."""
+    """A job with processes started by this script, one plan at a time."""
 
     def __init__(self, folder: Path, manifest: Path, python_path: Path, steps: int) -> None:
         loaded = load_manifest(manifest)
         document = loaded.run_configuration(folder, [python_path])
         for pool in document["pools"]:
-            pool["spec"]["maxUnits"] = MAX_UNITS  # two workers are measured where the machine has the cores
+            pool["spec"]["maxUnits"] = MAX_UNITS  # two workers are measured if the machine has the cores
         spec = document["job"]["spec"]
         spec["training"]["steps"] = steps
         spec["training"].pop("epochs", None)
@@ -161,18 +161,18 @@ class Job:
             return dict(processes.request("GET", PATH_PROFILES))
 
     def _processes(self) -> Processes:
-        """A coordinator that knows nothing of earlier runs."""
+        """Start a coordinator without an earlier run's state."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         self._document["job"]["spec"]["checkpoint"]["path"] = str(folder / "checkpoints")
         return Processes(self._document, folder)
 
     def problem(self, profiles: Mapping[str, Any]) -> Problem:
-        """The planning problem of some profiles, without a floor or limits."""
+        """Return the planning problem of some profiles, without a floor or limits."""
         problem = Problem.from_json(build_problem(self.spec, profiles))
         return replace(problem, pools=tuple(replace(pool, max_units=MAX_UNITS) for pool in problem.pools))
 
     def run(self, plan: Plan, servers: int) -> tuple[float, float]:
-        """Train by a plan; returns samples per second, and processor seconds per sample of all processes."""
+        """Train by a plan; return samples per second, and processor seconds per sample of all processes."""
         stages: list[dict[str, Any]] = []
         for stage in plan.stages:
             first = stages[-1]["lastLayer"] + 1 if stages else 0
@@ -183,7 +183,7 @@ class Job:
             seen: list[tuple[float, int, float]] = []
             while time.monotonic() < deadline:
                 status = processes.request("GET", PATH_STATUS)
-                # The first steps compile, create rows and fill caches: what counts is the rate after them.
+                # The first steps compile, create rows and fill caches: the rate after them counts.
                 if status["phase"] == JobPhase.TRAINING and status["committedSteps"] > status["totalSteps"] // 4:
                     used = sum(processor_seconds(process.pid) for process in processes.started)
                     seen.append((time.monotonic(), status["samples"], used))
@@ -252,7 +252,7 @@ def clicks(folder: Path, steps: int) -> Job:
 def compare(
     job: Job, cases: Mapping[str, Case], rounds: int, cores: float
 ) -> tuple[list[Result], list[dict[str, Any]]]:
-    """Profile and run, `rounds` times; returns results by plan and each round's calibration."""
+    """Profile and run, `rounds` times; return results by plan and each round's calibration."""
     results = {name: Result(name, name in DRAINING, []) for name in cases}
     calibrations = []
     for _ in range(rounds):

@@ -1,9 +1,8 @@
-"""How fast the storage engine is, beside numpy and torch doing the same, in one run: `python -m benchmarks.store`.
+"""Speed of the storage engine compared with numpy and torch: `python -m benchmarks.store`.
 
-One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, which is what a
-click log's batch of 4,096 samples with 26 fields comes down to. Contenders take turns. Times are CPU times of the one
-thread, and the best of the rounds counts: on a shared machine the best is what the code can do, and the median (also
-printed) what one got.
+One thread, float32, dimension 16, a table of one million trained rows; batches of 25,600 distinct rows, as in a click
+log's batch of 4,096 samples with 26 fields. Contenders alternate. Times are CPU times of the thread, and the best round
+counts: on a shared machine the best is the code's capability, and the median (also printed) the actual result.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from heterps_runtime.store import (
 DIM = 16
 BATCH_ROWS = 25_600  # distinct rows of a batch
 BATCH_IDS = 106_496  # 4,096 samples x 26 fields
-NUM_BATCHES = 8  # taken in turn, so that no contender finds its rows in the cache
+NUM_BATCHES = 8  # used in turn, so that no contender finds its rows in the cache
 
 Contender = Callable[[int], Any]  # takes the number of the batch
 
 
 def store_of(name: str, num_rows: int) -> RowStore:
-    """A store that has trained all `num_rows` rows once."""
+    """Return a store that has trained all `num_rows` rows once."""
     optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
     store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows)})
     for part in np.array_split(make_key(0, np.random.default_rng(0).permutation(num_rows)), 40):
@@ -51,7 +50,7 @@ def store_of(name: str, num_rows: int) -> RowStore:
 
 
 def torch_optimizer(name: str, weight: torch.Tensor) -> torch.optim.Optimizer:
-    """The optimizer that a PyTorch user would take for `nn.Embedding(sparse=True)`."""
+    """Return the usual PyTorch optimizer for `nn.Embedding(sparse=True)`."""
     classes: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
     optimizer: torch.optim.Optimizer = classes[name]([weight], lr=0.05)
     return optimizer
@@ -127,7 +126,7 @@ def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
 
 
 def worker_cases() -> dict[str, tuple[int, dict[str, Contender]]]:
-    """What a worker does with a batch: name -> (elements per call, contenders)."""
+    """Work of a worker on a batch: name -> (elements per call, contenders)."""
     rng = np.random.default_rng(2)
     ids = [
         np.minimum(rng.zipf(1.3, BATCH_IDS), 10**6) + 10**6 * rng.integers(0, 26, BATCH_IDS) for _ in range(NUM_BATCHES)
@@ -206,7 +205,7 @@ def worker_cases() -> dict[str, tuple[int, dict[str, Contender]]]:
 
 
 def measure(contenders: dict[str, Contender], num_rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each call, contenders in turn, after one call each that is not counted."""
+    """Return CPU seconds of each call, contenders in turn, after one uncounted call each."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for r in range(-1, num_rounds):
         for name, call in contenders.items():

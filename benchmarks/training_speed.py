@@ -6,12 +6,12 @@
 All train the same network on the same batches in the same order with the same optimizers, in float32:
 
 - HeterPS: two workers of one thread and one parameter server; sparse rows in `hybrid`, the dense part synchronised. The
-  real processes, reading parquet through the job's own cache. Throughput is what the coordinator has committed.
+  real processes, reading parquet through the job's own cache. Throughput is measured by the coordinator's commits.
 - DDP: two processes of one thread, gloo, `nn.Embedding(sparse=True)`; all data in memory.
 - single: one process of two threads, `sparse=True`; all data in memory.
 
 Rounds are interleaved and ratios are taken within a round, since a shared machine changes its speed within minutes.
-Start-up and the first steps count for nobody. That they learn the same is shown by the held-out log loss.
+Start-up and the first steps do not count. The held-out log loss shows that all learn the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec,
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
 PATIENCE_SECONDS = 240
-SKIP = 15  # steps at the beginning that nobody is timed on
+SKIP = 15  # untimed first steps
 WORKERS = 2
 BATCH = 4096  # per worker
 TRAIN_ROWS, HELD_OUT_ROWS = 600_000, 50_000
@@ -49,7 +49,7 @@ Outcome = dict[str, Any]
 
 
 def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) -> Outcome:
-    """Train with plain PyTorch; one process gets all threads."""
+    """Train with plain PyTorch; a single process gets all threads."""
     settings = {
         "variant": variant,
         "data": str(data),
@@ -85,7 +85,7 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) 
 
 
 def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, Any]]:
-    """The HeterPS job and its pool."""
+    """Return the HeterPS job and its pool."""
     pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
     job = {
         "apiVersion": "heterps.io/v1alpha1",
@@ -128,7 +128,7 @@ def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, 
 
 
 class Moment(NamedTuple):
-    """What was so at a commit."""
+    """State at a commit."""
 
     time: float
     cpu_seconds: list[float]  # by process
@@ -151,7 +151,7 @@ class HeterPS(Processes):
         return self
 
     def measure(self, steps: int) -> Outcome:
-        """Wait for the end; throughput of the steps after the first `SKIP`, from commits, and where the time went."""
+        """Wait for the end; return throughput after the first `SKIP` steps, from commits, and time per activity."""
         begin = self._await(SKIP, steps)
         end = self._await(steps, steps)
         status = end.status
@@ -177,9 +177,9 @@ class HeterPS(Processes):
         return outcome
 
     def _await(self, step: int, last: int) -> Moment:
-        """The moment at which a commit of `step` or later is seen.
+        """Return the state when a commit of `step` or later is first seen.
 
-        Asked seldom until shortly before, so that asking costs nothing.
+        It polls rarely until shortly before, so that polling costs nothing.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         before = -1
@@ -195,7 +195,7 @@ class HeterPS(Processes):
         raise SystemExit("the job does not end")
 
     def _cpu_seconds(self) -> list[float]:
-        """Processor time that each process of the job has used: coordinator, server, workers."""
+        """Return the processor time of each process of the job: coordinator, server, workers."""
         seconds = []
         for process in self.started:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -203,7 +203,7 @@ class HeterPS(Processes):
         return seconds
 
     def _breakdown(self, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, dict[str, float]]:
-        """Per member and activity, milliseconds per step: what the pulses said at both ends."""
+        """Return milliseconds per step by member and activity, from the pulses at both ends."""
         at_begin = {m["name"]: m.get("totals", {}) for m in begin["members"]}
         steps = end["committedSteps"] - begin["committedSteps"]
         result: dict[str, dict[str, float]] = {}
@@ -226,7 +226,7 @@ def heterps(variant: str, data: Path, steps: int, folder: Path, wire: str) -> Ou
 
 
 def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[str]) -> dict[str, list[Outcome]]:
-    """Train with everybody, `rounds` times; outcomes by entrant, one per round."""
+    """Train with every entrant, `rounds` times; return outcomes by entrant, one per round."""
     log = ClickLogSpec(seed=LOG_SEED)
     data = write_click_log(CACHE / "click-log", log, TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty())
     entrants: dict[str, tuple[str, str | int]] = {
@@ -249,7 +249,7 @@ def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[
 
 
 def summary(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
-    """Medians and spreads per entrant, and HeterPS's ratio to it, round by round."""
+    """Return medians and spreads per entrant, and HeterPS's ratio to it, round by round."""
     rows = []
     for name, rounds in outcomes.items():
         rates = [o["samplesPerSecond"] for o in rounds]
@@ -268,7 +268,7 @@ def summary(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
 
 
 def print_tables(variant: str, outcomes: dict[str, list[Outcome]]) -> None:
-    """Print the comparison, and where HeterPS's time goes."""
+    """Print the comparison, and the parts of HeterPS's time."""
     print(
         f"\n| {variant} | samples/s, median (min - max) | HeterPS / this, median (min - max) "
         "| samples per processor second | held-out log loss |"

@@ -1,1 +1,1 @@
-"""The project's experiments: `python -m experiments` regenerates every table and picture of docs/experiments.md."""
+"""The project's experiments: `python -m experiments` generates every table and plot of docs/experiments.md."""

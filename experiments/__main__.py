@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = _parse(arguments)
     if options.list:
         for experiment in EXPERIMENTS.values():

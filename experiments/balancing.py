@@ -1,4 +1,4 @@
-"""Batch balancing: what each way of dividing a batch loses against an optimum that knows all speeds beforehand.
+"""Batch balancing: the loss of each policy against an optimum that knows all speeds beforehand.
 
 The workers are simulated (`experiments.simulator`), so that their true speeds are known.
 """
@@ -28,7 +28,7 @@ POLICIES: Mapping[str, Callable[[int, int], Balancer]] = {
 
 
 def _workers(n: int, seed: int, slowest: float = 4.0) -> tuple[SimulatedWorker, ...]:
-    """Workers 1 to `slowest` times as slow as the fastest, 1 ms per sample, with an overhead of 10 to 30 ms."""
+    """Return workers 1 to `slowest` times as slow as the fastest, 1 ms per sample, with an overhead of 10 to 30 ms."""
     generator = np.random.default_rng([seed, n])
     paces = 0.001 * generator.permutation(np.linspace(1.0, slowest, n))
     return tuple(
@@ -37,7 +37,7 @@ def _workers(n: int, seed: int, slowest: float = 4.0) -> tuple[SimulatedWorker, 
 
 
 def _slowed(n: int, seed: int, num_steps: int) -> Scenario:
-    """The worker of middle speed takes 4 times as long in the second third."""
+    """The worker of median speed takes 4 times as long in the second third."""
     workers = list(_workers(n, seed))
     middle = sorted(range(n), key=lambda i: workers[i].seconds_per_sample)[n // 2]
     slowdown = Slowdown(num_steps // 3, 2 * num_steps // 3, 4.0, 4.0)
@@ -46,14 +46,14 @@ def _slowed(n: int, seed: int, num_steps: int) -> Scenario:
 
 
 def _outlier(n: int, seed: int, num_steps: int) -> Scenario:
-    """Equal workers but one, which has a tenth of their speed."""
+    """All workers are equal except one, with a tenth of their speed."""
     workers = list(_workers(n, seed, slowest=1.0))
     workers[0] = replace(workers[0], seconds_per_sample=10 * workers[0].seconds_per_sample)
     return Scenario(tuple(workers), _SAMPLES_PER_WORKER * n, num_steps)
 
 
 def _ramp(n: int, seed: int, num_steps: int) -> Scenario:
-    """One of equal workers becomes three times as slow, little by little, and stays so."""
+    """One of equal workers gradually becomes three times as slow, permanently."""
     workers = list(_workers(n, seed, slowest=1.0))
     first, end = num_steps // 6, 2 * num_steps // 3
     slowdowns = (Slowdown(first, end, 1.0, 3.0), Slowdown(end, num_steps, 3.0, 3.0))
@@ -62,7 +62,7 @@ def _ramp(n: int, seed: int, num_steps: int) -> Scenario:
 
 
 def _churn(n: int, seed: int, num_steps: int) -> Scenario:
-    """Every other worker is on a spot instance: it is taken away, and one of another speed comes later."""
+    """Every other worker is on a spot instance: it is taken away, and one of another speed joins later."""
     generator = np.random.default_rng([seed, n, 1])
     workers = []
     for i, worker in enumerate(_workers(n, seed)):
@@ -83,11 +83,11 @@ def _stragglers(n: int, seed: int, num_steps: int) -> Scenario:
 
 
 def _alike(n: int, seed: int, num_steps: int) -> Scenario:
-    """Equal workers: all that a policy can do is harm."""
+    """Equal workers: a policy can only do harm."""
     return Scenario(_workers(n, seed, slowest=1.0), _SAMPLES_PER_WORKER * n, num_steps)
 
 
-# Name -> (scenario of (workers, seed, steps), numbers of workers); the first one is the one that is quoted.
+# Name -> (scenario of (workers, seed, steps), numbers of workers); the first one is quoted.
 SCENARIOS: Mapping[str, tuple[Callable[[int, int, int], Scenario], tuple[int, ...]]] = {
     "1-4x, one 4x slower for a third": (_slowed, (8, 2, 4, 16, 32, 64)),
     "one worker at a tenth": (_outlier, (8,)),
@@ -102,13 +102,13 @@ def balancing_regret(seeds: Sequence[int], quick: bool) -> list[dict[str, str | 
     """Run every policy on every scenario.
 
     Args:
-        seeds: of workers and noise; the same ones for every policy.
+        seeds: seeds of workers and noise; the same ones for every policy.
         quick: a tenth of the steps, and 8 workers only.
 
     Returns:
         One row per scenario, number of workers, policy and seed: `scenario`, `workers`, `steps`, `policy`, `seed`,
         `time_ratio` (time / time of the clairvoyant optimum under the same noise), `regret_percent` and `changes`
-        (how often batch sizes were changed). The optimum is the last policy, with a ratio of 1 by definition.
+        (number of changes of batch sizes). The optimum is the last policy, with a ratio of 1 by definition.
     """
     num_steps = 60 if quick else 600
     rows: list[dict[str, str | int | float]] = []
@@ -133,7 +133,7 @@ def balancing_regret(seeds: Sequence[int], quick: bool) -> list[dict[str, str | 
 
 
 def balancenet_rule() -> list[dict[str, str | int | float]]:
-    """What BalanceNet's rule gives as printed, for a base batch size of 256.
+    """Return the results of BalanceNet's rule as printed, for a base batch size of 256.
 
     Returns:
         One row per case: `case`, `nodes`, `rule`, `smallest` and `largest` batch size, `sum_ratio` (sum of the batch

@@ -1,4 +1,4 @@
-"""Batch balancing among the workers of a stage: rows from `balancing`, whose scenarios these are."""
+"""Batch balancing among the workers of a stage: rows from the scenarios of `balancing`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Brute force against the learned scheduler and the exact method: table 2 of the paper.
 
-CTRDNN with 8 to 20 layers, on 2 and on 4 pools in all. Where there are too many schedules the time is
-estimated from the time per schedule of the largest enumeration that was done with as many pools.
+CTRDNN with 8 to 20 layers, on 2 and on 4 pools. For too many schedules the time is estimated from the time per schedule
+of the largest enumeration with the same number of pools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["EXPERIMENT", "MODELS"]
 
 MODELS = {8: "ctrdnn-8", 12: "ctrdnn-12", 16: "ctrdnn", 20: "ctrdnn-20"}
 COMPARED = ("optimal", "rl-lstm")
-MOST_SCHEDULES = 2**20  # enumerate up to here; half a minute
+MOST_SCHEDULES = 2**20  # enumerate up to this number; half a minute
 QUICK_SCHEDULES = 2**8
 
 

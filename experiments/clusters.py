@@ -1,13 +1,13 @@
-"""Clusters of 2 to 64 pools for the four models of the paper: the problems that all experiments share.
+"""Clusters of 2 to 64 pools for the four models of the paper: the problems of all experiments.
 
-T counts all pools, the CPU pool included. Two pools are the paper's cluster: 480 cores and 32 V100. Each
-further pool is another generation of accelerators; when the table of devices is used up, they come again as what a
-cloud sells them as: spot capacity and other regions, each with a price and a limit of its own. A price alone makes no
-new type (erratum 21): without limits the cheapest of equal cards would win all.
+T counts all pools, the CPU pool included. Two pools are the paper's cluster: 480 cores and 32 V100. Each further pool
+is another generation of accelerators; after the last device, they repeat as other offers of a cloud: spot capacity and
+other regions, each with its own price and limit. A price alone does not make a new type (erratum 21): without limits
+the cheapest of equal cards would always win.
 
 Limits are "loose" (4 servers of 8 cards or 10 of 48 cores of each device, as in the paper; 1 to 3 servers in further
-regions) or "tight": pools that the cheapest plan uses have too few units for it, and so have those to which the next
-cheapest plans turn, until several limits bind. The floor is the profile's, the same for all T.
+regions) or "tight": pools of the cheapest plan have too few units for it, and so have the pools of the next cheapest
+plans, until several limits bind. The floor is the profile's, the same for all T.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ PAPER_MODELS = ("matchnet", "ctrdnn", "2emb", "nce")  # the four of section 6.2
 MODELS = (*PAPER_MODELS, "ctrdnn-8", "ctrdnn-12", "ctrdnn-20", "ctrdnn1", "ctrdnn2")
 POOL_COUNTS = (2, 4, 16, 32, 64)
 MAX_POOLS = 64
-# Of cards, of cores: the paper's servers.
+# In cards, in cores: the paper's servers.
 _UNITS_PER_SERVER = (8, 48)
 _LOOSE_SERVERS = (4, 10)
-# In which order devices join: the first few differ most, so that small T has real choices.
+# Order in which devices join: the first few differ most, so that small T has real choices.
 _PREFERRED = ("t4", "a100-40", "graviton3", "l4", "p100", "h100")
 _PAPERS = ("xeon-6271c", "v100")  # in every cluster
-# Tight limits: the first pool may give at most this share of what the cheapest plan wants of it, the least share that
-# still reaches the floor. Then pools of the plan that is cheapest now get one unit less than it wants: they bind.
+# Tight limits: the first pool offers at most this share of the cheapest plan's units, the least share that still
+# reaches the floor. Then pools of the current cheapest plan lose one unit more than it leaves: they bind.
 _SHARES = (0.5, 0.65, 0.8, 0.9)
 _ROUNDS = 8
-_ENOUGH = 3  # limits that bind
+_ENOUGH = 3  # binding limits
 _UNLIMITED = 10**6
 
 
@@ -56,11 +56,11 @@ def cluster(model: str, num_pools: int, *, limits: Limits = "loose", seed: int =
     Args:
         model: one of MODELS.
         num_pools: T, all pools, 2..64; the first is `cpu`, the second `v100`.
-        limits: see the module.
+        limits: see the module docstring.
         seed: draws prices and limits of the third and further pools. Two pools are the same for every seed.
 
     Raises:
-        ValueError: an argument is out of range; the message says which are possible.
+        ValueError: an argument is out of range; the message names the valid ones.
     """
     if model not in MODELS:
         raise ValueError(f"no model {model!r}; there are {', '.join(MODELS)}")
@@ -80,15 +80,15 @@ def _cluster(model: str, num_pools: int, limits: Limits, seed: int) -> Problem:
 def paper_case(model: str, num_pools: int, *, limits: Limits = "loose", seed: int = 0) -> Problem:
     """Return the paper's own cases: CPU cores, and V100 cards at num_pools - 1 prices (section 6.2).
 
-    The floor is half of the profile's, but for CTRDNN: as in the paper, the cores alone miss it for CTRDNN only. The
-    cheapest price is half, the dearest twice the paper's. The cheaper the fewer: one card at the cheapest price, eight
-    at the dearest, for without limits all but the cheapest would be idle (erratum 21).
+    The floor is half of the profile's, except for CTRDNN: as in the paper, the cores alone miss it for CTRDNN only. The
+    lowest price is half, the highest twice the paper's. Cheaper cards are fewer: one at the lowest price, eight at the
+    highest, as without limits all except the cheapest would be idle (erratum 21).
 
     Args:
         model: one of MODELS.
         num_pools: T, all pools, 2..64; two are the paper's cluster with its 32 cards.
-        limits: see the module.
-        seed: draws in which order the prices stand. Two pools are the same for every seed.
+        limits: see the module docstring.
+        seed: draws the order of the prices. Two pools are the same for every seed.
 
     Raises:
         ValueError: an argument is out of range.
@@ -111,7 +111,7 @@ def paper_case(model: str, num_pools: int, *, limits: Limits = "loose", seed: in
 
 
 def unlimited(problem: Problem) -> Problem:
-    """Return the problem with as many units of every pool as anybody could want."""
+    """Return the problem with effectively unlimited units of every pool."""
     return replace(problem, pools=tuple(replace(pool, max_units=_UNLIMITED) for pool in problem.pools))
 
 
@@ -123,7 +123,7 @@ def _devices(problem: Problem, num_pools: int, seed: int) -> Problem:
     for i in range(num_pools - len(problem.pools)):
         region, position = divmod(i, len(names))
         device = catalogue[names[position]]
-        # Drawn for every pool, so that a cluster of fewer pools is the beginning of a larger one.
+        # Drawn for every pool, so that a smaller cluster is a prefix of a larger one.
         change, discount = math.exp(generator.uniform(-0.15, 0.15)), generator.uniform(0.35, 1.3)
         servers = int(generator.integers(1, 4))
         units = _UNITS_PER_SERVER[device.device_type == "CPU"]
@@ -139,7 +139,7 @@ def _devices(problem: Problem, num_pools: int, seed: int) -> Problem:
 
 
 def _tightened(problem: Problem) -> Problem:
-    """Cut pools that the cheapest plan uses below what it uses, one after the other, until several limits bind."""
+    """Cut pools of the cheapest plan below its units, one after the other, until several limits bind."""
     cut: set[int] = set()
     best, most_binding = problem, 0
     for _ in range(_ROUNDS):
@@ -162,9 +162,9 @@ def _tightened(problem: Problem) -> Problem:
 
 
 def _cut_one(problem: Problem, choice: Choice, cut: set[int]) -> Problem | None:
-    """Cut the pool on which a plan spends most, of those that can be cut; `cut` holds those cut before."""
+    """Cut the pool with the highest spending of those that can be cut; `cut` holds those cut before."""
     used = _units(problem, choice)
-    # A single unit is not cut: that would only take the pool away.
+    # A single unit is not cut: that would remove the pool.
     open_pools = [pool for pool, units in used.items() if units > 1 and pool not in cut]
     for pool in sorted(open_pools, key=lambda t: -used[t] * problem.pools[t].price_per_unit_hour):
         cut.add(pool)
@@ -194,7 +194,7 @@ def _with_limit(problem: Problem, pool: int, units: int) -> Problem:
 
 
 def fits(problem: Problem, found: Plan | Infeasible) -> bool:
-    """Whether a plan keeps the limits of a problem, which may not be the one it was made for."""
+    """Whether a plan keeps the limits of a problem, possibly not its own."""
     if not isinstance(found, Plan):
         return False
     used = Counter({stage.pool: 0 for stage in found.stages})

@@ -1,4 +1,4 @@
-"""What the layers of a model do: counted by running each of them once, forward and backward, on rows of a click log."""
+"""Operation counts of a model's layers, from running each once, forward and backward, on rows of a click log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heterps_runtime.intake import LOGITS, LayeredModel, StageModule, build_mode
 
 __all__ = ["count_layers"]
 
-_LABEL_BYTES = 4  # travels with the activations
+_LABEL_BYTES = 4  # transferred with the activations
 
 
 def count_layers(entrypoint: str, arguments: Mapping[str, Any], rows: Chunk) -> dict[str, LayerCounts]:
@@ -23,8 +23,8 @@ def count_layers(entrypoint: str, arguments: Mapping[str, Any], rows: Chunk) -> 
 
     Args:
         entrypoint: `module:callable` of the model.
-        arguments: of the callable.
-        rows: a batch; distinct ids are counted in it.
+        arguments: arguments of the callable.
+        rows: a batch, in which distinct ids are counted.
     """
     model = trace_model(build_model(entrypoint, dict(arguments), 0, torch.float32))
     values: dict[str, Tensor] = {name: torch.from_numpy(rows.ids[:, j].copy()) for j, name in enumerate(FIELDS)}

@@ -4,9 +4,9 @@ Layers are measured on CPU cores (`measure_profiles`). On any other device their
 
     compute = max(FLOPs / (peak * 0.5), bytes moved / (memory bandwidth * 0.75)),
 
-because a kernel ends when both its arithmetic and its traffic are done (Williams, Waterman, Patterson, "Roofline",
-2009). Embedding rows never lie on a card: its host looks them up, as a CPU worker does, on the cores and with the share
-of the network that belong to one card. Everything derived is marked as such in the problem.
+because a kernel ends when its arithmetic and its traffic are both done (Williams, Waterman, Patterson, "Roofline",
+2009). Embedding rows are never on a card: its host looks them up, like a CPU worker, with one card's share of cores and
+network. Derived values are marked as such in the problem.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOST_CORES_PER_CARD = CORES_PER_SERVER / CARDS_PER_SERVER
 
 #: Share of the published peaks that is reached. Matrix products of a few hundred columns in full float32, and streams.
 COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.5, 0.75
-LAUNCH_SECONDS = 10e-6  # of one operation of PyTorch's eager mode, paid once per batch
+LAUNCH_SECONDS = 10e-6  # of one operation in PyTorch's eager mode, paid once per batch
 LATENCY_SECONDS = 50e-6  # of one message between stages
 #: alpha of a CPU core. Published speeds of Wide&Deep on Paddle's parameter servers rise from 285,000 to 1,020,000
 #: samples/s from 4 to 16 servers of 16 threads (Paddle fleet documentation): a serial part of 0.00064 per thread.
@@ -45,7 +45,7 @@ _WEIGHT_PASSES = 6
 
 @dataclass(frozen=True)
 class Device:
-    """One unit as its maker describes it, and what a cloud asks for it."""
+    """One unit with its published figures and its cloud price."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class Device:
     peak_flops: float  # float32, per second
     memory_bandwidth: float  # bytes per second
     memory_bytes: float
-    host_bandwidth: float  # bytes per second to the host, one way; of a core: its share of the memory bandwidth
+    host_bandwidth: float  # bytes per second to the host, one way; for a core: its share of the memory bandwidth
     price_per_hour: float  # dollars
     source: str
     price_source: str
@@ -71,7 +71,7 @@ def _card(
     price_source: str,
     device_type: str = "GPU",
 ) -> Device:
-    """A card in PCI Express of a generation: 12, 25 or 50 GB/s of 16 lanes remain after protocol."""
+    """Return a card in PCI Express of a generation: 12, 25 or 50 GB/s of 16 lanes remain after protocol overhead."""
     host = {3: 12e9, 4: 25e9, 5: 50e9}[pcie]
     figures = (teraflops * 1e12, gigabytes_per_second * 1e9, gigabytes * 1e9, host)
     return Device(name, title, device_type, *figures, price, source, price_source)
@@ -103,12 +103,12 @@ DEVICES: Mapping[str, Device] = {
 def _core(
     name: str, title: str, ghz: float, flops: int, server: tuple[float, int], price: float, source: tuple[str, str]
 ) -> Device:
-    """A core: FLOPs per cycle, and its share of (memory GB/s, cores) of a processor."""
+    """Return a core: FLOPs per cycle, and its share of (memory GB/s, cores) of a processor."""
     bandwidth = server[0] * 1e9 / server[1]
     return Device(name, title, "CPU", ghz * 1e9 * flops, bandwidth, 10e9, bandwidth, price, *source)
 
 
-#: CPU cores. The core that profiles are measured on stands for the first one, the paper's.
+#: CPU cores. The measured core stands for the first one, the paper's.
 CPU_CORES: Mapping[str, Device] = {
     device.name: device
     for device in (
@@ -127,7 +127,7 @@ CPU_CORES: Mapping[str, Device] = {
             2.45,
             32,
             (204.8, 64),
-            0.0765,  # two vCPUs are a core
+            0.0765,  # two vCPUs per core
             ("AMD EPYC 7003 data sheet", "AWS c6a, on demand"),
         ),
         _core(
@@ -145,22 +145,22 @@ CPU_CORES: Mapping[str, Device] = {
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """What a layer does, counted from the module. All but the weights and operations per sample, forward and backward.
+    """Operation counts of a layer, per sample, forward and backward, except weights and operations.
 
-    `row_bytes` is of rows pulled or pushed, each distinct one of a batch once.
+    `row_bytes` counts pulled or pushed rows, each distinct row of a batch once.
     """
 
     flops: float
-    activation_bytes: float  # what the layer reads and writes once, forward
+    activation_bytes: float  # read and written once, forward
     row_bytes: float
-    looked_up_bytes: float  # what the lookups give the layer, forward
-    cut_bytes: float  # what travels if the pipeline is cut after the layer, both ways
+    looked_up_bytes: float  # result of the lookups, forward
+    cut_bytes: float  # transferred if the pipeline is cut after the layer, both ways
     weight_bytes: float  # dense parameters
     operations: int
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LayerCounts:
-        """Read what `vars` of one gave."""
+        """Restore the result of `vars`."""
         return cls(**value)
 
 
@@ -172,14 +172,14 @@ def derive_times(
     batch_size: int,
     measured_pool: str = "cpu",
 ) -> list[LayerTimes]:
-    """Times of layers on one unit of a device, seconds per batch.
+    """Return times of layers on one unit of a device, seconds per batch.
 
     Args:
         layers: measured on CPU cores.
-        counts: of each layer.
+        counts: counts of each layer.
         device: a card, or a core of another kind than the measured one.
-        batch_size: of the times, B_o.
-        measured_pool: where `layers` have their measured times.
+        batch_size: batch size of the times, B_o.
+        measured_pool: pool of the measured times in `layers`.
     """
     derive = _on_core if device.device_type == "CPU" else _on_card
     result = []
@@ -197,13 +197,13 @@ def derive_times(
 
 
 def with_transfer(times: LayerTimes, count: LayerCounts, device_type: str, batch_size: int) -> LayerTimes:
-    """The times with the transfer behind the layer, from its bytes and a unit's share of its server's network.
+    """Add the transfer after the layer, from its bytes and a unit's share of its server's network.
 
-    Every unit sends through its share, so what grows with the batch is divided by k.
+    Every unit uses its share, so the part that grows with the batch is divided by k.
     """
     if not count.cut_bytes:
         return times
-    fixed = 2 * LATENCY_SECONDS  # there and back; the planner counts it once per micro-batch
+    fixed = 2 * LATENCY_SECONDS  # both directions; the planner counts it once per micro-batch
     seconds = fixed + count.cut_bytes * batch_size / _network_share(device_type)
     return replace(times, transfer_seconds=seconds, transfer_fixed_seconds=fixed, transfer_parallel_fraction=1.0)
 
@@ -213,12 +213,12 @@ def _network_share(device_type: str) -> float:
 
 
 def _on_card(measured: LayerTimes, count: LayerCounts, device: Device, batch_size: int) -> tuple[float, float]:
-    """Seconds per batch and seconds per sample."""
+    """Return seconds per batch and seconds per sample."""
     compute, memory = device.peak_flops * COMPUTE_EFFICIENCY, device.memory_bandwidth * MEMORY_EFFICIENCY
     traffic = _ACTIVATION_PASSES * count.activation_bytes
     per_sample = max(count.flops / compute, traffic / memory)
     if count.row_bytes:
-        # Rows are prepared on the host while the card computes something else, but not faster than the slowest part.
+        # The host prepares rows while the card computes, but not faster than the slowest part.
         host = (measured.compute_seconds - measured.compute_fixed_seconds) / batch_size / HOST_CORES_PER_CARD
         network = 2 * count.row_bytes / _network_share(device.device_type)
         per_sample += max(host, network) + 2 * count.looked_up_bytes / device.host_bandwidth
@@ -228,7 +228,7 @@ def _on_card(measured: LayerTimes, count: LayerCounts, device: Device, batch_siz
 
 
 def _on_core(measured: LayerTimes, count: LayerCounts, device: Device, batch_size: int) -> tuple[float, float]:
-    """The measured times, scaled by what bounds the layer on the measured core: its arithmetic or its memory."""
+    """Scale the measured times by the layer's bottleneck on the measured core: arithmetic or memory."""
     reference = CPU_CORES["xeon-6271c"]
     traffic = _ACTIVATION_PASSES * count.activation_bytes + 2 * count.row_bytes
     bound_by_memory = traffic / reference.memory_bandwidth > count.flops / reference.peak_flops
@@ -244,17 +244,17 @@ def _on_core(measured: LayerTimes, count: LayerCounts, device: Device, batch_siz
 def add_pool(
     problem: Problem, device: Device, *, price: float | None = None, max_units: int = 32, name: str | None = None
 ) -> Problem:
-    """A profile's problem with one more pool, its times derived.
+    """Add a pool with derived times to a profile's problem.
 
     Args:
         problem: from `load_profile`, or from this function.
-        device: of the pool.
+        device: device of the pool.
         price: dollars per unit and hour; None: the device's.
         max_units: limit.
-        name: of the pool; None: the device's.
+        name: name of the pool; None: the device's.
 
     Raises:
-        ValueError: the problem has such a pool already, or has no counts of its layers.
+        ValueError: the pool already exists, or the problem has no counts of its layers.
     """
     label = name or device.name
     if any(pool.name == label for pool in problem.pools):
@@ -266,7 +266,7 @@ def add_pool(
     layers = tuple(
         replace(layer, pools={**layer.pools, label: entry}) for layer, entry in zip(problem.layers, times, strict=True)
     )
-    # What a stage pays beside its layers is the protocol's, whatever computes them.
+    # A stage's overhead comes from the protocol, on any device.
     stage = problem.pools[0].stage_fixed_seconds
     pool = Pool(
         label,
@@ -280,13 +280,13 @@ def add_pool(
 
 
 def load_profile(model: str) -> Problem:
-    """The stored problem of a model, with the pools `cpu` (measured) and `v100` (derived).
+    """Return the stored problem of a model, with the pools `cpu` (measured) and `v100` (derived).
 
     Args:
         model: a file's name in experiments/profiles, such as `ctrdnn`.
 
     Raises:
-        ValueError: there is no such profile; the message names those that exist.
+        ValueError: there is no such profile; the message names the existing ones.
     """
     path = _PROFILES / f"{model}.json"
     if not path.is_file():

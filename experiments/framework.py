@@ -1,8 +1,8 @@
-"""How experiments are run: cells, one after the other or side by side, each kept as soon as it is done.
+"""Execution of experiments: cells, sequential or parallel, each stored as soon as it is finished.
 
-An experiment is a list of cells and a pure function from a cell to rows. A cell is a small JSON object: what is varied,
-and the seed. Its rows are stored under a hash of the experiment, the cell and the code that computes it, so that a run
-that was stopped goes on where it was, and a change of the planner makes new results.
+An experiment is a list of cells and a pure function from a cell to rows. A cell is a small JSON object: the varied
+settings, and the seed. Its rows are stored under a hash of the experiment, the cell and the code that computes it, so
+that a stopped run resumes, and a change of the planner leads to new results.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ Row = dict[str, Value]
 Cell = dict[str, Any]  # JSON values only
 
 _CODE = (".py", ".json", ".safetensors", ".yaml")  # files that results depend on
-# One thread each: the cells run side by side, and a time must not depend on how many others do.
+# One thread each: cells run in parallel, and a time must not depend on their number.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose."""
+    """The user's settings."""
 
     seeds: int = 5
-    quick: bool = False  # a small part of everything: to see that it works, not to measure
+    quick: bool = False  # a small part of everything: a check, not a measurement
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One subject."""
+    """One experiment."""
 
     name: str
-    subject: str  # what is measured, for `--list` and the progress line
+    subject: str  # its subject, for `--list` and the progress line
     cells: Callable[[Settings], Sequence[Cell]]
     run: Callable[[Cell], list[Row]]
-    seconds: Callable[[Cell], float] = lambda cell: 1.0  # about how long a cell takes; long ones go first
-    sources: tuple[str, ...] = ()  # files, relative to the root, whose change makes results void; beside the planner
-    alone: bool = False  # starts processes of its own: one cell at a time, and nothing beside it
+    seconds: Callable[[Cell], float] = lambda cell: 1.0  # estimated time of a cell; long ones run first
+    # files, relative to the root and besides the planner, whose change invalidates results
+    sources: tuple[str, ...] = ()
+    alone: bool = False  # starts its own processes: one cell at a time, and nothing in parallel
 
 
 class Store:
@@ -61,12 +62,12 @@ class Store:
         self._folder = folder
 
     def path(self, experiment: Experiment, cell: Cell) -> Path:
-        """Where the rows of a cell are kept."""
+        """Path of a cell's rows."""
         key = json.dumps([experiment.name, cell, code_version(experiment.sources)], sort_keys=True)
         return self._folder / experiment.name / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     def load(self, experiment: Experiment, cell: Cell) -> list[Row] | None:
-        """The rows of a cell, or None if there are none (or only half a file)."""
+        """Return the rows of a cell, or None if there is no complete file."""
         try:
             rows = json.loads(self.path(experiment, cell).read_text())
         except (OSError, ValueError):
@@ -74,7 +75,7 @@ class Store:
         return rows if isinstance(rows, list) else None
 
     def save(self, experiment: Experiment, cell: Cell, rows: list[Row]) -> None:
-        """Keep rows; the file appears whole or not at all."""
+        """Store rows atomically."""
         path = self.path(experiment, cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
@@ -84,7 +85,7 @@ class Store:
 
 @functools.cache
 def code_version(sources: tuple[str, ...]) -> str:
-    """Hash of the planner, the clusters, their profiles, and further files or folders, as they are when first asked."""
+    """Hash of the planner, the clusters, their profiles, and further files or folders, at the first call."""
     common = (
         "operator/heterps_planner",
         "experiments/clusters.py",
@@ -102,7 +103,7 @@ def code_version(sources: tuple[str, ...]) -> str:
 
 
 class Progress:
-    """A line that says how far a run is and how long it will take."""
+    """Progress line with the state of a run and its remaining time."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -112,7 +113,7 @@ class Progress:
         self._done = 0.0  # expected seconds of the cells computed in this run
 
     def start(self) -> None:
-        """Begin to count from here."""
+        """Start counting from here."""
         self._began, self._done, self._shown = self._clock(), 0.0, -math.inf
 
     def show(self, name: str, finished: int, total: int, expected_done: float, expected_left: float) -> None:
@@ -146,9 +147,9 @@ def run_experiment(
     Args:
         experiment: what to run.
         settings: seeds and size.
-        store: where finished cells are.
-        jobs: processes; 1: in this one.
-        progress: told after every cell.
+        store: store of finished cells.
+        jobs: number of processes; 1: this process.
+        progress: updated after every cell.
 
     Raises:
         KeyboardInterrupt: the user stopped it; finished cells are in the store.
@@ -209,7 +210,7 @@ def _compute(
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which the terminal sends to all processes, to the one that can end cleanly."""
+    """Ignore Ctrl-C, which the terminal sends to all processes, except in the one that can end cleanly."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

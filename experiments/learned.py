@@ -61,7 +61,7 @@ def _transfer_cells(settings: Settings) -> list[Cell]:
 
 
 def _run_transfer(cell: Cell) -> list[Row]:
-    """The policy's first answer, and the same after repair (the method)."""
+    """Run the policy's first answer, and the method with repair."""
     _, segments, optimum, _ = solved(cell)
     problem = cluster(cell["model"], cell["pools"], limits=cell["limits"], seed=cell["cluster"])
     row: Row = dict(cell) | {"stage": "first answer", "status": "refused"}

@@ -1,4 +1,4 @@
-"""Algorithm 1 of [HeterPS] as printed, with a switch for every erratum: what each of them costs.
+"""Algorithm 1 of [HeterPS] as printed, with a switch for every erratum, to show its cost.
 
     .venv/bin/python -m experiments.literal_rl --model ctrdnn --pools 4
 
@@ -13,8 +13,8 @@ a round come from the same probabilities. The variants build on one another:
   drawn from the policy. `best plan`: the answer is the best plan evaluated; 16 is corrected except that the network
   still does not see its earlier choices.
 
-Infeasible plans have no cost in the paper. Here they cost what `Evaluator.scores` says, twice the dearest feasible plan
-of the round at most, so that rewards stay finite.
+Infeasible plans have no cost in the paper. Here their cost is that of `Evaluator.scores`, at most twice the most
+expensive feasible plan of the round, so that rewards stay finite.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["VARIANTS", "Literal", "Variant", "direction", "run"]
 
 @dataclass(frozen=True)
 class Variant:
-    """Which errata are corrected, and the numbers that the paper leaves open."""
+    """The corrected errata, and the numbers that the paper leaves open."""
 
     sign: bool = False  # 13
     all_layers: bool = False  # 14
@@ -67,7 +67,7 @@ VARIANTS: dict[str, Variant] = {
 
 @dataclass(frozen=True)
 class Literal:
-    """The outcome of one run."""
+    """The result of one run."""
 
     assignment: NDArray[np.intp]  # (L,), the answer
     rate: float  # dollars per hour and (sample per second), infinite if the answer is infeasible
@@ -121,7 +121,7 @@ class _Lstm:
         return probability
 
     def gradient(self, features: Array, grad_logits: Array) -> dict[str, Array]:
-        """Return the gradient by all weights, given that by the logits, (L, T)."""
+        """Return the gradient with respect to all weights, given that with respect to the logits, (L, T)."""
         w = self.weights
         hidden = len(w["recurrent"])
         output = np.concatenate([state[:, :hidden] for state in self.states[1:]])
@@ -149,8 +149,8 @@ def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[],
 
     Args:
         problem: the problem.
-        variant: what is corrected.
-        seed: of the weights and the plans.
+        variant: corrected errata.
+        seed: seed of the weights and the plans.
         should_stop: ends the rounds.
     """
     rng = np.random.default_rng(seed)
@@ -195,7 +195,7 @@ def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[],
 def direction(
     probability: Array, drawn: NDArray[np.intp], advantage: NDArray[np.float64], *, all_layers: bool
 ) -> NDArray[np.float64]:
-    """Equations (14) and (15) by the logits: sum over plans of advantage * (one-hot(choice) - probability).
+    """Equations (14) and (15) for the logits: sum over plans of advantage * (one-hot(choice) - probability).
 
     Args:
         probability: (L, T).
@@ -215,7 +215,7 @@ def direction(
 
 
 def _costs(evaluator: Evaluator, drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return finite costs; an infeasible plan costs up to twice the dearest feasible one of the round."""
+    """Return finite costs; an infeasible plan costs up to twice the most expensive feasible one of the round."""
     rates, scores = evaluator.rates(drawn), evaluator.scores(drawn)
     feasible = np.isfinite(rates)
     if not feasible.any():
@@ -227,7 +227,7 @@ def _costs(evaluator: Evaluator, drawn: NDArray[np.intp]) -> NDArray[np.float64]
 
 
 def main() -> None:
-    """Command line: every variant on one problem."""
+    """Command line: run every variant on one problem."""
     from experiments.clusters import MODELS, cluster
 
     parser = argparse.ArgumentParser(description="What each erratum of Algorithm 1 costs.")

@@ -1,4 +1,4 @@
-"""What the results were measured on, without a name or a path."""
+"""Description of the measuring machine, without a name or a path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["describe_machine"]
 
 
 def describe_machine(seeds: int) -> dict[str, Any]:
-    """Processor, cores, memory, versions, the date and the number of seeds."""
+    """Return processor, cores, memory, versions, the date and the number of seeds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""Small pieces of the document: tables, numbers as people write them, pictures."""
+"""Small parts of the document: tables, formatted numbers, pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["made_by", "percent", "picture", "seconds", "spread_text", "table"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, the first column left, the others right aligned."""
+    """Return a table, the first column left-aligned, the others right-aligned."""
     lines = [
         "| " + " | ".join(head) + " |",
         "|" + "|".join("---" if i == 0 else "--:" for i in range(len(head))) + "|",
@@ -24,14 +24,14 @@ def picture(alt: str, name: str) -> str:
 
 
 def made_by(name: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """The command that makes an experiment's results, and the seeds in them."""
+    """Return the command that creates an experiment's results, and the seeds in them."""
     seeds = sorted({int(str(row[key])) for row in rows for key in ("seed", "cluster") if row.get(key) is not None})
     span = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}" if seeds else "no seed"
     return f"`python -m experiments {name}`, {span}; rows: [{name}.csv](results/{name}.csv).\n"
 
 
 def percent(value: float) -> str:
-    """A percentage with as many digits as say something; `-` for none."""
+    """Format a percentage with meaningful digits; `-` for none."""
     if not math.isfinite(value):
         return "-"
     if abs(value) < 0.005:
@@ -42,7 +42,7 @@ def percent(value: float) -> str:
 
 
 def spread_text(low_mean_high: tuple[float, float, float]) -> str:
-    """Mean and spread, such as `1.20 (0.30-2.00)`; only the mean if there is no spread."""
+    """Format mean and spread, such as `1.20 (0.30-2.00)`; only the mean without a spread."""
     mean, low, high = low_mean_high
     if not math.isfinite(mean):
         return "-"
@@ -52,7 +52,7 @@ def spread_text(low_mean_high: tuple[float, float, float]) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in seconds with two or three digits."""
+    """Format a time in seconds with two or three digits."""
     if not math.isfinite(value):
         return "-"
     if value < 0.001:

@@ -2,7 +2,7 @@
 
     python -m experiments.measure_profiles [MODEL...]      # all of them take some minutes on a quiet machine
 
-What is measured, counted and assumed is told in docs/models.md. Each model is profiled by `heterps profile`, one worker
+docs/models.md describes what is measured, counted and assumed. Each model is profiled by `heterps profile`, one worker
 on one core. Compute times of the pool `cpu` are the measured ones; everything else follows from counts of the layers.
 """
 
@@ -74,10 +74,10 @@ MODELS: Mapping[str, Model] = {
 
 
 def measure(model: Model, data: Path, folder: Path) -> Problem:
-    """Profile a model as a user would: `heterps profile JOB --to FILE`.
+    """Profile a model as users do: `heterps profile JOB --to FILE`.
 
     Raises:
-        SystemExit: the profiler failed; what it said is shown.
+        SystemExit: the profiler failed; its output is shown.
     """
     job, result = folder / "job.yaml", folder / "problem.json"
     job.write_text(yaml.safe_dump_all(_manifest(model, data)), encoding="utf-8")
@@ -138,13 +138,13 @@ def server_seconds_per_byte(rows: Chunk, dim: int = 16) -> float:
         began = time.thread_time()
         pulled = store.pull(keys)
         store.apply([(keys, gradients)], 1 / BATCH, step)
-        if step > _SERVER_ROUNDS:  # rows exist by then
+        if step > _SERVER_ROUNDS:  # rows exist after that
             rates.append((time.thread_time() - began) / (pulled.nbytes + gradients.nbytes))
     return statistics.median(rates) + TRANSPORT_SECONDS_PER_BYTE
 
 
 def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
-    """The paper's cluster around measured layers: cores as measured, cards derived, servers charged, a floor."""
+    """Build the paper's cluster from measured layers: cores as measured, cards derived, servers charged, a floor."""
     model = MODELS[name]
     counts = count_layers(f"heterps_runtime.models.{model.module}:build", model.arguments, rows)
     layers = []
@@ -188,7 +188,7 @@ def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
 
 
 def _kind(kind: str) -> str:
-    """The kind of a layer as the paper's features name it."""
+    """Return the kind of a layer in the terms of the paper's features."""
     return {"Slot": "Embedding", "PooledSlot": "EmbeddingBag"}.get(kind, kind)
 
 

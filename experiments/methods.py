@@ -1,6 +1,6 @@
 """Every method on every model and number of pools: the gap to the certified optimum, and the time it takes.
 
-The tables and pictures in the place of the paper's table 3 and figures 5 to 10 come from these rows.
+The counterparts of the paper's table 3 and figures 5 to 10 are generated from these rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["BUDGETS", "EXPERIMENT", "Budget", "budget_of"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may use in the main grid."""
+    """Limits of a method in the main grid."""
 
     seconds: float = 10.0  # limit of one run
     pool_counts: tuple[int, ...] = POOL_COUNTS
@@ -38,7 +38,7 @@ QUICK_SECONDS = 0.5
 
 
 def budget_of(method: str) -> Budget:
-    """The budget of a method; those without an entry have the default."""
+    """Return the budget of a method; the default if it has no entry."""
     return BUDGETS.get(method, Budget())
 
 
@@ -47,7 +47,7 @@ def _cells(settings: Settings) -> list[Cell]:
     cells: list[Cell] = []
     for method in METHODS:
         if method == "brute-force" or (settings.quick and method == "bayesian"):
-            continue  # the one has its own experiment: it can do the small ones only; the other needs seconds to load
+            continue  # one has its own experiment, as it solves only small problems; the other needs seconds to load
         budget = budget_of(method)
         seeds = 1 if method in SEEDLESS else min(settings.seeds, budget.most_seeds)
         for kind, model, num_pools, limits in _grid(models, budget, settings.quick):

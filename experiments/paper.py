@@ -1,6 +1,6 @@
-"""What the paper states in its text and tables: Liu et al., "HeterPS", FGCS 2023, sections 6.1 and 6.2.
+"""Figures from the paper's text and tables: Liu et al., "HeterPS", FGCS 2023, sections 6.1 and 6.2.
 
-The heights of its bars are not in the text, so its figures are compared by the percentages that it gives for them.
+The text does not give the heights of its bars, so its figures are compared by its percentages.
 """
 
 from __future__ import annotations

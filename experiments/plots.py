@@ -1,7 +1,7 @@
-"""The pictures' one style: the same colour and mark for a method everywhere, axes with units, spreads, honest gaps.
+"""Common style of the plots: one colour and marker per method, axes with units, spreads, explicit gaps.
 
-Colours are Okabe and Ito's, which people with any colour vision can tell apart; marks and hatches differ as well. A
-method without a plan has no bar but a cross at the foot, so that "nothing" is not taken for "cheap".
+Colours are Okabe and Ito's, which are distinguishable with colour blindness; markers and hatches differ as well. A
+method without a plan has a cross instead of a bar, so that "nothing" does not look like "cheap".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # files only: no window system is asked for
+mpl.use("Agg")  # files only, no window system
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ __all__ = ["LOOKS", "Bar", "Look", "bars", "finish", "legend", "lines", "look", 
 
 @dataclass(frozen=True)
 class Look:
-    """How a method looks."""
+    """Style of a method."""
 
     label: str
     colour: str
@@ -52,7 +52,7 @@ _GREY = "#444444"
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its spread; value NaN: nothing to show, and `missing` says why."""
+    """A value with its spread; NaN: nothing to show, and `missing` gives the reason."""
 
     value: float
     low: float = math.nan
@@ -61,7 +61,7 @@ class Bar:
 
 
 def look(name: str, index: int = 0) -> Look:
-    """The look of a method, or of another series by its number."""
+    """Return the style of a method, or of another series by its number."""
     return LOOKS.get(name, Look(name, _SPARE[index % len(_SPARE)], "osD^v<>"[index % 7]))
 
 
@@ -90,11 +90,11 @@ def bars(
     """Draw grouped bars.
 
     Args:
-        ax: where.
+        ax: target axes.
         groups: labels on the x axis.
         series: method -> one bar per group.
-        foot: where bars begin, in data units: the reference itself on a log axis.
-        text: what to write above a bar of this value; upright where bars are narrow.
+        foot: start of the bars, in data units: the reference itself on a log axis.
+        text: label above a bar of this value; vertical for narrow bars.
     """
     width = 0.86 / max(1, len(series))
     for n, (name, values) in enumerate(series.items()):
@@ -112,7 +112,7 @@ def bars(
             linewidth=0.4,
             label=style.label,
         )
-        # A bar of the optimum's height would be invisible: a short line shows that it is there.
+        # A bar of the optimum's height would be invisible: a short line marks it.
         ax.plot(
             [x for i in solid for x in (at[i] - width * 0.46, at[i] + width * 0.46, math.nan)],
             [y for i in solid for y in (values[i].value, values[i].value, math.nan)],
@@ -184,7 +184,7 @@ def lines(ax: Axes, x: Sequence[float], series: Mapping[str, Sequence[Bar]]) -> 
 def heat_table(
     ax: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[Bar]], text: Callable[[float], str]
 ) -> None:
-    """A table whose cells are the darker the greater their value; one without a value says why, or stays white."""
+    """Draw a table with darker cells for greater values; a cell without a value shows the reason, or stays white."""
     shades = [
         [math.log10(max(bar.value, 0.1)) if math.isfinite(bar.value) else math.nan for bar in row] for row in values
     ]
@@ -205,10 +205,10 @@ def heat_table(
 
 
 def name_ends(ax: Axes, x: float, series: Mapping[str, float]) -> None:
-    """Name each series behind its last point, with a line to it, moved apart where points are close (log y axis)."""
+    """Label each series after its last point, with a line to it, moved apart where points are close (log y axis)."""
     bottom, top = (math.log10(limit) for limit in ax.get_ylim())
     least = 0.056 * (top - bottom)
-    blocks: list[list[tuple[str, float]]] = []  # names that touch share one block, centred on their points
+    blocks: list[list[tuple[str, float]]] = []  # labels that touch share one block, centred on their points
 
     def low(block: list[tuple[str, float]]) -> float:
         centre = sum(y for _, y in block) / len(block)
@@ -229,12 +229,12 @@ def name_ends(ax: Axes, x: float, series: Mapping[str, float]) -> None:
 
 
 def name_point(ax: Axes, x: float, y: float, name: str) -> None:
-    """Name a series that is a single point, beside it."""
+    """Label a series that consists of a single point."""
     ax.annotate(look(name).label, (x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def reference_line(ax: Axes, y: float, text: str) -> None:
-    """A line that everything is measured against, named on the right."""
+    """Draw the reference line, labelled on the right."""
     ax.axhline(y, color="#000000", linewidth=1.0, linestyle=(0, (4, 2)), zorder=0.5)
     ax.annotate(
         text, (1, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
@@ -243,7 +243,7 @@ def reference_line(ax: Axes, y: float, text: str) -> None:
 
 
 def times_axis(ax: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic y axis with ticks such as 1x, 2x."""
+    """Set up a logarithmic y axis with ticks such as 1x, 2x."""
     ax.set_yscale("log")
     ax.set_yticks(list(ticks))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
@@ -251,7 +251,7 @@ def times_axis(ax: Axes, ticks: Sequence[float]) -> None:
 
 
 def legend(figure: Figure, axes: Sequence[Axes], *, columns: int = 5, note: str = "") -> None:
-    """One legend for all axes, below them."""
+    """Draw one legend for all axes, below them."""
     handles, labels = [], []
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -266,13 +266,13 @@ def legend(figure: Figure, axes: Sequence[Axes], *, columns: int = 5, note: str 
 
 
 def finish(figure: Figure, path: Path) -> None:
-    """Write the picture."""
+    """Write the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140, metadata={"Software": None})
 
 
 def percent_axis(ax: Axes, threshold: float = 1.0) -> None:
-    """A y axis of percentages from 0, linear below the threshold and logarithmic above."""
+    """Set up a y axis of percentages from 0, linear below the threshold and logarithmic above."""
     ax.set_yscale("symlog", linthresh=threshold)
     ax.set_ylim(bottom=-0.08 * threshold)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))

@@ -1,4 +1,4 @@
-"""How many units each stage gets, by four rules on the same schedules: figure 4 of the paper.
+"""Units of each stage by four rules on the same schedules: figure 4 of the paper.
 
 The schedules are those that RL-LSTM finds for CTRDNN, as in the paper, one per seed, at several floors.
 """
@@ -21,7 +21,7 @@ FLOOR_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)  # of the floor of the other experime
 
 def _cells(settings: Settings) -> list[Cell]:
     factors = (0.5, 1.0) if settings.quick else FLOOR_FACTORS
-    scheduler = "genetic" if settings.quick else "rl-lstm"  # the quicker one
+    scheduler = "genetic" if settings.quick else "rl-lstm"  # the faster one
     return [
         {"model": "ctrdnn", "pools": 2, "floor_factor": factor, "scheduler": scheduler, "seed": seed}
         for factor in factors

@@ -1,4 +1,4 @@
-"""The document docs/experiments.md, written from the results, so that it cannot differ from them."""
+"""Generates docs/experiments.md from the results, so that the two cannot differ."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_report(out: Path) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """Break paragraphs at 120 characters; tables, headings and pictures stay."""
+    """Wrap paragraphs at 120 characters; keep tables, headings and pictures."""
     return "\n".join(
         line if line.startswith(("|", "#", "!")) else textwrap.fill(line, 120, break_long_words=False)
         for line in text.split("\n")

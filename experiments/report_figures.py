@@ -1,4 +1,4 @@
-"""Sections in the place of the paper's figures 5 to 11: what each method's plan costs in the paper's own cases."""
+"""Counterparts of the paper's figures 5 to 11: the cost of each method's plan in the paper's own cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTE = "× no plan within the limits; whisker: spread over the seeds"
 
 
 def types_section(results: Results) -> str:
-    """Figures 5 to 7: MATCHNET with ever more types."""
+    """Figures 5 to 7: MATCHNET with increasing numbers of types."""
     rows = results.rows("methods", lambda row: row["kind"] == "paper" and row["model"] == "matchnet")
     if not rows:
         return ""
@@ -123,7 +123,7 @@ def models_section(results: Results) -> str:
 
 
 def execution_section(results: Results) -> str:
-    """Figure 11: what is not repeated."""
+    """Figure 11: not repeated."""
     if not results.rows("methods"):
         return ""
     claims = ", ".join(f"{look(name).label} {value:g} %" for name, value in paper.FIGURE_11.items())
@@ -176,7 +176,7 @@ def _of_floor(row: Row) -> float:
 
 
 def _worst_against(rows: Sequence[Row], method: str, base: str) -> str:
-    """Greatest excess of a method's mean cost over another's in percent, over models and pool counts."""
+    """Greatest excess of a method's mean cost over another's in percent, over models and numbers of pools."""
     worst, missing = -math.inf, 0
     for key in {(row["model"], row["pools"]) for row in rows}:
         here = [row for row in rows if (row["model"], row["pools"]) == key]

@@ -1,4 +1,4 @@
-"""Sections on the methods: the gap table, and what stands in the place of table 3 and figures 5 to 10."""
+"""Sections on the methods: the gap table, and the counterparts of table 3 and figures 5 to 10."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _gap_picture(
 
 
 def _gap_title(rows: Sequence[Row]) -> str:
-    """The finding: how far the learned methods are off, and the best of the others."""
+    """The finding: the gap of the learned methods, and the best of the others."""
     means = {
         name: spread([gap_percent(r) for r in rows if r["method"] == name and r["status"] == "ok"])[0]
         for name in methods_in(rows)
@@ -160,7 +160,7 @@ def _budgets(rows: Sequence[Row]) -> str:
 
 
 def time_section(results: Results) -> str:
-    """Scheduling time, beside table 3 of the paper."""
+    """Scheduling time, compared with table 3 of the paper."""
     rows = results.rows("methods", lambda row: row["kind"] == "devices" and row["limits"] == "loose")
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""Sections beyond the paper: what errors of the profile cost."""
+"""Sections beyond the paper: the cost of profile errors."""
 
 from __future__ import annotations
 

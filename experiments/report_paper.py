@@ -1,4 +1,4 @@
-"""Sections in the place of the paper's table 2 and figure 4."""
+"""Counterparts of the paper's table 2 and figure 4."""
 
 from __future__ import annotations
 

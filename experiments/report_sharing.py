@@ -1,4 +1,4 @@
-"""Sections on learning, on batches, on several jobs and on changing prices."""
+"""Sections on learning, batches, several jobs and changing prices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def errata_section(results: Results) -> str:
 
 
 def transfer_section(results: Results) -> str:
-    """The policy on clusters and models that it has never seen."""
+    """The policy on unseen clusters and models."""
     rows = results.rows("transfer")
     if not rows:
         return ""
@@ -116,7 +116,7 @@ def transfer_section(results: Results) -> str:
 
 
 def balancing_section(results: Results) -> str:
-    """Ways of dividing a batch."""
+    """Policies that divide a batch."""
     rows = [row for row in results.rows("balancing") if row["policy"] != "optimum"]
     if not rows:
         return ""
@@ -216,7 +216,7 @@ def jobs_section(results: Results) -> str:
 
 
 def market_section(results: Results) -> str:
-    """Prices that change."""
+    """Changing prices."""
     rows = results.rows("market")
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""The CSV files of a run, as the document and the pictures read them."""
+"""The CSV files of a run, as input of the document and the plots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_TITLES = {
 
 
 class Results:
-    """What lies in a results folder."""
+    """Content of a results folder."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -33,33 +33,33 @@ class Results:
         self._cache: dict[str, list[Row]] = {}
 
     def rows(self, name: str, keep: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-        """Rows of an experiment; none if it has not been run."""
+        """Return the rows of an experiment; empty if it has not run."""
         if name not in self._cache:
             path = self.out / "results" / f"{name}.csv"
             self._cache[name] = read_csv(path) if path.is_file() else []
         return [row for row in self._cache[name] if keep(row)]
 
     def machine(self) -> dict[str, Any]:
-        """What it was measured on."""
+        """Return the machine's description."""
         path = self.out / "results" / "machine.json"
         value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return value
 
 
 def methods_in(rows: Sequence[Row]) -> list[str]:
-    """Methods that occur, in the order of the legend, unknown ones last."""
+    """Return the occurring methods, in the order of the legend, unknown ones last."""
     present = {str(row["method"]) for row in rows}
     return [name for name in LOOKS if name in present] + sorted(present - set(LOOKS))
 
 
 def in_order(values: Sequence[str]) -> list[str]:
-    """Models that occur, in the order of the paper."""
+    """Return the occurring models, in the order of the paper."""
     present = set(values)
     return [name for name in MODEL_TITLES if name in present] + sorted(present - set(MODEL_TITLES))
 
 
 def bar_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Bar:
-    """Mean and spread of the feasible rows; all others infeasible: a cross."""
+    """Return mean and spread of the feasible rows; a cross if all are infeasible."""
     if not rows:
         return Bar(float("nan"))
     values = [value(row) for row in rows if row.get("status", "ok") == "ok"]
@@ -70,5 +70,5 @@ def bar_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Bar:
 
 
 def gap_percent(row: Row) -> float:
-    """Percent above the certified optimum."""
+    """Return the percentage above the certified optimum."""
     return number(row, "gap_percent")

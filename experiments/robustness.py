@@ -1,8 +1,8 @@
-"""What an error of the profile costs: plans made from wrong times, run in the world as it is.
+"""The cost of profile errors: plans made from wrong times, run with the true times.
 
-The profile that a plan is made from is the true one times lognormal errors, independent for every layer and pool. Then
-three things are compared with the optimum of the true world: the plan as it is; its stages with the units that the true
-times ask for, as the control loop does it once it has measured; and a plan with margins for just this error.
+A plan's profile is the true one times lognormal errors, independent for every layer and pool. Three plans are compared
+with the optimum of the true problem: the unchanged plan; its stages with the units that the true times require, as the
+control loop does after measuring; and a plan with margins for exactly this error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUICK_WORLDS = 3
 
 
 def perturbed(problem: Problem, error: float, generator: np.random.Generator) -> Problem:
-    """The problem with every time multiplied by a lognormal error of its own."""
+    """Return the problem with every time multiplied by its own lognormal error."""
 
     def wrong(times: LayerTimes) -> LayerTimes:
         compute, transfer = np.exp(error * generator.standard_normal(2)).tolist()
@@ -85,7 +85,7 @@ def _run(cell: Cell) -> list[Row]:
 
 
 def _outcome(choice: Choice | None, truth: Segments, optimum_rate: float) -> Row:
-    """What a plan does in the true world, its units left as they are."""
+    """Return a plan's result in the true problem, with unchanged units."""
     if choice is None:
         return {"planned": False, "keeps_floor": None, "extra_percent": None}
     without_floor = replace(truth, floor=0.0)

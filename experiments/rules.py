@@ -1,18 +1,18 @@
-"""Rules that say how many pods the stages of a given schedule get: the exact one, the paper's, and fixed ratios.
+"""Provisioning rules for given schedules: the exact one, the paper's, and fixed ratios.
 
 For comparison only; plans are provisioned by `provisioning.provision`. All rules start from the same stages and are
 priced by the same cost model (`plan.choice_of`):
 
-- `exact`: the cheapest pods of all.
+- `exact`: the cheapest pods.
 - `newton`: [HeterPS], section 5.1, with equations (11) to (13) as corrected by errata 3 to 6 and 8: Newton's method for
   k_1 on the continuous relaxation, the other k_i from equation (12), all rounded up.
 - `literal_first_units`: the lower bound of k_1 as equation (13) is printed. Its unit is wrong (erratum 3), and with the
-  minimum it says nothing about the slower of computing and transfer (erratum 4), so it is only there to be shown.
+  minimum it ignores the slower of computing and transfer (erratum 4), so it serves only for comparison.
 - `static_ratio` (StaRatio): one GPU to six CPU cores, the ratio of a server ([HeterPS], 6.1, after AIBox).
 - `static_server_ratio` (StaPSRatio): 1 : 6 : 6 with as many cores again for parameter servers (after BytePS).
 
-The two ratios are scaled up to the least size that meets the floor. [HeterPS] does not say how cards are divided among
-several stages on GPUs, nor cores among stages on CPUs: evenly here, the first stages getting what is left over.
+The two ratios are scaled up to the least size that meets the floor. [HeterPS] does not define how cards are divided
+among several stages on GPUs, or cores among stages on CPUs: here evenly, with the remainder to the first stages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["CORES_PER_GPU", "RULES", "exact", "literal_first_units", "newton", "
 CORES_PER_GPU = 6
 _MAX_STEPS = 100
 _CLOSE = 1e-12  # relative change of k_1 that ends Newton's method
-_ROUNDING = 1e-9  # a number of pods this little above a whole one is that one
+_ROUNDING = 1e-9  # a number of pods this close above a whole one is that one
 
 Rule = Callable[[Problem, Segments, list[Stage]], Choice | None]
 
@@ -149,7 +149,7 @@ def _coefficients(segments: Segments, stage: Stage) -> tuple[FloatArray, FloatAr
 
 
 def _newton_first(seq: FloatArray, par: FloatArray, seconds: float) -> float | None:
-    """Solve `max(seq + par / k) = seconds` for k >= 1 by Newton's method, or say that there is no solution."""
+    """Solve `max(seq + par / k) = seconds` for k >= 1 by Newton's method; None if there is no solution."""
     if not (seq[par > 0] < seconds).all() or not (seq <= seconds).all():
         return None
     k = 1.0
@@ -171,7 +171,7 @@ def _whole(pods: float) -> int:
 
 
 def _least_pods(segments: Segments, stages: list[Stage]) -> list[int] | None:
-    """Return the pods that each stage has at least, for its memory, or None if no number of them is enough."""
+    """Return the least pods of each stage for its memory, or None if no number is enough."""
     if segments.least_LLT is None:
         return [1] * len(stages)
     least = [float(segments.least_LLT[stage]) for stage in stages]
@@ -223,7 +223,7 @@ def _least_size(problem: Problem, segments: Segments, stages: list[Stage], *, se
             return False
         return choice_of(segments, stages, pods, servers).throughput * (1 + FLOOR_TOLERANCE) >= segments.floor
 
-    # With more units than this some limit is exceeded, whatever the division.
+    # More units than this exceed a limit, whatever the division.
     low, high = 0, int((segments.limit_T * segments.units_T).sum()) + 1
     if not reaches(high):
         return None
@@ -234,5 +234,5 @@ def _least_size(problem: Problem, segments: Segments, stages: list[Stage], *, se
 
 
 def _divide(units: int, parts: int) -> list[int]:
-    """Divide units evenly, the first parts getting what is left over."""
+    """Divide units evenly, with the remainder to the first parts."""
     return [units // parts + (i < units % parts) for i in range(parts)]

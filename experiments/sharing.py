@@ -1,4 +1,4 @@
-"""Beyond the paper: several jobs on the same pools, and prices that change while a job trains."""
+"""Beyond the paper: several jobs on the same pools, and prices that change during training."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _run_jobs(cell: Cell) -> list[Row]:
 
 
 def price_ticks(problem: Problem, seed: int, hours: int) -> list[Tick]:
-    """Hourly prices of all cards: a random walk of the logarithm that is drawn back to the list price.
+    """Hourly prices of all cards: a mean-reverting random walk of the logarithm around the list price.
 
-    Every few hours the cards of one pool are taken away for an hour, as a spot market does.
+    Every few hours the cards of one pool disappear for an hour, as on a spot market.
     """
     generator = np.random.default_rng([seed, 7])
     cards = [pool for pool in problem.pools if pool.device_type != "CPU"]
@@ -97,7 +97,7 @@ def _market_cells(settings: Settings) -> list[Cell]:
 
 def _run_market(cell: Cell) -> list[Row]:
     problem = cluster(cell["model"], cell["pools"])
-    # As many samples as the floor trains in the time.
+    # As many samples as the floor allows in this time.
     problem = replace(problem, samples=problem.min_samples_per_second * 3600.0 * cell["hours"])
     ticks = price_ticks(problem, cell["seed"], cell["hours"])
     outcomes: dict[str, Followed] = {

@@ -1,7 +1,7 @@
-"""Training steps of workers with known, changing and noisy speeds, to try ways of dividing their batch.
+"""Simulated training steps of workers with known, changing and noisy speeds, for testing batch division.
 
-A step takes as long as its slowest worker. What a way of balancing loses is counted against a clairvoyant one, which
-knows the speeds of every step beforehand, but not its noise.
+A step takes as long as its slowest worker. The loss of a balancer is measured against a clairvoyant one, which knows
+the speeds of every step beforehand, but not its noise.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Balancer", "Proportional", "Run", "Scenario", "SimulatedWorker", "Sl
 
 
 class Balancer(Protocol):
-    """A way of balancing, such as `BatchController`."""
+    """A balancer, such as `BatchController`."""
 
     def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
-        """Return new batch sizes by worker, or None to keep the present ones."""
+        """Return new batch sizes by worker, or None to keep the current ones."""
         ...
 
     def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Learn that a batch did not fit a worker's memory."""
+        """Record that a batch exceeded a worker's memory."""
         ...
 
 
@@ -49,13 +49,13 @@ class Proportional:
         return dict(zip(observations, divide_in_proportion(rates, everybody, self.total), strict=True))
 
     def report_out_of_memory(self, name: str, batch: int) -> None:
-        """Never give a worker as much again."""
+        """Never give the worker as many samples again."""
         self.most[name] = batch - 1
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """A worker takes `begin_factor` times as long at step `first`, changing evenly to `end_factor` at step `end`."""
+    """A worker takes `begin_factor` times as long at step `first`, changing linearly to `end_factor` at step `end`."""
 
     first: int
     end: int  # the first step after it
@@ -63,7 +63,7 @@ class Slowdown:
     end_factor: float
 
     def factor(self, step: int) -> float:
-        """How many times as long it takes at a step."""
+        """Return the slowdown factor at a step."""
         if not self.first <= step < self.end:
             return 1.0
         return self.begin_factor + (self.end_factor - self.begin_factor) * (step - self.first) / (self.end - self.first)
@@ -71,7 +71,7 @@ class Slowdown:
 
 @dataclass(frozen=True)
 class SimulatedWorker:
-    """A worker's true speed, and when it is there."""
+    """A worker's true speed, and the steps in which it is present."""
 
     name: str
     overhead_seconds: float
@@ -79,33 +79,33 @@ class SimulatedWorker:
     slowdowns: tuple[Slowdown, ...] = ()
     joins: int = 0  # first step
     leaves: int | None = None  # first step without it
-    fits: int | None = None  # samples that fit its memory; None: no limit
+    fits: int | None = None  # samples that fit into its memory; None: no limit
 
     def present(self, step: int) -> bool:
-        """Whether it is there at a step."""
+        """Whether it is present at a step."""
         return self.joins <= step and (self.leaves is None or step < self.leaves)
 
     def factor(self, step: int) -> float:
-        """How many times as long as usual it takes at a step."""
+        """Return its slowdown factor at a step."""
         return math.prod(slowdown.factor(step) for slowdown in self.slowdowns)
 
     def at(self, step: int) -> Worker:
-        """Its speed at a step."""
+        """Return its speed at a step."""
         factor = self.factor(step)
         return Worker(self.overhead_seconds * factor, self.seconds_per_sample * factor, 0, self.fits)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Workers, their batch, and how irregular they are."""
+    """Workers, their batch, and their irregularity."""
 
     workers: tuple[SimulatedWorker, ...]
     total: int  # B
     num_steps: int
     noise: float = 0.08  # standard deviation of the logarithm of a worker's time
     straggler_probability: float = 0.0  # of one worker in one step
-    straggler_factor: float = 1.0  # times as long it then takes
-    restart_seconds: float = 0.0  # lost when a batch does not fit a worker's memory, before it is done in pieces
+    straggler_factor: float = 1.0  # its slowdown in that step
+    restart_seconds: float = 0.0  # lost when a batch exceeds a worker's memory, before it is processed in pieces
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or self.total < 1:
@@ -117,13 +117,13 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Run:
-    """What a simulation gives.
+    """Result of a simulation.
 
     Attributes:
-        seconds: of each step.
-        clairvoyant_seconds: of each step if divided optimally for the true speeds, with the same noise.
-        num_changes: how often the balancer asked for other batch sizes than those in force.
-        num_out_of_memory: how often a batch did not fit.
+        seconds: duration of each step.
+        clairvoyant_seconds: duration of each step if divided optimally for the true speeds, with the same noise.
+        num_changes: number of changes of batch sizes by the balancer.
+        num_out_of_memory: number of batches that did not fit.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -133,21 +133,21 @@ class Run:
 
     @property
     def regret(self) -> float:
-        """The share of time that the clairvoyant optimum would have saved: 0 is perfect, 1 is twice its time."""
+        """The excess time over the clairvoyant optimum: 0 is perfect, 1 is twice its time."""
         return float(self.seconds.sum() / self.clairvoyant_seconds.sum()) - 1
 
 
 def simulate(scenario: Scenario, balancer: Balancer, seed: int, *, interval: int = 1) -> Run:
     """Run a balancer in closed loop.
 
-    Every worker's batch and time of a step are shown to the balancer after it; what it answers holds from the next one.
-    It is also shown that workers came (with a batch of 0) or went: the batch is then spread evenly until it answers.
+    The balancer sees every worker's batch and time after each step; its answer applies from the next step. It also sees
+    that workers joined (with a batch of 0) or left: the batch is then divided evenly until it answers.
 
     Args:
-        scenario: what happens.
-        balancer: begins with an even division.
-        seed: of the noise.
-        interval: steps between two of the balancer's decisions; the times that it sees are means over them.
+        scenario: workers and their behaviour.
+        balancer: starts with an even division.
+        seed: seed of the noise.
+        interval: steps between two decisions of the balancer; it sees mean times over them.
     """
     generator = np.random.default_rng(seed)
     shape = (scenario.num_steps, len(scenario.workers))

@@ -1,6 +1,6 @@
 """Methods by models, the whole grid in two tables: cost above the certified optimum, and time to a plan.
 
-`python -m experiments --tables` prints them; the document begins with them.
+`python -m experiments --tables` prints them; the document starts with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Table = tuple[list[str], list[list[str]]]  # head, body
 
 
 def gap_table(results: Results) -> Table:
-    """Percent above the certified optimum: mean (worst), and in how many runs a plan was found if not in all."""
+    """Return percent above the certified optimum: mean (worst), and the number of runs with a plan if not all."""
 
     def cell(rows: Sequence[Row]) -> str:
         found = [gap_percent(row) for row in rows if row["status"] == "ok"]
@@ -33,7 +33,7 @@ def gap_table(results: Results) -> Table:
 
 
 def time_table(results: Results) -> Table:
-    """Processor seconds to a plan, or to giving up: mean (worst)."""
+    """Return processor seconds to a plan, or to giving up: mean (worst)."""
 
     def cell(rows: Sequence[Row]) -> str:
         mean, _, worst = spread([number(row, "seconds") for row in rows])
@@ -43,7 +43,7 @@ def time_table(results: Results) -> Table:
 
 
 def aligned(table: Table) -> str:
-    """A table for a terminal: the first column left, the others right aligned."""
+    """Format a table for a terminal: the first column left-aligned, the others right-aligned."""
     lines = [table[0], *table[1]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table[0]))]
     return "\n".join(

@@ -17,7 +17,7 @@ K = TypeVar("K")
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows; the columns are all that occur, in the order of their first occurrence."""
+    """Write rows; the columns are all occurring keys, in the order of their first occurrence."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -29,19 +29,19 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read what `write_csv` wrote: numbers are numbers again, an empty field is None."""
+    """Read the result of `write_csv`: numbers are numbers again, an empty field is None."""
     with path.open(newline="") as file:
         return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def number(row: Row, name: str) -> float:
-    """A field as a number; not there: NaN."""
+    """Return a field as a number; NaN if missing."""
     value = row.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 def group(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[Row]]:
-    """Rows by key, in the order of first occurrence."""
+    """Group rows by key, in the order of first occurrence."""
     result: dict[K, list[Row]] = {}
     for row in rows:
         result.setdefault(key(row), []).append(row)
@@ -49,13 +49,13 @@ def group(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[Row]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean of the finite values; NaN if there is none."""
+    """Return the mean of the finite values; NaN if there is none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, least and greatest of the finite values."""
+    """Return mean, minimum and maximum of the finite values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return math.nan, math.nan, math.nan

@@ -1,11 +1,11 @@
-"""Train the policy that `pretrained` ships: imitation of exact optima of random jobs on random clusters.
+"""Trains the policy that `pretrained` ships, by imitation of exact optima of random jobs on random clusters.
 
     .venv/bin/python -m experiments.train_policy --out operator/heterps_planner/policy/pretrained.safetensors
 
-Every problem of the training set is drawn from `training_jobs`: 3 to 24 layers, 2 to 64 pools. None of the paper's
-models, of their profiles, or of the clusters of `clusters.cluster` is among them: they are for testing only. Each
-problem is solved exactly (`sweep.minimise`), and the network learns to make the optimum's choices probable. Solved
-problems are kept in a folder, so that a run that was stopped need not solve them again.
+Every problem of the training set is drawn from `training_jobs`: 3 to 24 layers, 2 to 64 pools. The paper's models,
+their profiles, and the clusters of `clusters.cluster` are excluded: they serve only for testing. Each problem is solved
+exactly (`sweep.minimise`), and the network learns to make the optimum's choices probable. Solved problems are stored in
+a folder, so that a stopped run need not solve them again.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = ["Group", "draw", "solve_group", "train"]
 
 LAYERS = (3, 24)
 POOLS = (2, 64)
-GROUP = 16  # problems of the same size, which are one batch
+GROUP = 16  # problems of the same size, in one batch
 HELD_OUT = 0.05  # share of the groups
-MOST_DRAWS = 200  # for the problems of one group; more means that hardly any has a plan
+MOST_DRAWS = 200  # for the problems of one group; more means that hardly any is feasible
 
 
 @dataclass(frozen=True)
 class Group:
-    """Problems of one size with their optima, as the network sees them."""
+    """Problems of one size with their optima, as input of the network."""
 
     inputs: Inputs
-    action: NDArray[np.intp]  # (GROUP, L), of the optima
+    action: NDArray[np.intp]  # shape (GROUP, L), choices of the optima
     lowest: NDArray[np.float64]  # (F,), of each feature
     highest: NDArray[np.float64]
 
 
 def draw(seed: int, number: int) -> list[Solved]:
-    """Draw and solve the problems of a group; each group has random numbers of its own."""
+    """Draw and solve the problems of a group; each group has its own random numbers."""
     rng = np.random.default_rng([seed, number])
     num_layers = int(rng.integers(LAYERS[0], LAYERS[1] + 1))
     num_pools = round(float(np.exp(rng.uniform(math.log(POOLS[0]), math.log(POOLS[1])))))
@@ -64,7 +64,7 @@ def draw(seed: int, number: int) -> list[Solved]:
 
 
 def solve_group(seed: int, number: int, folder: Path) -> Group:
-    """Return a group, from its file if there is one."""
+    """Return a group, from its file if it exists."""
     path = folder / f"{seed}-{number}.npz"
     names = [field.name for field in fields(Inputs)]
     if path.is_file():
@@ -99,12 +99,12 @@ def train(
     Args:
         groups: the training set.
         epochs: passes over it.
-        seed: of the first parameters and of the order.
-        say: told the likelihood after every epoch.
-        keep: given the parameters after every epoch.
+        seed: seed of the initial parameters and of the order.
+        say: called with the likelihood after every epoch.
+        keep: called with the parameters after every epoch.
         embedding: width of the embeddings.
         hidden: width of the cell.
-        rate: of Adam at the beginning; falls like a cosine.
+        rate: initial learning rate of Adam, with cosine decay.
     """
     rng = np.random.default_rng(seed)
     weights = initial_parameters(rng, embedding=embedding, hidden=hidden)

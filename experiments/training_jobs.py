@@ -1,8 +1,8 @@
-"""Jobs to train the shipped policy on: random models on random clusters, none of them of the paper or of `clusters`.
+"""Training jobs of the shipped policy: random models on random clusters, none of the paper or of `clusters`.
 
 Three in five are recommendation models by their structure: lookups, one or two towers of dense layers, an output; times
 on a CPU core from their counts, on all other devices by the roofline of `devices`, with invented figures and prices.
-The others keep no such order: any layer may be bound by memory or arithmetic or be small, and every pool has its
+The others have no such structure: any layer may be bound by memory or arithmetic or be small, and every pool has its
 own speed for each of the three. In three of five jobs limits are cut until they bind.
 """
 
@@ -25,7 +25,7 @@ from heterps_planner.search.sweep import minimise
 __all__ = ["Solved", "random_job", "random_recommender", "solve", "solved_job"]
 
 BATCH_SIZE = 1024
-MOST_QUESTIONS = 20  # of the exact method whether it should stop; ends the few long searches
+MOST_QUESTIONS = 20  # calls of should_stop by the exact method; ends the few long searches
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Solved:
 
 
 def solved_job(rng: np.random.Generator, num_layers: int, num_pools: int) -> Solved | None:
-    """Draw a job of either kind, perhaps cut its limits, and solve it; None if it has no plan or takes very long."""
+    """Draw a job of either kind, perhaps cut its limits, and solve it; None if infeasible or too slow to solve."""
     make = random_recommender if rng.random() < 0.6 else random_job
     problem = make(rng, num_layers, num_pools)
     choice = solve(problem)
@@ -58,7 +58,7 @@ def solved_job(rng: np.random.Generator, num_layers: int, num_pools: int) -> Sol
 
 
 def solve(problem: Problem) -> Choice | None:
-    """Return the optimum, or None if there is none or the proof takes very long."""
+    """Return the optimum, or None if infeasible or too slow to prove."""
     questions = iter(range(MOST_QUESTIONS))
     segments = build_segments(problem)
     if fastest_bound(segments) < problem.min_samples_per_second:
@@ -68,7 +68,7 @@ def solve(problem: Problem) -> Choice | None:
 
 
 def _cut(rng: np.random.Generator, problem: Problem, choice: Choice) -> Problem:
-    """Take units of one of the pools that a plan uses away."""
+    """Remove units of one of the pools that a plan uses."""
     used: Counter[int] = Counter()
     for (_, _, pool), pods in zip(choice.stages, choice.pods, strict=True):
         used[pool] += pods
@@ -87,7 +87,7 @@ def _uniform_log(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def _with_floor(rng: np.random.Generator, problem: Problem, most: float) -> Problem:
-    """Add a floor between a hundredth of what is reachable and almost that, and in most cases parameter servers."""
+    """Add a floor from a hundredth to almost all of the reachable throughput, and mostly parameter servers."""
     highest = min(fastest_bound(build_segments(problem)), most)
     floor = highest * _uniform_log(rng, 0.01, 0.95)
     servers = None
@@ -146,7 +146,7 @@ def _random_device(rng: np.random.Generator, name: str) -> Device:
 
 
 def _random_counts(rng: np.random.Generator, num_layers: int) -> Iterator[LayerCounts]:
-    """Yield lookups, dense layers and small ones, in one or two towers, in the order of execution."""
+    """Yield lookups, dense layers and small ones, in one or two towers, in execution order."""
     width = float(rng.choice([64, 128, 192, 256, 384, 512]))
     towers = 2 if num_layers >= 6 and rng.random() < 0.4 else 1
     starts = {0} if towers == 1 else {0, int(rng.integers(2, num_layers - 2))}
@@ -175,7 +175,7 @@ def _random_counts(rng: np.random.Generator, num_layers: int) -> Iterator[LayerC
 
 
 def _on_core(rng: np.random.Generator, count: LayerCounts) -> LayerTimes:
-    """Invent what a measurement on a core says, between bounds that such measurements keep to."""
+    """Draw a measurement on a core, within realistic bounds."""
     seconds = count.flops / _uniform_log(rng, 4e10, 9e10) + count.activation_bytes * _uniform_log(rng, 1e-10, 4e-10)
     seconds += count.row_bytes * _uniform_log(rng, 1e-9, 4e-9)
     fixed = _uniform_log(rng, 1.5e-4, 1.2e-3)
@@ -185,7 +185,7 @@ def _on_core(rng: np.random.Generator, count: LayerCounts) -> LayerTimes:
 
 def random_job(rng: np.random.Generator, num_layers: int, num_pools: int) -> Problem:
     """Draw a job without any structure, and a cluster."""
-    # Speeds relative to a card of reference: memory-bound, compute-bound, small layers.
+    # Speeds relative to a reference card: memory-bound, compute-bound, small layers.
     pools: list[Pool] = []
     speeds: list[NDArray[np.float64]] = []
     num_slow = 1 if num_pools < 8 or rng.random() < 0.5 else int(rng.integers(1, 4))

@@ -1,6 +1,6 @@
-"""One method on one problem, measured against the certified optimum: what several experiments share.
+"""One method on one problem, compared with the certified optimum; shared by several experiments.
 
-Times and limits are processor time of the process: what else the machine does changes neither of them much.
+Times and limits are processor times of the process, so that other load of the machine changes them little.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from heterps_planner.search.sweep import SweepResult, minimise
 
 __all__ = ["SEEDLESS", "problem_of", "schedule_text", "solved", "trial"]
 
-# Methods that draw no random numbers: one run says it all.
+# Methods without random numbers: one run suffices.
 SEEDLESS = frozenset({"optimal", "brute-force", "cpu", "gpu", "greedy", "heuristic", "heuristic-gpu-first"})
 OPTIMUM_SECONDS = 60.0  # time allowed for the certificate
 
 
 def problem_of(cell: Cell) -> Problem:
-    """The problem that a cell names: model, pools, limits, kind ("devices" or "paper") and cluster (its seed)."""
+    """Return the problem of a cell: model, pools, limits, kind ("devices" or "paper") and cluster (its seed)."""
     make = paper_case if cell.get("kind") == "paper" else cluster
     return make(cell["model"], cell["pools"], limits=cell["limits"], seed=cell.get("cluster", 0))
 
@@ -42,13 +42,13 @@ def _solved(key: tuple[tuple[str, Any], ...]) -> tuple[Problem, Segments, SweepR
 
 
 def solved(cell: Cell) -> tuple[Problem, Segments, SweepResult, float]:
-    """Problem, tables, optimum and the seconds that it took to prove it; each problem is solved once per process."""
+    """Return problem, tables, optimum and the seconds of its proof; each problem is solved once per process."""
     names = ("model", "pools", "limits", "kind", "cluster")
     return _solved(tuple((name, cell[name]) for name in names if name in cell))
 
 
 def schedule_text(choice: Choice | None) -> str:
-    """A plan in few characters, to see whether two are the same: layers x pool and pods, stage by stage."""
+    """Return a short text of a plan, for comparison: layers x pool and pods, stage by stage."""
     if choice is None:
         return ""
     stages = zip(choice.stages, choice.pods, strict=True)
@@ -58,7 +58,7 @@ def schedule_text(choice: Choice | None) -> str:
 def trial(cell: Cell) -> list[Row]:
     """Run one method with one seed.
 
-    The time is the method's own: building its tables, and its search; not the proof of how good the result is.
+    The time is the method's own: building its tables, and its search, without the proof of the gap.
     """
     problem, _, optimum, optimum_seconds = solved(cell)
     method, seed, budget = cell["method"], cell["seed"], cell["budget"]
@@ -77,7 +77,7 @@ def trial(cell: Cell) -> list[Row]:
     except TooLargeError:
         status = "too large"
     except ProblemError:
-        status = "refused"  # the pretrained policy, out of the range it was trained for
+        status = "refused"  # the pretrained policy, outside its training domain
     seconds = time.process_time() - began
     cost = _cost(problem, choice) if choice else math.nan
     row |= {"status": status, "seconds": seconds}

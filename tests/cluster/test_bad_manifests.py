@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_SECONDS = 400
 STRICT = "fieldValidation=Strict"
-CONTAINER = "workers.template.spec.containers.0"
+CONTAINER = "podTemplates.all.spec.containers.0"
 STAGE = {"pool": "POOL", "lastLayer": "output", "units": 1}
 TEMPLATE = "spec.podTemplates.all"
 
@@ -90,28 +90,28 @@ WRONG: dict[str, Wrong] = {
     "smallest-budget": Wrong({"scheduling": {}, "objective.maxCostPerHour": "0.000001"},
                              ("Failed", "CostCeilingExceeded"), ("maxCostPerHour",)),
     # The API server's messages about a pod.
-    "misspelt": refused_pod({"workers.template.spec.nodeSelectr": {"a": "b"}}, 'unknown field "spec.nodeSelectr"'),
+    "misspelt": refused_pod({"podTemplates.all.spec.nodeSelectr": {"a": "b"}}, 'unknown field "spec.nodeSelectr"'),
     "misspelt-inside": refused_pod({f"{CONTAINER}.imagePullPolice": "Never"}, "imagePullPolice"),
-    "no-containers": Wrong({"workers.template.spec.containers": "heterps"}, ("PodsReady", "InvalidPod"),
+    "no-containers": Wrong({"podTemplates.all.spec.containers": "heterps"}, ("PodsReady", "InvalidPod"),
                            ("image: Required value", "spec.image")),
-    "nameless-container": refused_pod({"workers.template.spec.containers": [{"image": "a:1"}]}, "name: Required value"),
+    "nameless-container": refused_pod({"podTemplates.all.spec.containers": [{"image": "a:1"}]}, "name: Required value"),
     "bad-variable": refused_pod({f"{CONTAINER}.env.0": {"name": "a=b", "value": "c"}}, "env[", "a=b"),
     "number-for-text": refused_pod({f"{CONTAINER}.env.0": {"name": "A", "value": 1}}, "env.value"),
-    "bad-volume": refused_pod({"workers.template.spec.volumes.0.name": "UPPER"}, "volumes[", "UPPER"),
+    "bad-volume": refused_pod({"podTemplates.all.spec.volumes.0.name": "UPPER"}, "volumes[", "UPPER"),
     "no-such-volume": refused_pod({f"{CONTAINER}.volumeMounts.0.name": "nothing"}, "volumeMounts[", "Not found"),
     "no-quantity": refused_pod({f"{CONTAINER}.resources.limits.cpu": "lots"}, "quantities must match"),
     "above-the-limit": refused_pod({f"{CONTAINER}.resources.requests.cpu": "1e3"}, "requests", "cpu limit"),
-    "huge-annotation": refused_pod({"workers.template.metadata": {"annotations": {"note": "x" * 300_000}}},
+    "huge-annotation": refused_pod({"podTemplates.all.metadata": {"annotations": {"note": "x" * 300_000}}},
                                    "metadata.annotations: Too long"),
-    "unicode-label": refused_pod({"workers.template.metadata": {"labels": {"team": "größe"}}}, "metadata.labels"),
-    "bad-label-key": refused_pod({"workers.template.metadata": {"labels": {"a b": "c"}}}, "metadata.labels", "a b"),
-    "no-deadline": refused_pod({"workers.template.spec.activeDeadlineSeconds": 0}, "activeDeadlineSeconds"),
-    "no-account": refused_pod({"workers.template.spec.serviceAccountName": "nobody"}, "serviceAccountName"),
-    "no-runtime-class": refused_pod({"workers.template.spec.runtimeClassName": "none"}, "runtimeClassName"),
+    "unicode-label": refused_pod({"podTemplates.all.metadata": {"labels": {"team": "größe"}}}, "metadata.labels"),
+    "bad-label-key": refused_pod({"podTemplates.all.metadata": {"labels": {"a b": "c"}}}, "metadata.labels", "a b"),
+    "no-deadline": refused_pod({"podTemplates.all.spec.activeDeadlineSeconds": 0}, "activeDeadlineSeconds"),
+    "no-account": refused_pod({"podTemplates.all.spec.serviceAccountName": "nobody"}, "serviceAccountName"),
+    "no-runtime-class": refused_pod({"podTemplates.all.spec.runtimeClassName": "none"}, "runtimeClassName"),
     "no-priority": Wrong({"runPolicy.schedulingPolicy": {"priorityClassName": "none"}}, ("PodsReady", "InvalidPod"),
                          ("runPolicy.schedulingPolicy.priorityClassName",)),
     "spaces-in-image": Wrong({"image": " a:1 "}, ("PodsReady", "InvalidPod"), ("image: Invalid value",)),
-    "too-large": Wrong({"workers.template.metadata": {"annotations": {"note": "x" * 1_100_000}}},
+    "too-large": Wrong({"podTemplates.all.metadata": {"annotations": {"note": "x" * 1_100_000}}},
                        ("Planned", "TooLarge"), ("ConfigMap too-large-run", "templates")),
     # Messages of a node or the scheduler about a pod.
     "upper-case-image": Wrong({"image": "UPPER/Case:1"}, ("PodsReady", "InvalidImageName"), ("spec.image",)),
@@ -122,17 +122,17 @@ WRONG: dict[str, Wrong] = {
                        ("PodsReady", "CreateContainerConfigError"), ('secret "none" not found', TEMPLATE)),
     "a-thousand-cores": Wrong({f"{CONTAINER}.resources": {"requests": {"cpu": "1e3"}, "limits": {"cpu": "1e3"}}},
                               ("PodsReady", "Unschedulable"), ("Insufficient cpu",)),
-    "no-claim": Wrong({"workers.template.spec.volumes.0": {"name": "machine-0", "persistentVolumeClaim": {
+    "no-claim": Wrong({"podTemplates.all.spec.volumes.0": {"name": "machine-0", "persistentVolumeClaim": {
         "claimName": "none"}}}, ("PodsReady", "Unschedulable"), ("none", TEMPLATE)),
-    "no-node": Wrong({"workers.template.spec.nodeSelector": {"a": "b"}}, ("PodsReady", "Unschedulable"),
+    "no-node": Wrong({"podTemplates.all.spec.nodeSelector": {"a": "b"}}, ("PodsReady", "Unschedulable"),
                      ("a=b", TEMPLATE)),
     "no-scheduler": Wrong({"runPolicy.schedulingPolicy": {"schedulerName": "nobody"}}, ("PodsReady", "NotScheduled"),
                           ("nobody", "runPolicy.schedulingPolicy")),
-    "failing-init": Wrong({"workers.template.spec.initContainers": [FAILING], "runPolicy.backoffLimit": 0},
+    "failing-init": Wrong({"podTemplates.all.spec.initContainers": [FAILING], "runPolicy.backoffLimit": 0},
                           ("Failed", "BackoffLimitExceeded"), ("coordinator", "runPolicy.backoffLimit")),
-    "too-short": Wrong({"workers.template.spec.nodeSelector": {"a": "b"}, "runPolicy.activeDeadlineSeconds": 1},
+    "too-short": Wrong({"podTemplates.all.spec.nodeSelector": {"a": "b"}, "runPolicy.activeDeadlineSeconds": 1},
                        ("Failed", "ActiveDeadlineExceeded"), ("runPolicy.activeDeadlineSeconds",)),
-    "given-up": Wrong({"workers.template.spec.nodeSelector": {"a": "b"}, "runPolicy.startDeadlineSeconds": 1},
+    "given-up": Wrong({"podTemplates.all.spec.nodeSelector": {"a": "b"}, "runPolicy.startDeadlineSeconds": 1},
                       ("Failed", "StartDeadlineExceeded"), ("runPolicy.startDeadlineSeconds",)),
     # Found by the runtime.
     "no-module": Wrong({"model.entrypoint": "nothing.of:the_kind"}, ("Failed", "EntrypointError"),
@@ -167,7 +167,7 @@ def generated() -> dict[str, Wrong]:
     result = {}
     for number, name in enumerate(FIELDS):
         wrong = [value for value in VALUES if type(value) is not FITTING.get(name)]
-        template = {f"workers.template.spec.{name}": draw.choice(wrong)}
+        template = {f"podTemplates.all.spec.{name}": draw.choice(wrong)}
         result[f"generated-{number}"] = refused_pod(template, name)
     return result
 

@@ -279,7 +279,7 @@ def test_every_series_of_the_coordinator_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("section", "source", "prefix"),
-    [("A server's own", "ps/server.py", "heterps_ps_"), ("A worker's own", "worker/member.py", "heterps_worker_")],
+    [("Servers", "ps/server.py", "heterps_ps_"), ("Workers", "worker/member.py", "heterps_worker_")],
 )
 def test_every_series_of_a_member_is_documented(section: str, source: str, prefix: str) -> None:
     text = (ROOT / "runtime" / "heterps_runtime" / source).read_text()
