@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 400
 STRICT = "fieldValidation=Strict"
 CONTAINER = "podTemplates.all.spec.containers.0"
 STAGE = {"pool": "POOL", "lastLayer": "output", "units": 1}
-TEMPLATE = "spec.podTemplates.all"
+TEMPLATE = "spec.podTemplates"
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
     }
     pairs = changed(changed(base.pool, "metadata.name", names["PAIRS"]), "spec.unitsPerPod", 2)
     empty = changed(changed(base.pool, "metadata.name", names["EMPTY"]), "spec.nodeSelector", {"nobody": "has"})
-    empty["metadata"].pop("annotations")
+    empty["spec"]["autoscaled"] = False
     kubectl.apply(base.pool, changed(pairs, "spec.maxUnits", 4), changed(empty, "spec.maxUnits", 8))
     planned = {
         name for name, wrong in WRONG.items() if wrong.condition[0] == "Failed" and "scheduling" in str(wrong.spec)
