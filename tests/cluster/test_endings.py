@@ -110,10 +110,11 @@ def test_what_does_not_start_is_told_and_gives_its_units_back_when_it_is_given_u
     nowhere = {"spec": {"nodeSelector": {"a": "b"}}}  # none of its pods uses the room that those of "crashing" need
     wrong: dict[str, tuple[Json, str, str]] = {
         "no-image": (NO_IMAGE, "ErrImageNeverPull", "load it onto the node"),
-        "no-node": ({"workers.templates": {"cpu": nowhere, "ps": nowhere}}, "Unschedulable", "label nodes with a=b"),
+        "no-node": ({"podTemplates.worker": nowhere, "podTemplates.parameterServer": nowhere}, "Unschedulable",
+                    "label nodes with a=b"),
         "no-quota": ({"runPolicy.schedulingPolicy": {"priorityClassName": priority}}, "QuotaExceeded",
                      "raise the ResourceQuota"),
-        "crashing": ({"workers.template.spec.initContainers": [crashing]}, "CrashLoopBackOff", "kubectl logs"),
+        "crashing": ({"podTemplates.all.spec.initContainers": [crashing]}, "CrashLoopBackOff", "kubectl logs"),
     }  # fmt: skip
     jobs = {name: make(name, spec=spec, pool={"maxUnits": 64}) for name, (spec, _, _) in wrong.items()}
     jobs["no-image"].pool["spec"]["autoscaled"] = True
