@@ -162,7 +162,7 @@ def test_the_largest_job_fits_into_one_request(resources: Kubectl, server: ApiSe
     stages = [{"pool": f"pool-{n}", "lastLayer": "x" * 253, "units": 1_000_000} for n in range(64)]
     job = changed(job, "spec.scheduling.stages", stages)
     job = changed(job, "spec.data.dense", [f"column-{n:04}" + "x" * 240 for n in range(4096)])
-    rules = [{"role": "worker", "exitCodes": list(range(32)), "action": "Ignore"} for _ in range(20)]
+    rules = [{"role": "Worker", "exitCodes": list(range(32)), "action": "Ignore"} for _ in range(20)]
     job = changed(job, "spec.runPolicy.failurePolicy.rules", rules)
     reply = server.would_create(path(resources), job)
     assert reply.code == 201, reply.message

@@ -46,7 +46,7 @@ def test_a_pod_that_somebody_deletes_is_replaced_and_counts_nothing(make: Make) 
 
 
 def test_a_rule_can_fail_the_job_instead(make: Make) -> None:
-    rules = [{"role": "worker", "reasons": ["Deleted"], "action": "FailJob"}]
+    rules = [{"role": "Worker", "reasons": ["Deleted"], "action": "FailJob"}]
     job = make("strict", spec={**ENDLESS, "runPolicy.failurePolicy": {"rules": rules}}).submit()
     job.wait_for_step(5)
     job.kubectl("delete", "pod", running(job, WORKER), "--wait=false")
