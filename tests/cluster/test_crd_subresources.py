@@ -50,7 +50,7 @@ def test_spec_and_status_are_written_apart(resources: Kubectl, server: ApiServer
     merge = "application/merge-patch+json"
     server.ask("PATCH", f"{path(resources)}/flights/status", patch, merge)
     job = resources.get("heterpsjob", "flights")
-    assert (job["status"]["phase"], job["spec"]["mode"], job["metadata"]["generation"]) == ("Running", "Auto", 1)
+    assert (job["status"]["phase"], job["spec"]["paused"], job["metadata"]["generation"]) == ("Running", False, 1)
     server.ask("PATCH", f"{path(resources)}/flights", {"spec": {"paused": True}, "status": {"phase": "No"}}, merge)
     job = resources.get("heterpsjob", "flights")
     assert (job["status"]["phase"], job["spec"]["paused"], job["metadata"]["generation"]) == ("Running", True, 2)
