@@ -112,7 +112,7 @@ class Scenario:
             raise ProblemError("scenario", f"needs steps and samples, has {self.num_steps} and {self.total}")
         for step in range(self.num_steps):
             if not any(w.present(step) for w in self.workers):
-                raise ProblemError("scenario.workers", f"nobody is there at step {step}")
+                raise ProblemError("scenario.workers", f"no worker is present at step {step}")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_a_node_that_is_not_heard_of_costs_what_its_pods_tolerate(
         kubelet.end()
         successor = wait_for_successor(hasty, "worker", before["hasty"])
         [old] = [p for p in hasty.pods("worker") if p["metadata"]["uid"] == before["hasty"]["metadata"]["uid"]]
-        assert old["status"]["phase"] == "Running", "nobody has ended the old worker"
+        assert old["status"]["phase"] == "Running", "the old worker still runs"
         assert any("its node was lost" in text for text in hasty.told("ProcessRestarts"))
         wait_until("it is on another node", lambda: node_of(hasty, successor) not in ("", lonely_node), 240)
         condition = patient.wait_for_condition("PodsReady", "False", "NodeNotReady", seconds=240)

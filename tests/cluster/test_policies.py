@@ -41,7 +41,7 @@ def test_a_pod_that_somebody_deletes_is_replaced_and_counts_nothing(make: Make) 
     status = job.wait_for_phase("Running")
     assert status["restarts"] == 0
     [message] = told(job, "ProcessRestarts")
-    assert "deleted by somebody else" in message
+    assert "deleted by another client" in message
     assert "does not count towards backoffLimit" in message
 
 

@@ -136,7 +136,7 @@ def test_the_clairvoyant_optimum_has_no_regret_and_without_noise_nobody_beats_it
 
 
 def test_a_simulation_without_workers_is_refused() -> None:
-    with pytest.raises(ProblemError, match=r"^scenario\.workers: nobody is there at step 5"):
+    with pytest.raises(ProblemError, match=r"^scenario\.workers: no worker is present at step 5"):
         Scenario((SimulatedWorker("a", 0.0, 1.0, leaves=5),), 8, 10)
     with pytest.raises(ProblemError, match=r"^scenario: needs steps and samples"):
         Scenario((), 8, 0)

@@ -20,7 +20,7 @@ except SystemExit as ending:
     code = ending.code
 heavy = ("torch", "numba", "llvmlite", "matplotlib", "optuna", "scipy.stats", "kopf", "kubernetes", "aiohttp", "celpy")
 heavy = [name for name in heavy if name in sys.modules]
-# Not getrusage: its peak is the one of whoever started this process, if that was larger.
+# Not getrusage: its peak includes that of the parent process, if larger.
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"code": code, "heavy": heavy, "megabytes": peak}), file=sys.stderr)
 """

@@ -196,7 +196,7 @@ def test_a_pod_whose_node_stays_silent_is_lost_after_a_while(case: str, pod: Jso
 
 def test_a_pod_that_is_deleted_on_a_node_that_is_not_heard_of_is_lost_at_once() -> None:
     running_on: dict[str, Any] = {"phase": "Running", "containerStatuses": running()}
-    assert view(observed(**running_on), NOW, heard=False).running, "as long as nobody has given it up"
+    assert view(observed(**running_on), NOW, heard=False).running, "until Kubernetes gives it up"
     pod = observed(deleted=NOW + 30, **running_on)
     assert view(pod, NOW + 5).running
     seen = view(pod, NOW + 5, heard=False)
