@@ -78,6 +78,9 @@ def test_a_checkpoint_asked_for_before_the_first_step_is_written_at_the_first_co
     assert world.core.phase == "Training"
     world.step()
     assert world.last(Checkpoint).step == 1
+    assert world.core.checkpoints.time is None
+    world.save()
+    assert world.core.checkpoints.time == 1e9 + world.now
 
 
 def test_a_loss_during_a_checkpoint_abandons_it_but_not_one_that_only_lacks_its_manifest() -> None:

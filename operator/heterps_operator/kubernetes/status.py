@@ -188,7 +188,8 @@ def _checkpoint(result: Json) -> dict[str, Any] | None:
     checkpoint = result.get("checkpoint") or {}
     if checkpoint.get("lastStep") is None:
         return None
-    return {"step": int(checkpoint["lastStep"]), "path": str(checkpoint["path"])}
+    found: dict[str, Any] = {"step": int(checkpoint["lastStep"]), "path": str(checkpoint["path"])}
+    return found if checkpoint.get("lastTime") is None else found | {"time": timestamp(float(checkpoint["lastTime"]))}
 
 
 def _evaluation(result: Json) -> dict[str, Any] | None:

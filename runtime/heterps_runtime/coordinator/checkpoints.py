@@ -29,6 +29,7 @@ class Checkpoints:
         self._effects = effects
         self._event = journal.note
         self.latest = latest
+        self.time: float | None = None  # when the latest became valid, Unix seconds; None: in an earlier run
         self.asked = False  # for one at the next commit
         self.failures = 0
         self.error = ""  # of the last failure
@@ -73,7 +74,7 @@ class Checkpoints:
     def written(self, record: CheckpointRecord) -> bool:
         """One has become valid; returns whether it is the one that was being written."""
         self.latest = record
-        self._event("CheckpointWritten", f"step {record.step}")
+        self.time = self._event("CheckpointWritten", f"step {record.step}")
         if self._barrier is None or record.folder != self._barrier.folder:
             return False
         self._barrier = None

@@ -90,6 +90,7 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
         "allocation": [list(s) for s in allocation.batches] if allocation else None,
         "checkpoint": {
             "lastStep": core.checkpoints.latest.step if core.checkpoints.latest else None,
+            "lastTime": core.checkpoints.time,
             "path": config.checkpoint_path,
             "failures": core.checkpoints.failures,
             "lastError": core.checkpoints.error,

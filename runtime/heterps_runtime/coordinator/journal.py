@@ -22,10 +22,11 @@ class Journal:
         self._clock = clock
         self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
 
-    def note(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Add an event; `reason` is CamelCase, for programs."""
-        kind = "Warning" if warning else "Normal"
-        self._events.append({"time": self._clock(), "type": kind, "reason": reason, "message": message})
+    def note(self, reason: str, message: str, *, warning: bool = False) -> float:
+        """Add an event and return its time; `reason` is CamelCase, for programs."""
+        kind, now = "Warning" if warning else "Normal", self._clock()
+        self._events.append({"time": now, "type": kind, "reason": reason, "message": message})
+        return now
 
     def events(self) -> list[dict[str, Any]]:
         """The events as in the status document, the oldest first."""

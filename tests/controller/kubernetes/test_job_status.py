@@ -71,3 +71,13 @@ def test_long_lists_are_cut() -> None:
     found = shown(world)["workers"]
     assert found["desired"] == 501
     assert len(found["notReady"]) == 16
+
+
+def test_measurements_and_checkpoints_have_a_time() -> None:
+    world = World().training()
+    checkpoint = {"lastStep": 20, "lastTime": 1_700_000_000.0, "path": "/shared"}
+    world.status = replace(world.status, result={"samplesPerSecond": 5.0, "checkpoint": checkpoint})
+    found = job_status(world.job, world.status, Bill(), (), generation=1, measured=1_700_000_060.0)
+    assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
+    assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
+    assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
