@@ -44,9 +44,9 @@ class Proportional:
     def decide(self, observations: Mapping[str, tuple[int, float]]) -> dict[str, int] | None:
         """Return new batch sizes by worker."""
         least = int(self.total >= len(observations))
-        everybody = [Worker(0.0, 1.0, least, self.most.get(name)) for name in observations]
+        all_workers = [Worker(0.0, 1.0, least, self.most.get(name)) for name in observations]
         rates = [max(batch, 1) / seconds for batch, seconds in observations.values()]
-        return dict(zip(observations, divide_in_proportion(rates, everybody, self.total), strict=True))
+        return dict(zip(observations, divide_in_proportion(rates, all_workers, self.total), strict=True))
 
     def report_out_of_memory(self, name: str, batch: int) -> None:
         """Never give the worker as many samples again."""

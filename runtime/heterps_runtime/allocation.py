@@ -51,7 +51,7 @@ class Allocation:
 
     @classmethod
     def even(cls, global_batch: int, workers_per_stage: Sequence[int], from_step: int = 0) -> Allocation:
-        """Equal shares for everybody."""
+        """Equal shares for all workers."""
         return cls(from_step, tuple(even_split(global_batch, k) for k in workers_per_stage))
 
     def __post_init__(self) -> None:

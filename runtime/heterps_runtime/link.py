@@ -1,7 +1,7 @@
 """A member's line to its coordinator: one socket for messages, and a thread that says it is alive.
 
 The pulse runs in a thread of its own, so that a long step, a compilation or a restore is not mistaken for a death. A
-process that hangs still pulses; the coordinator notices a hang by the step that nobody finishes.
+process that hangs still pulses; the coordinator notices a hang by a step that stays unfinished.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Credentials:
         """Address of the coordinator's control socket; waits for a coordinator that is still starting.
 
         Raises:
-            TransientError: nobody answers in time, or the token is refused.
+            TransientError: no answer in time, or the token is refused.
         """
         deadline = time.monotonic() + patience_seconds
         while True:

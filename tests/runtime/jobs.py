@@ -301,7 +301,7 @@ class ThreadedJob:
     ) -> subprocess.Popen[bytes]:
         """Start a server or a worker by its name as a process of its own, which a test may kill.
 
-        Whoever comes while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
+        A member that joins while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
         patches the modules of its whole process.
         """
         role, *numbers = name.split("-")

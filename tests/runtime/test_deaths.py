@@ -58,7 +58,7 @@ def test_every_sample_counts_once_wherever_a_process_dies(
     job.kill(process, victim)  # it is dead; now the coordinator is told
     role, number, *_ = victim.split("-")
     if role == "ps" or stages[int(number)][2] == 1:
-        job.start_member(victim, stages)  # a thread will do: nobody computes meanwhile
+        job.start_member(victim, stages)  # a thread will do: the others are idle
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)

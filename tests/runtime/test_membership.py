@@ -63,7 +63,7 @@ def test_a_killed_process_changes_nothing_in_the_model(
     assert victim not in [m["name"] for m in survivors["members"] if m["state"] != "absent"]
     assert before["committedSteps"] < STEPS, "the job must not have ended before its process was killed"
     if victim.startswith("ps") or max(workers for _, _, workers in stages) == 1:
-        job.start_member(victim, stages)  # a thread will do: nobody computes meanwhile
+        job.start_member(victim, stages)  # a thread will do: the others are idle
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)

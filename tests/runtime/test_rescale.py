@@ -47,7 +47,7 @@ def test_a_worker_that_the_plan_adds_takes_part_from_the_next_generation_on() ->
     world.step(2)
     world.sent.clear()
     rescale(world, 3)
-    assert not world.told(Generation), "those that are there train until somebody comes"
+    assert not world.told(Generation), "present workers train until another joins"
     world.step(1)
     world.join("worker-0-2")
     assert world.last(Generation).committed == 3

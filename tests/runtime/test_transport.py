@@ -1,4 +1,4 @@
-"""Nobody gets in without the token, neither over the sockets nor over HTTP."""
+"""The token is required, over the sockets and over HTTP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[byt
     assert received == (b"right", Go(7))
     send(listener, Go(8), received[0])
     assert right.poll(10_000)
-    assert not listener.poll(300), "nobody else is heard, although they spoke first"
+    assert not listener.poll(300), "no other is heard, although they spoke first"
     for socket in (*wrong, bare, right, listener):
         socket.close(linger=0)
 

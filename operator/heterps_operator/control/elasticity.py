@@ -7,7 +7,7 @@ on. Other stages or pools need a restart from the checkpoint; that is done only 
 more (`stranded`).
 
 A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
-somebody wants another number of workers (`elasticity.workers`), whatever the floor. Between two looks at it lies
+`elasticity.workers` asks for another number of workers, whatever the floor. Between two looks at it lies
 `elasticity.cooldownSeconds`.
 """
 
@@ -252,7 +252,7 @@ def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument)
     assert asked is not None
     outcome, cause = observed.outcome, str(asked["cause"])
     if outcome is None or outcome.revision != asked["revision"]:
-        # Nobody is at work on it after a restart of the controller: think again after the next pause.
+        # The controller restarted and the question was lost: decide again after the next pause.
         return status if observed.planning else replace(status, review=None)
     done = replace(status, review=None, reviewed=now)
     if not outcome.feasible:

@@ -88,7 +88,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
     if not dead:
         return status, ()
     actions = {p.name: _action(p, job.run_policy) for p in dead}
-    # The cause goes first: what fails the job explains other deaths, then whoever died earliest.
+    # The cause goes first: a death that fails the job explains the others; then the earliest.
     dead.sort(key=lambda p: (actions[p.name] != FailureAction.FAIL_JOB, p.ended or 0.0, p.name))
     first = dead[0]
     if actions[first.name] == FailureAction.FAIL_JOB:
@@ -197,7 +197,7 @@ def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
     if process.running or not is_current(process, status):
         return False
     if process.spec.role == "profile":
-        # Its result counts, not its exit; without the coordinator's answer nobody knows whether it arrived.
+        # Its result counts, not its exit; only the coordinator's answer shows whether it arrived.
         pool = process.spec.pool
         done = any(name == pool for name in observed.profiles)
         return not done and (process.exit_code != EXIT_OK or observed.coordinator is not None)

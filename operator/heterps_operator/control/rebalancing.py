@@ -45,7 +45,7 @@ def rebalance(
     status = replace(status, last_observation=now)
     stages = [_workers(view, number, stage.pods) for number, stage in enumerate(plan.stages)]
     if not all(stages):
-        return status, ()  # somebody is missing: the coordinator has divided the batch among the others
+        return status, ()  # a worker is missing: the coordinator has divided the batch among the others
     batches = [[member.batch_size for member in stage] for stage in stages]
     if any(sum(stage) != job.global_batch_size for stage in batches):
         return status, ()

@@ -385,7 +385,7 @@ def _unreachable(silence: str) -> PodProblem:
 
 
 def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) -> Status:
-    """Say which pod does not start and why, whoever waits for it: the coordinator, a profiler or a member."""
+    """Report the pod that does not start, and why: the coordinator, a profiler or a member."""
     before = status.condition("PodsReady")
     problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
     if not problems:

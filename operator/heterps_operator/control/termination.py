@@ -153,7 +153,7 @@ def _with_last_words(status: Status, observed: Observed) -> Status:
     ]
     if not ended:
         return status
-    # Who found bad input knows the cause; then whoever ended first.
+    # A process that found bad input knows the cause; otherwise the first that ended.
     first = min(ended, key=lambda p: (p.exit_code != EXIT_BAD_INPUT, p.ended or 0.0, p.name))
     words = replace(failure, member=first.name, exit_code=first.exit_code, last_lines=first.last_lines, log=first.log)
     return replace(status, failure=words)

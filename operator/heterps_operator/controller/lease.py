@@ -101,7 +101,7 @@ class Lease:
         """Take or renew it.
 
         Raises:
-            ApiError: no answer; or somebody has written it meanwhile, and the next attempt sees who has it.
+            ApiError: no answer; or another replica has written it meanwhile, and the next attempt sees the holder.
         """
         began = self._clock()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

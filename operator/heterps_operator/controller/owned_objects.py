@@ -63,7 +63,7 @@ class NotReadyError(Exception):
 
     @classmethod
     def taken(cls, what: str, found: Json) -> NotReadyError:
-        """A name that somebody else's object has, or one of an earlier job."""
+        """A name that belongs to a foreign object, or to one of an earlier job."""
         problem = name_taken(what, found)
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
 
@@ -103,7 +103,7 @@ class OwnedObjects:
         """The secret that the job's processes know each other by; drawn once.
 
         Raises:
-            NotReadyError: the Secret's name is taken, or the API server refuses it, or somebody has damaged it.
+            NotReadyError: the Secret's name is taken, the API server refuses it, or its token is damaged.
         """
         name = token_secret_name(self._name)
         found = self._api.get(secret_path(self._namespace, name))
@@ -162,7 +162,7 @@ class OwnedObjects:
             return None
 
     def end_pods(self, job: Json) -> None:
-        """End the pods of a job that was deleted while somebody's finalizer holds it: nobody else would."""
+        """Delete the pods of a deleted job that a foreign finalizer holds: garbage collection waits for the job."""
         if _ORPHAN in (job["metadata"].get("finalizers") or ()):
             return
         for pod in self._cluster.pods.of_job(job):

@@ -69,7 +69,7 @@ class QueuedPlanner(PlannerProcess):
         method: of the planner.
         timeout_seconds: for the search itself.
         stages: given by hand.
-        on_end: called, in another thread, when there is a place or the process has ended: nobody has to look for that.
+        on_end: called, in another thread, when the planner may start or its process has ended.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class ProblemRecorder:
             kind: of the object.
             item: the object, however malformed.
             complaint: what is wrong.
-            error: where nobody knows why, for the log.
+            error: an unexpected error, for the log.
         """
         about = reference_to(kind, item)
         key = (kind, about.get("namespace", ""), about.get("name", ""), about.get("uid", ""))

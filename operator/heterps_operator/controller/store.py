@@ -1,6 +1,6 @@
 """What the operator has last seen of the cluster: its memory of all watches.
 
-Whoever decides reads from here, so a look at a job costs no request.
+Decisions read from here, so a look at a job costs no request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All jobs of the operator: whoever is due gets a turn in one of a few threads.
+"""All jobs of the operator: due jobs get turns in a few threads.
 
 A job that fails to be looked at (the API server is away, a bug) is tried again later and later, and never holds up
 another one. What the watches report only changes the stores and wakes jobs; nothing is decided there. An object that

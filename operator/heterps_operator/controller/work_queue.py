@@ -90,7 +90,7 @@ class WorkQueue:
             self._again.discard(key)
 
     def close(self) -> None:
-        """Let everybody who waits in `take` go."""
+        """Unblock all `take()` callers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -53,7 +53,7 @@ _ONE_TIME = {RequestStop: "stop", FailJob: "fail", Shutdown: "shutdown"}
 
 
 class Listener(Protocol):
-    """Shows the job to somebody."""
+    """Is called with every turn: a display, for example."""
 
     def on_turn(self, turn: Turn) -> None:
         """Take note of a turn; must return soon."""
@@ -133,7 +133,7 @@ class ControlLoop:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether somebody asked for the end."""
+        """Whether `request_stop` was called."""
         return self._stop_requested
 
     def run(self, listener: Listener) -> Status:

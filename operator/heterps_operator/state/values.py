@@ -1,7 +1,7 @@
 """The values that cross the control loop: what is observed, what is decided.
 
-`reconcile` maps `Observed` to `Decision` and nothing else; whoever reads and carries out these values (the loop, a
-substrate) does the I/O. All times are Unix seconds, given by whoever observed: no value here asks a clock.
+`reconcile` maps `Observed` to `Decision`; the loop and the substrates read and carry out these values and do the I/O.
+All times are Unix seconds, set by the observer: no value here reads a clock.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ProcessView:
     spec: ProcessSpec
     started: float
     ended: float | None = None  # None: it is running
-    exit_code: int | None = None  # negative: ended by that signal; None: running, or gone and nobody knows
+    exit_code: int | None = None  # negative: ended by that signal; None: running, or gone and unknown
     stopping: bool = False  # it was told to end
     last_lines: tuple[str, ...] = ()  # of its log, once it has ended
     pid: int = 0
@@ -77,7 +77,7 @@ class ProcessView:
     reason: str = ""
     problem: PodProblem | None = None  # while it does not start
     begun: float | None = 0.0  # when its program began, if that was after `started`; None: it does not run yet
-    ready: bool = False  # its node says that it answers; one machine has nobody who says so
+    ready: bool = False  # the kubelet says that it answers; always False on one machine
 
     @property
     def name(self) -> str:
@@ -205,7 +205,7 @@ class Observed:
     cached_profiles: frozenset[str] = frozenset()  # the pools among them that are stored
     planning: bool = False  # a planner is at work
     outcome: PlanOutcome | None = None  # what the planner answered
-    stop_requested: bool = False  # somebody wants the job to end now, resumable
+    stop_requested: bool = False  # the job is to end now, resumable
     capacity: PoolCapacity = field(default_factory=PoolCapacity)
 
     def process(self, name: str) -> ProcessView | None:

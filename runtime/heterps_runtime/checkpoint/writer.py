@@ -98,7 +98,7 @@ class CheckpointWriter:
             for entry in entries:
                 with contextlib.suppress(StorageError):
                     self._storage.delete(f"{folder}/{entry.name}")
-            # The traceback's frames would keep the snapshot alive as long as somebody keeps the error.
+            # The traceback's frames would keep the snapshot alive as long as the error is kept.
             failure = error.with_traceback(None)
             failure.__cause__ = failure.__context__ = None
         files.clear()

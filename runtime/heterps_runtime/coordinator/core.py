@@ -273,7 +273,7 @@ class CoordinatorCore:
         self.checkpoints.abandon("the membership changed")
         must_restore = self.membership.must_restore()
         if must_restore and self.checkpoints.writing:
-            return  # a manifest is being written: it decides to which step everybody goes back
+            return  # a manifest is being written: it decides which step all members return to
         self.liveness.move()
         self.progress.stop_clock(self.clock())
         self.evaluation.begin()

@@ -188,7 +188,7 @@ def describe_hang(
     reported: Container[str],
     evaluated: Container[str],
 ) -> str | None:
-    """Who keeps the others waiting, None if nobody does. A missing process is not a hang: the controller replaces it.
+    """Return what holds up the others; None: nothing. A missing process is no hang: the controller replaces it.
 
     Args:
         roster: who is there.

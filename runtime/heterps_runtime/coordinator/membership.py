@@ -119,7 +119,7 @@ class Membership:
         Args:
             progress: where work goes on; knows the size of the data.
             allocation: batch sizes at its start.
-            restore: the state that everybody goes back to, None if members keep what they have.
+            restore: the state that all members return to, None if they keep theirs.
         """
         assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
         assert progress.num_rows is not None

@@ -143,7 +143,7 @@ def non_finite(step: int, reports: Mapping[str, Done], last_good: int | None) ->
     """Why a step must not be committed: (reason, message) if a loss or gradient is NaN or infinite, else None.
 
     Args:
-        step: the step that everybody has reported.
+        step: the step that all workers have reported.
         reports: each worker's report.
         last_good: step of the newest checkpoint, if there is one.
     """

@@ -54,7 +54,7 @@ class Steps:
         assert self.allocation is not None
         _check_batches(batches, self.allocation, self._config.global_batch_size)
         # A worker begins no step later than committed + staleness before the next commit, and commits follow the
-        # announcement on every connection: from here on it is in time for everybody.
+        # announcement on every connection: from here on it is in time for all workers.
         from_step = committed + self._config.max_staleness + 2
         if self._next is not None:
             from_step = max(from_step, self._next.from_step + 1)  # a step names its allocation

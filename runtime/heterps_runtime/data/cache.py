@@ -8,7 +8,7 @@ One folder per data set, named by a fingerprint of the source files and the colu
                         sparse.npy       (N, S) int64, the single-valued columns
                         <k>.values.npy   (nnz,) int64 and
                         <k>.offsets.npy  (N + 1,) int64, the k-th multi-valued column
-    CACHE/<fingerprint>.lock             locked by whoever builds or opens; holds the progress in per cent
+    CACHE/<fingerprint>.lock             locked while building or opening; holds the progress in per cent
     CACHE/<fingerprint>.building/        an unfinished build, renamed when complete
 
 Processes of a machine share a cache: one builds, the others wait. An interrupted build leaves only a `.building`
@@ -138,7 +138,7 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
         descriptor = os.open(folder / "meta.json", os.O_RDONLY)
     except FileNotFoundError:
         return None
-    # Locked before it is looked at: from here on nobody evicts it, and what was evicted meanwhile is seen as missing.
+    # Lock before looking: a locked folder is not evicted, and one that was evicted meanwhile is seen as missing.
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
         meta = json.loads((folder / "meta.json").read_text())
@@ -174,7 +174,7 @@ class _Builder:
 
     def build(self) -> None:
         """Read the source, write the arrays, publish the folder."""
-        # A damaged folder and the rest of an interrupted build: nobody else writes here, for we hold the lock.
+        # A damaged folder and the rest of an interrupted build: no other process writes here, as we hold the lock.
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.building, ignore_errors=True)
         self._note(0.0)

@@ -25,7 +25,7 @@ def memory_chain(node: fx.Node, in_place: set[fx.Node]) -> list[fx.Node]:
 
 
 def use_functional_forms(nodes: list[fx.Node], in_place: set[fx.Node]) -> None:
-    """Turn `a += b` into `a = a + b` wherever nobody else refers to `a` afterwards. Changes nodes and `in_place`."""
+    """Turn `a += b` into `a = a + b` wherever no other node refers to `a` afterwards. Changes nodes and `in_place`."""
     position = {node: i for i, node in enumerate(nodes)}
     for node in [n for n in nodes if n in in_place and n.target in kinds.FUNCTIONAL_FORM]:
         if not _seen_later(node, nodes, in_place, position):

@@ -29,7 +29,7 @@ class CutGraph:
         output: the node that returns the logits.
         tables: embedding tables in order of first use.
         sites: the nodes that are lookups.
-        pulled: nodes that never cross a cut: parameters, numbers, splits. Whoever needs one makes it again.
+        pulled: nodes that never cross a cut: parameters, numbers, splits. Each stage that needs one computes it again.
         in_place: nodes that change their first argument.
         calls: the top-level calls; one for the whole of forward if there are none.
         blocks: the top-level calls of each layer.
@@ -126,7 +126,7 @@ class CutGraph:
         nodes = [n for n in self.trace.graph.nodes if n.op != "output"]
         self.in_place = {n for n in nodes if kinds.is_in_place(n, self.modules)}
         live: set[fx.Node] = set()
-        # An in-place call whose result nobody uses still changes what others read.
+        # An in-place call whose result is unused still changes what other nodes read.
         waiting = [*kinds.operands(self.output), *(n for n in self.in_place if n.op != "call_module")]
         while waiting:
             node = waiting.pop()
@@ -215,7 +215,7 @@ class CutGraph:
     # --- layers -------------------------------------------------------------------------------------------------------
     def _assign_layers(self, together: list[list[fx.Node]]) -> None:
         call = {n: int(n.meta["call"]) for n in self.nodes}
-        for node in self.nodes:  # what takes a tuple apart belongs to whoever made the tuple
+        for node in self.nodes:  # what takes a tuple apart belongs to the node that made the tuple
             users = [u for u in node.users if u in call]
             if node not in self.pulled and node.op != "placeholder" and users and all(_takes_apart(u) for u in users):
                 call.update({u: call[node] for u in users if u not in self.pulled})

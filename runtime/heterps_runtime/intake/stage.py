@@ -34,7 +34,7 @@ class StageModule:
         outputs: names of the values to send on; `("logits",)` for the last stage. An input that a later stage needs
             is among them.
         gradient_inputs: the inputs that depend on something trainable, in order. The sender wants their gradients
-            (where the tensor that arrives is floating-point), and nobody wants the others'.
+            (where the tensor that arrives is floating-point), and those of the others are not needed.
         gradient_outputs: the outputs likewise: the next stage's `gradient_inputs`.
         sites: the lookups of this stage, in order.
         parameter_names: trainable dense parameters, qualified as in the user's module.

@@ -167,7 +167,7 @@ def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]
 def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:
     if not layer.transfer:
         return {"transferSeconds": 0.0, "transferFixedSeconds": 0.0, "transferParallelFraction": 0.0}
-    # As of a batch sent in one piece: whoever plans adds the fixed part once per micro-batch. Each worker has a
+    # As of a batch sent in one piece: the planner adds the fixed part once per micro-batch. Each worker has a
     # connection of its own, so what grows with the batch is shared out.
     line = fit_line({n: r.seconds for n, r in layer.transfer.items()})
     processor = fit_line({n: r.seconds for n, r in layer.transfer_processor.items()})

@@ -299,7 +299,7 @@ def _check_phase(credentials: Credentials) -> None:
 
 
 def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
-    """The job with no end, no evaluation, and checkpoints that nobody will miss."""
+    """The job with no end, no evaluation, and disposable checkpoints."""
     changed = copy.deepcopy(document)
     spec = changed["job"]["spec"]
     spec["training"]["steps"] = _ENDLESS

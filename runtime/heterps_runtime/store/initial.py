@@ -1,6 +1,6 @@
 """Initial values of embedding rows as a pure function of (seed, table name, id).
 
-Rows come into being when they are first trained, on whatever shard holds them, and a pull of a row that nobody has
+Rows come into being when they are first trained, on whatever shard holds them, and a pull of a row that has not been
 trained yet computes the same numbers without storing them. So the values may depend on neither order, nor shards, nor
 on the machine: draws come from a counter (splitmix64 started at a hash of seed, table and id), and the normal
 distribution by inversion in additions, multiplications, divisions and square roots only, which IEEE 754 fixes to the

@@ -1,7 +1,7 @@
 """Arrays that grow without copying.
 
 Rows of a shard live in a few large arrays that double as rows come. Copying a gigabyte takes about half a second in
-which a server would answer nobody. An anonymous memory map grows by moving page tables instead (mremap), and pages
+which a server would answer no request. An anonymous memory map grows by moving page tables instead (mremap), and pages
 that no row has used yet cost no memory.
 """
 
@@ -53,7 +53,7 @@ class Slab:
         del self.array  # a map with views on it cannot move
         try:
             self._map.resize(new * self.row_nbytes)
-        except (BufferError, SystemError):  # somebody else holds a view, or this system has no mremap
+        except (BufferError, SystemError):  # another view exists, or this system has no mremap
             self.array = self._over_map(old)
             self._copy_into_larger(new)
         except OSError as error:

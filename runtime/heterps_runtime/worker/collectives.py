@@ -112,7 +112,7 @@ class Collectives:
             self._next_step += 1
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Give everybody the root's values; blocks."""
+        """Broadcast the root's values; blocks."""
         if self._group is not None:
             options = dist.BroadcastOptions()
             options.rootRank = root

@@ -60,7 +60,7 @@ class Parameters:
             announced: the generation.
             rank: of this worker in its stage.
             module: the stage.
-            manifest: the checkpoint that everybody goes back to.
+            manifest: the checkpoint that all members return to.
 
         Returns:
             The replica as of the last commit; None where the servers hold the dense parameters.
@@ -103,7 +103,7 @@ class Parameters:
             if committed not in versions:
                 raise TransientError(f"no worker of stage {self._stage} holds the parameters of step {committed}")
             root = versions.index(committed)
-            flat = replica.flat_state()  # of the right size in everybody
+            flat = replica.flat_state()  # of equal size on all ranks
             collectives.broadcast(flat, root)
             if rank != root and replica.version != committed:
                 replica.load_flat_state(flat, committed)

@@ -32,7 +32,7 @@ class Replica:
 
     def __init__(self, initial: Mapping[str, torch.Tensor], optimizer: DenseOptimizer, device: torch.device) -> None:
         self.names = tuple(initial)
-        self.version = -1  # committed steps in these values; -1: initial values that nobody has agreed on yet
+        self.version = -1  # committed steps in these values; -1: initial values that the stage has not agreed on yet
         self._shapes = {n: v.shape for n, v in initial.items()}
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
