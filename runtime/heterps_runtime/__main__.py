@@ -69,12 +69,12 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
             server = CoordinatorServer(config, _token(), options.host, options.port, options.ready_file)
             asyncio.run(server.run())
         case Role.PS:
-            from heterps_runtime.link import Credentials
             from heterps_runtime.ps.server import ParameterServer
+            from heterps_runtime.wire.link import Credentials
 
             ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
         case Role.WORKER:
-            from heterps_runtime.link import Credentials
+            from heterps_runtime.wire.link import Credentials
             from heterps_runtime.worker.main import run_worker
 
             run_worker(config, Credentials.from_environment(), options.stage, options.index, options.pool, options.host)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, StateFile, Storage
-from heterps_runtime.link import ControlLink
-from heterps_runtime.messages import Checkpoint, Checkpointed
 from heterps_runtime.process import log
+from heterps_runtime.wire.link import ControlLink
+from heterps_runtime.wire.messages import Checkpoint, Checkpointed
 
 __all__ = ["Saver"]
 

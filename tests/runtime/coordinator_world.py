@@ -12,7 +12,7 @@ from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PlanDocument, Role
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.messages import (
+from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,
     Commit,

@@ -38,9 +38,9 @@ from heterps_runtime.contract import (
 )
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.coordinator.server import CoordinatorServer
-from heterps_runtime.link import Credentials
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store import DenseOptimizer, ServerKernels, SparseOptimizer, WorkerKernels, warm_up
+from heterps_runtime.wire.link import Credentials
 from heterps_runtime.worker.main import run_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
 

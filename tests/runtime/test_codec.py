@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.codec import decode, encode
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import MESSAGES, Array, Backward, Dense, Done, Message
+from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message
 
 ROOT = Path(__file__).parents[2]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

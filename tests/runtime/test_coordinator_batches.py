@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.messages import Generation, NewAllocation
+from heterps_runtime.wire.messages import Generation, NewAllocation
 
 from .coordinator_world import EVERY, ONE_CPU, World
 

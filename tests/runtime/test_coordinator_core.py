@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heterps_runtime.messages import Commit, Done, Failed, Generation, Go, Restore, Shutdown
+from heterps_runtime.wire.messages import Commit, Done, Failed, Generation, Go, Restore, Shutdown
 
 from .coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, Record, World
 

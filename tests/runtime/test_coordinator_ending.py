@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.messages import Checkpoint, Evaluate, Generation, Shutdown
+from heterps_runtime.wire.messages import Checkpoint, Evaluate, Generation, Shutdown
 
 from .coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, TOTAL, Record, World
 from .jobs import plan_document

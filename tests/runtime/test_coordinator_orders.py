@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.messages import Checkpoint, Commit, Generation, Ready
+from heterps_runtime.wire.messages import Checkpoint, Commit, Generation, Ready
 
 from .coordinator_world import Record, World
 from .jobs import plan_document

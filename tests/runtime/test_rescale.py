@@ -10,8 +10,8 @@ import torch
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
-from heterps_runtime.messages import Generation, Shutdown
 from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.wire.messages import Generation, Shutdown
 from tests.same_model import assert_same_model
 
 from .coordinator_world import CARDS, ONE_CPU, World

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from heterps_runtime.checkpoint import StateFile, Storage
-from heterps_runtime.link import ControlLink
-from heterps_runtime.messages import Checkpoint, Checkpointed, FromMember
 from heterps_runtime.saver import Saver
+from heterps_runtime.wire.link import ControlLink
+from heterps_runtime.wire.messages import Checkpoint, Checkpointed, FromMember
 
 PATIENCE_SECONDS = 120
 

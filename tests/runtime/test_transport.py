@@ -15,15 +15,9 @@ import zmq
 
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
 from heterps_runtime.errors import TransientError
-from heterps_runtime.link import ControlLink
-from heterps_runtime.messages import Forward, Go, Shutdown
-from heterps_runtime.transport import (
-    TokenAuthority,
-    connect_socket,
-    listen_socket,
-    receive,
-    send,
-)
+from heterps_runtime.wire.link import ControlLink
+from heterps_runtime.wire.messages import Forward, Go, Shutdown
+from heterps_runtime.wire.transport import TokenAuthority, connect_socket, listen_socket, receive, send
 from heterps_runtime.worker.peers import Downstream, Upstream
 
 from .jobs import TOKEN, ThreadedJob, configuration

@@ -19,13 +19,7 @@ from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Phase, Status
-from heterps_runtime.contract import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_INFEASIBLE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-)
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["build_report", "exit_code", "render_failure", "render_report"]
 

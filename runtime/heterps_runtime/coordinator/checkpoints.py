@@ -11,7 +11,7 @@ from typing import Any
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.messages import Checkpointed
+from heterps_runtime.wire.messages import Checkpointed
 
 __all__ = ["Checkpoints"]
 

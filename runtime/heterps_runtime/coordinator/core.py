@@ -26,7 +26,7 @@ from heterps_runtime.coordinator.members import Member, Roster, check_pools, des
 from heterps_runtime.coordinator.membership import Membership
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
-from heterps_runtime.messages import (
+from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,
     Commit,

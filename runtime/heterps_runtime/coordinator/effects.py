@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from heterps_runtime.checkpoint.writer import Barrier
-from heterps_runtime.messages import FromCoordinator
+from heterps_runtime.wire.messages import FromCoordinator
 
 __all__ = ["CheckpointRecord", "Effects"]
 

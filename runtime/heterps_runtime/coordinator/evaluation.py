@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from heterps_runtime.coordinator.members import Member
-from heterps_runtime.messages import Evaluated
+from heterps_runtime.wire.messages import Evaluated
 
 __all__ = ["Evaluation", "Merge"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import JobPhase, MemberState, PlanDocument, Role, ps_name, worker_name
-from heterps_runtime.messages import Join
+from heterps_runtime.wire.messages import Join
 
 __all__ = ["Member", "Roster", "check_pools", "describe_hang"]
 

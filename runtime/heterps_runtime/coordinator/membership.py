@@ -10,7 +10,7 @@ from heterps_runtime.contract import MemberState, PlanDocument
 from heterps_runtime.coordinator.effects import Effects
 from heterps_runtime.coordinator.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
-from heterps_runtime.messages import FromCoordinator, Generation, Go, Join, Peer, Pulse, Rejoin, Restore, Shutdown
+from heterps_runtime.wire.messages import FromCoordinator, Generation, Go, Join, Peer, Pulse, Rejoin, Restore, Shutdown
 
 __all__ = ["Membership"]
 

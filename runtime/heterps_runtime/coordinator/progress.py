@@ -9,7 +9,7 @@ from typing import Any
 
 from heterps_runtime.batches import Batches
 from heterps_runtime.config import RunConfig
-from heterps_runtime.messages import Done
+from heterps_runtime.wire.messages import Done
 
 __all__ = ["Progress", "non_finite"]
 

@@ -30,7 +30,6 @@ from heterps_runtime.checkpoint import (
     find_latest,
     new_folder,
 )
-from heterps_runtime.codec import decode, encode
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import (
     FINAL_PHASES,
@@ -53,10 +52,11 @@ from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.link import member_identity, read_identity
-from heterps_runtime.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
 from heterps_runtime.process import log
-from heterps_runtime.transport import TokenAuthority, listen_socket
+from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.link import member_identity, read_identity
+from heterps_runtime.wire.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
+from heterps_runtime.wire.transport import TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
 

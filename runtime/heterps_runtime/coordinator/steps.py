@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.members import Member, Roster
-from heterps_runtime.messages import Done
+from heterps_runtime.wire.messages import Done
 
 __all__ = ["Steps"]
 

@@ -10,10 +10,10 @@ from urllib.parse import quote
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, PATH_PROFILES
 from heterps_runtime.errors import UserError
-from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.profiler.rehearsal import Rehearsal, RehearsalError
+from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.messages import Failed
 
 __all__ = ["run_profiler"]
 

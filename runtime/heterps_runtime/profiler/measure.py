@@ -14,7 +14,6 @@ import zmq
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.cores import usable_cores
 from heterps_runtime.intake import LossSum, resolve_loss
-from heterps_runtime.link import ControlLink, Credentials
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
 from heterps_runtime.profiler.readings import Reading
@@ -22,6 +21,7 @@ from heterps_runtime.profiler.rehearsal import Rehearsal
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import ServerKernels, WorkerKernels, warm_up
+from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.main import open_data
 from heterps_runtime.worker.member import WorkerMember

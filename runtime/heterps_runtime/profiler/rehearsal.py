@@ -42,9 +42,9 @@ from heterps_runtime.contract import (
 )
 from heterps_runtime.cores import processor_seconds
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.messages import Done, FromMember
 from heterps_runtime.profiler.readings import Reading
+from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.messages import Done, FromMember
 
 if TYPE_CHECKING:  # torch comes with it, and the processes here shall load meanwhile
     from heterps_runtime.worker.member import WorkerMember

@@ -8,9 +8,9 @@ import time
 import torch
 import zmq
 
-from heterps_runtime.messages import Backward, Forward
 from heterps_runtime.profiler.layers import Cut
-from heterps_runtime.transport import TokenAuthority, listen_socket
+from heterps_runtime.wire.messages import Backward, Forward
+from heterps_runtime.wire.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
 
 __all__ = ["TransferProbe"]

@@ -13,8 +13,15 @@ from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import TransientError
-from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.messages import (
+from heterps_runtime.metrics import MetricsServer
+from heterps_runtime.process import Wakeup, log
+from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.saver import Saver
+from heterps_runtime.store.half import decode, encode
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.warm import ServerKernels, warm_up
+from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.messages import (
     Ack,
     Array,
     Checkpoint,
@@ -38,14 +45,7 @@ from heterps_runtime.messages import (
     Shutdown,
     ToServer,
 )
-from heterps_runtime.metrics import MetricsServer
-from heterps_runtime.process import Wakeup, log
-from heterps_runtime.ps.shard import Gradients, Shard
-from heterps_runtime.saver import Saver
-from heterps_runtime.store.half import decode, encode
-from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
-from heterps_runtime.store.warm import ServerKernels, warm_up
-from heterps_runtime.transport import TokenAuthority, listen_socket, receive, send
+from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receive, send
 
 __all__ = ["ParameterServer"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterps_runtime.link import ControlLink
+from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.inbox import Inbox
 from heterps_runtime.worker.peers import Downstream, Upstream

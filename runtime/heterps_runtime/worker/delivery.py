@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from heterps_runtime.messages import Array, Done
+from heterps_runtime.wire.messages import Array, Done
 from heterps_runtime.worker.context import Replication, WorkerContext, WorkerProcess
 from heterps_runtime.worker.peers import array_of
 from heterps_runtime.worker.runs import StepRun

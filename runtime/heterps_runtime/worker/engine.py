@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
-from heterps_runtime.messages import Backward, Evaluated, Forward
+from heterps_runtime.wire.messages import Backward, Evaluated, Forward
 from heterps_runtime.worker.choosing import next_backward, next_forward
 from heterps_runtime.worker.consistency import Reads
 from heterps_runtime.worker.context import WorkerContext, WorkerProcess

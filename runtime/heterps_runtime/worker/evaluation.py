@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from heterps_runtime.data import metrics_for
-from heterps_runtime.messages import Array
+from heterps_runtime.wire.messages import Array
 
 __all__ = ["Evaluation"]
 

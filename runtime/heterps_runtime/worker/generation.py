@@ -18,8 +18,8 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, TransientError
-from heterps_runtime.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.slots import dense_assignment
+from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.model import Workload

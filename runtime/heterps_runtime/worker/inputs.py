@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from heterps_runtime.messages import Array
+from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.consistency import Reads
 from heterps_runtime.worker.context import WorkerContext
 from heterps_runtime.worker.lookups import LookupBlock

@@ -8,10 +8,10 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
-from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.messages import Failed
 from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
+from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.messages import Failed
 from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.member import WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device

@@ -8,8 +8,11 @@ from prometheus_client import CollectorRegistry, Gauge
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError
-from heterps_runtime.link import ControlLink, Credentials
-from heterps_runtime.messages import (
+from heterps_runtime.metrics import MetricsServer
+from heterps_runtime.process import log
+from heterps_runtime.saver import Saver
+from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.messages import (
     Checkpoint,
     Commit,
     Evaluate,
@@ -22,10 +25,7 @@ from heterps_runtime.messages import (
     Rejoin,
     Shutdown,
 )
-from heterps_runtime.metrics import MetricsServer
-from heterps_runtime.process import log
-from heterps_runtime.saver import Saver
-from heterps_runtime.transport import TokenAuthority, listen_socket
+from heterps_runtime.wire.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import Place, WorkerProcess
 from heterps_runtime.worker.engine import Engine

@@ -10,8 +10,8 @@ import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
-from heterps_runtime.messages import Model, Table
 from heterps_runtime.process import log
+from heterps_runtime.wire.messages import Model, Table
 from heterps_runtime.worker.lookups import TableShape
 
 __all__ = ["UserModel", "Workload", "choose_device"]

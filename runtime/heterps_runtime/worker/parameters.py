@@ -11,8 +11,8 @@ from heterps_runtime.checkpoint import CheckpointManifest, StateFile, Storage, d
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import StageModule
-from heterps_runtime.messages import Generation
 from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.wire.messages import Generation
 from heterps_runtime.worker.collectives import Collectives
 from heterps_runtime.worker.context import Replication
 from heterps_runtime.worker.replica import Replica

@@ -14,8 +14,8 @@ import torch
 import zmq
 
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import Backward, Forward
-from heterps_runtime.transport import connect_socket, receive, send
+from heterps_runtime.wire.messages import Backward, Forward
+from heterps_runtime.wire.transport import connect_socket, receive, send
 
 __all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
 

@@ -14,7 +14,12 @@ import numpy as np
 import zmq
 
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import (
+from heterps_runtime.slots import slot_map
+from heterps_runtime.store.half import Precision
+from heterps_runtime.store.half import decode as decode_wire
+from heterps_runtime.store.half import encode as encode_wire
+from heterps_runtime.store.keys import partition
+from heterps_runtime.wire.messages import (
     Ack,
     Chunk,
     Define,
@@ -28,12 +33,7 @@ from heterps_runtime.messages import (
     Table,
     ToServer,
 )
-from heterps_runtime.slots import slot_map
-from heterps_runtime.store.half import Precision
-from heterps_runtime.store.half import decode as decode_wire
-from heterps_runtime.store.half import encode as encode_wire
-from heterps_runtime.store.keys import partition
-from heterps_runtime.transport import connect_socket, receive, send
+from heterps_runtime.wire.transport import connect_socket, receive, send
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
 

@@ -12,8 +12,8 @@ from heterps_runtime.allocation import MicroBatch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, Dataset
 from heterps_runtime.intake import StageModule
-from heterps_runtime.messages import DataSize
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
 from heterps_runtime.worker.runs import LABEL, Prepared
 

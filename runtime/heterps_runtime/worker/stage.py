@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from heterps_runtime.intake import LossSum, StageModule
-from heterps_runtime.messages import Array
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.lookups import LookupBlock, TableShape
 from heterps_runtime.worker.peers import array_of, tensor_of

@@ -23,8 +23,8 @@ import zmq
 
 from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
-from heterps_runtime.transport import connect_socket, receive, send
+from heterps_runtime.wire.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
+from heterps_runtime.wire.transport import connect_socket, receive, send
 
 __all__ = ["ControlLink", "Credentials", "member_identity", "pulse_identity", "read_identity"]
 

@@ -22,7 +22,7 @@ import numpy as np
 import zmq
 
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import MESSAGES, Array, Message
+from heterps_runtime.wire.messages import MESSAGES, Array, Message
 
 __all__ = ["decode", "encode"]
 

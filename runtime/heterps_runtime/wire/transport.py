@@ -12,9 +12,9 @@ import threading
 
 import zmq
 
-from heterps_runtime.codec import decode, encode
 from heterps_runtime.errors import TransientError
-from heterps_runtime.messages import Message
+from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.messages import Message
 
 __all__ = ["TokenAuthority", "connect_socket", "listen_socket", "receive", "send"]
 
