@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("custom_resources")
 
 # Values that only the command line refuses, and why: an API server sees one object at a time.
 ONLY_IN_A_FILE = {
-    "there is a DevicePool of this name already": "on a cluster the second is an update of the first",
+    "a DevicePool of this name already exists": "on a cluster the second is an update of the first",
     "must be the name of a DevicePool in this file": "on a cluster pools may come from elsewhere; the operator looks",
     "must not be greater than the pool's own maxUnits": "the pool is another object; the smaller limit holds",
     "must hold one pod of the pool": "the pool is another object; the planner then has no use for it",
     "must be a multiple of the pool's unitsPerPod": "the pool is another object; the planner refuses the stage",
     "the stages so far need": "the pool is another object; the planner refuses the stages",
     "the file has no HeterPSJob": "pools alone can be applied",
-    "the file has a HeterPSJob already": "on a cluster the second is an update of the first",
+    "the file already has a HeterPSJob": "on a cluster the second is an update of the first",
 }
 
 

@@ -75,7 +75,7 @@ FULL_JOB: Json = {
         },
         "pools": [{"name": "v100", "maxUnits": 4, "podTemplate": {"metadata": {}, "spec": {}}}],
         "balancing": {"policy": "optimal", "intervalSeconds": 10, "minGainPercent": 5},
-        "elasticity": {"mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
+        "elasticity": {"workers": 0, "mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
         "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16"},
         "podTemplates": {
             role: {"metadata": {}, "spec": {}}
@@ -119,7 +119,6 @@ LEFT_OUT = {
     "spec.training.optimizer.sparse.beta1",
     "spec.training.optimizer.sparse.beta2",
     "spec.training.optimizer.sparse.epsilon",
-    "spec.elasticity.workers",
 }
 
 

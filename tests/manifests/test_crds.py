@@ -167,7 +167,7 @@ def test_an_autoscaler_finds_numbers_where_the_scale_subresource_looks() -> None
             node = node["properties"][step]
         assert node["type"] == kind, key
     workers = schema_of(crd)["properties"]["spec"]["properties"]["elasticity"]["properties"]["workers"]
-    assert "default" not in workers  # an autoscaler leaves a job alone that has no number
+    assert workers["default"] == 0  # an autoscaler ignores objects with 0 replicas
 
 
 def test_the_job_has_the_columns_and_short_names_of_the_reference() -> None:

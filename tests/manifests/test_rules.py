@@ -80,7 +80,7 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, "spec.parameterServer.memoryLimit", "8Gi", "0", "memoryLimit: must be greater than 0"),
     (JOB_VALUE, "spec.elasticity", {"workers": 3}, {"workers": 3, "mode": "Disabled"}, "workers has no effect with"),
     (changed(JOB_VALUE, "spec.scheduling.stages", [{"pool": "cpu", "lastLayer": "x"}]),
-     "spec.elasticity", {}, {"workers": 3},
+     "spec.elasticity", {"workers": 0}, {"workers": 3},
      "spec.elasticity.workers: workers has no effect with stages given by hand (found 3); set the stages' units"),
     (JOB_VALUE, RULES, [{"action": "Ignore", "exitCodes": [1]}], [{"action": "Ignore"}], "either exitCodes or reasons"),
     (JOB_VALUE, RULES, [{"action": "FailJob", "reasons": ["Evicted"]}],

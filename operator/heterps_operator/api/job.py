@@ -188,7 +188,7 @@ class JobSpec:
                 mode=elasticity.get("mode", "Auto"),
                 cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
                 max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
-                workers=elasticity.get("workers"),
+                workers=elasticity.get("workers") or None,
             ),
         )
 
