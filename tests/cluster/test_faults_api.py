@@ -59,7 +59,7 @@ def test_an_api_server_that_fails_now_and_then_only_takes_time(
             )
         assert job.wait_for_phase("Succeeded")["restarts"] == 0
         assert operator.running
-        assert "the watches have failed" in operator.story()
+        assert "the watches failed" in operator.story()
         operator.stop()
     print(dict(proxy.injected))  # noqa: T201  # pytest shows it if asked to
     assert_each_pod_was_made_once(job)

@@ -91,7 +91,7 @@ def test_two_operators_do_not_disturb_each_other(
     assert job.wait_for_phase("Succeeded")["restarts"] == 0
     assert first.running
     assert other.running
-    assert "another operator is at work on it" in first.story() + other.story()
+    assert "another operator is working on it" in first.story() + other.story()
     assert_each_pod_was_made_once(job)
     assert_same_model(job.model(), expected_model)
 
