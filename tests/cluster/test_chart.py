@@ -23,7 +23,7 @@ from tests.cluster.helm import CHART, Helm, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.cluster.pods import project_template
-from tests.manifests.samples import JOB, changed, parsed
+from tests.manifests.samples import CPU, JOB, changed, parsed
 
 NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
@@ -210,9 +210,14 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
 
 
-def test_a_job_that_cannot_run_in_pods_is_refused_at_apply(installed: Installed, admin: Kubectl) -> None:
+def job_for_pods() -> Object:
+    """Return a valid job that the chart's admission policy admits."""
     job = changed(changed(parsed(JOB), "spec.image", "example.com/flights:1"), "spec.checkpoint", {"path": "/shared/x"})
-    job = changed(job, "spec.data.train", "s3://bucket/train/")
+    return changed(job, "spec.data.train", "s3://bucket/train/")
+
+
+def test_a_job_that_cannot_run_in_pods_is_refused_at_apply(installed: Installed, admin: Kubectl) -> None:
+    job = job_for_pods()
     wrong = {
         "spec.image": changed(job, "spec.image", ...),
         "spec.checkpoint.path": changed(job, "spec.checkpoint", {}),
@@ -321,7 +326,7 @@ def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(install
 
 
 def test_uninstalling_leaves_the_jobs(installed: Installed, kubectl: Kubectl, admin: Kubectl) -> None:
-    kubectl("apply", f"--filename={ROOT / 'examples/flights/job.yaml'}")
+    kubectl.apply(parsed(CPU), job_for_pods())
     installed("uninstall", "heterps")
     assert kubectl.get("heterpsjob", "flights")["metadata"]["name"] == "flights"
     wait_until("the roles are gone", lambda: not may(admin, "create", "pods"), 20)
