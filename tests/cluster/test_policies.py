@@ -77,8 +77,8 @@ def test_a_job_is_scaled_like_a_deployment(make: Make) -> None:
     for number in (1, 2):  # whatever the planner has chosen, one of them is a change
         job.kubectl("scale", "heterpsjob/scaled", f"--replicas={number}")
         wait_until(
-            f"{number} workers are ready",
-            lambda number=number: (workers().get("desired"), workers().get("ready")) == (number, number),  # type: ignore[misc]
+            f"{number} workers are ready, and no others",
+            lambda number=number: {workers().get(key) for key in ("desired", "current", "ready")} == {number},  # type: ignore[misc]
             150,
             more=job.story,
         )

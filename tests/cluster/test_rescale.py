@@ -130,7 +130,7 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
         job.kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=0", "--force")
         wait_until("it is told", lambda: job.told("PoolShrunk"), PATIENCE_SECONDS, more=job.story)
         assert job.told("PoolShrunk")[0].startswith(
-            f"pool {cheap} has 0 of the 2 units of plan 1, and worker-0-0 finds no"
+            f"pool {cheap} has 0 of the 2 units of plan 1, and worker-0-0 does not fit"
         )
         wait_until("it goes on", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)
     plan = job.status()["plan"]
