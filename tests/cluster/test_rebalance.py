@@ -70,7 +70,7 @@ def test_batch_sizes_follow_the_speeds_of_the_workers(make: Make, own_cluster: C
 
 
 def follow(job: ClusterJob, division: Division) -> None:
-    """Check that batch sizes follow the quotas, so that steps of these quotas get shorter.
+    """Check that the slow worker gets and keeps less than a third: with these quotas, two thirds of the time per step.
 
     The measured times are printed and not compared: other programs take cores from a shared machine.
     """
@@ -90,4 +90,4 @@ def follow(job: ClusterJob, division: Division) -> None:
     assert 1 <= changes <= 3
     assert job.condition("Rebalanced")["status"] == "True"
     assert f"{BATCH // 2}+{BATCH // 2} -> " in job.told("BatchesMoved")[0]
-    assert (BATCH / 2 / SLOW) / max(sizes[0] / FAST, sizes[1] / SLOW) > 1.4
+    assert sizes[1] < BATCH / 3, "it keeps the smaller part"

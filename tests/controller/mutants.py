@@ -64,7 +64,7 @@ def pool() -> Json:
     """Return a device pool that selects `node`."""
     tolerations = [{"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}]
     made = make_pool(nodeSelector={"pool": "cpu"}, tolerations=tolerations, autoscaled=False)
-    made["metadata"] |= {"uid": "pool"}
+    made["metadata"] |= {"uid": "pool", "annotations": {"example.com/note": "false"}}
     made["status"] = {"conditions": [{**condition("Ready", "True"), "observedGeneration": 1}], "nodes": 1}
     return made
 

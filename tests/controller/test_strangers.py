@@ -191,7 +191,7 @@ def read_job(item: Json) -> None:
 
 READ = {POD: read_pod, NODE: read_node, POOL: read_pool, JOB: read_job}
 # Wrong values elsewhere are not read, or make another valid object.
-LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (450, 50), JOB: (150, 300)}
+LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (500, 50), JOB: (150, 300)}
 
 
 @pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
