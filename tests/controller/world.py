@@ -196,13 +196,13 @@ class World:
     # --- what happens by itself ---
 
     @staticmethod
-    def make_members(plan: Any) -> list[dict[str, Any]]:
+    def make_members(plan: JobPlan) -> list[dict[str, Any]]:
         members: list[dict[str, Any]] = [{"name": "ps-0", "role": "ps", "state": "absent", "silentSeconds": 0.5}]
-        for s, stage in enumerate(plan["stages"]):
-            for i in range(stage["pods"]):
+        for s, pods in enumerate(plan.pods):
+            for i in range(pods):
                 members.append(
                     {"name": f"worker-{s}-{i}", "role": "worker", "state": "absent", "stage": s, "index": i,
-                     "batchSize": 512 // stage["pods"], "stepSeconds": 0.1, "computeSeconds": 0.05,
+                     "batchSize": 512 // pods, "stepSeconds": 0.1, "computeSeconds": 0.05,
                      "silentSeconds": 0.5}
                 )  # fmt: skip
         return members
@@ -224,7 +224,10 @@ class World:
     def answer(self, document: dict[str, Any] | None = None, error: str = "") -> None:
         """Let the planner answer."""
         self.planning = False
-        self.outcome = PlanOutcome(document, error, self.asked)
+        if document is None:
+            self.outcome = PlanOutcome(error=error, revision=self.asked)
+        else:
+            self.outcome = PlanOutcome.from_json(document, self.asked)
 
     def end(self, name: str, code: int | None, last_lines: tuple[str, ...] = ("last words",), reason: str = "") -> None:
         """End a process."""

@@ -1,23 +1,23 @@
 """The job as the control loop reads it: typed manifests.
 
-Manifests are validated and completed with defaults before they come here (manifest.py); the defaults below equal those
-of the schema and serve manifests built by programs.
+Manifests are validated and completed with defaults before (manifest.py), so nothing here has a default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 from heterps_operator.documents import Json
+from heterps_runtime.contract import Role
 
 __all__ = ["Balancing", "Elasticity", "FailureAction", "FailureRule", "JobSpec", "PoolSpec", "RunPolicy"]
 
 # Roles of processes by their names in the API.
-_ROLES = {"Coordinator": "coordinator", "ParameterServer": "ps", "Worker": "worker", "Profiler": "profile"}
+_ROLES = {"Coordinator": Role.COORDINATOR, "ParameterServer": Role.PS, "Worker": Role.WORKER, "Profiler": Role.PROFILE}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PoolSpec:
     device_type: str  # CPU | GPU | XPU
     price_per_unit_hour: Decimal
     max_units: int | None  # the smaller of the pool's and the job's limit; None: no limit
-    units_per_pod: int = 1
+    units_per_pod: int
 
     @property
     def threads(self) -> int:
@@ -50,7 +50,7 @@ class FailureRule:
     """A rule of `runPolicy.failurePolicy`: the action for processes that end in a certain way."""
 
     action: FailureAction
-    role: str | None = None  # coordinator | ps | worker | profile; None: all
+    role: Role | None = None  # None: all
     exit_codes: frozenset[int] = frozenset()  # as in a shell: 137 for SIGKILL
     reasons: frozenset[str] = frozenset()  # values of `ProcessView.reason`
 
@@ -59,34 +59,34 @@ class FailureRule:
 class RunPolicy:
     """When to wait, retry and give up."""
 
-    suspend: bool = False
-    backoff_limit: int = 3  # restarts; one more death fails the job
-    start_deadline_seconds: float | None = 900.0  # for profiling, and for all members to be ready
-    active_deadline_seconds: float | None = None  # for the whole job
-    hang_timeout_seconds: float = 120.0  # without an answer from the coordinator
-    ttl_seconds_after_finished: float | None = None  # then the job is deleted; None: never
-    clean_pod_policy: str = "Running"  # pods to delete when the job ends: None | Running | All
-    failure_rules: tuple[FailureRule, ...] = ()  # the first match applies
+    suspend: bool
+    backoff_limit: int  # restarts; one more death fails the job
+    start_deadline_seconds: float | None  # for profiling, and for all members to be ready; None: no limit
+    active_deadline_seconds: float | None  # for the whole job; None: no limit
+    hang_timeout_seconds: float  # without an answer from the coordinator
+    ttl_seconds_after_finished: float | None  # then the job is deleted; None: never
+    clean_pod_policy: str  # pods to delete when the job ends: None | Running | All
+    failure_rules: tuple[FailureRule, ...]  # the first match applies
 
 
 @dataclass(frozen=True)
 class Balancing:
     """How the batch is divided among the workers of a stage."""
 
-    policy: str = "optimal"
-    interval_seconds: float = 10.0
-    min_gain_percent: float = 5.0
-    seed: int = 0  # of the policy `random`: the seed of training
+    policy: str
+    interval_seconds: float
+    min_gain_percent: float
+    seed: int  # of the policy `random`: the seed of training
 
 
 @dataclass(frozen=True)
 class Elasticity:
     """Whether the number of units follows the measured throughput."""
 
-    mode: str = "Auto"  # Auto | Disabled
-    cooldown_seconds: float = 60.0  # between two changes
-    max_scale_down_percent: float = 25.0  # of a stage's units, in one change
-    workers: int | None = None  # total of all stages, set by a user or an autoscaler; None: the floor decides
+    mode: str  # Auto | Disabled
+    cooldown_seconds: float  # between two changes
+    max_scale_down_percent: float  # of a stage's units, in one change
+    workers: int | None  # total of all stages, set by a user or an autoscaler; None: the floor decides
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ class JobSpec:
     pools: tuple[PoolSpec, ...]
     global_batch_size: int
     micro_batches: int
-    goal: str = "train"  # train | plan (only plan) | profile (only measure)
-    paused: bool = False
-    epochs: int | None = 1
-    steps: int | None = None
-    min_samples_per_second: float | None = None
-    max_cost_per_hour: Decimal | None = None
-    method: str = "optimal"
-    planner_timeout_seconds: float = 120.0
-    stages_by_hand: tuple[Json, ...] = ()
-    server_replicas: int = 1
-    run_policy: RunPolicy = field(default_factory=RunPolicy)
-    balancing: Balancing = field(default_factory=Balancing)
-    elasticity: Elasticity = field(default_factory=Elasticity)
+    goal: str  # train | plan (only plan) | profile (only measure)
+    paused: bool
+    epochs: int | None  # either epochs or steps is set
+    steps: int | None
+    min_samples_per_second: float  # 0: no floor
+    max_cost_per_hour: Decimal | None  # dollars; None: no limit
+    method: str
+    planner_timeout_seconds: float
+    stages_by_hand: tuple[Json, ...]  # empty: the planner chooses
+    server_replicas: int
+    run_policy: RunPolicy
+    balancing: Balancing
+    elasticity: Elasticity
 
     def pool(self, name: str) -> PoolSpec:
         """Return the pool of that name, which must be one of the job's."""
@@ -132,7 +132,7 @@ class JobSpec:
 
     @classmethod
     def from_manifests(cls, job: Json, pools: Iterable[Json], goal: str | None = None) -> JobSpec:
-        """Read validated manifests.
+        """Read validated manifests with their defaults.
 
         Args:
             job: the HeterPSJob.
@@ -141,56 +141,56 @@ class JobSpec:
         """
         spec = job["spec"]
         by_name = {pool["metadata"]["name"]: pool["spec"] for pool in pools}
-        training, policy = spec["training"], spec.get("runPolicy") or {}
-        objective, scheduling = spec.get("objective") or {}, spec.get("scheduling") or {}
-        balancing, elasticity = spec.get("balancing") or {}, spec.get("elasticity") or {}
+        training, objective, scheduling = spec["training"], spec["objective"], spec["scheduling"]
+        policy, balancing, elasticity = spec["runPolicy"], spec["balancing"], spec["elasticity"]
         cost = objective.get("maxCostPerHour")
         return cls(
             name=job["metadata"]["name"],
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
-            global_batch_size=int(training["globalBatchSize"]),
-            micro_batches=int(training["microBatches"]),
-            goal=goal or ("plan" if spec.get("mode") == "Plan" else "train"),
-            paused=bool(spec.get("paused", False)),
+            global_batch_size=training["globalBatchSize"],
+            micro_batches=training["microBatches"],
+            goal=goal or ("plan" if spec["mode"] == "Plan" else "train"),
+            paused=spec["paused"],
             epochs=training.get("epochs"),
             steps=training.get("steps"),
-            min_samples_per_second=_number(objective.get("minSamplesPerSecond")),
+            min_samples_per_second=float(objective["minSamplesPerSecond"]),
             max_cost_per_hour=None if cost is None else Decimal(str(cost)),
-            method=scheduling.get("method", "optimal"),
-            planner_timeout_seconds=float(scheduling.get("timeoutSeconds", 120)),
-            stages_by_hand=tuple(scheduling.get("stages") or ()),
-            server_replicas=int((spec.get("parameterServer") or {}).get("replicas", 1)),
+            method=scheduling["method"],
+            planner_timeout_seconds=float(scheduling["timeoutSeconds"]),
+            stages_by_hand=tuple(scheduling["stages"]),
+            server_replicas=spec["parameterServer"]["replicas"],
             run_policy=RunPolicy(
-                suspend=bool(policy.get("suspend", False)),
-                backoff_limit=int(policy.get("backoffLimit", 3)),
-                start_deadline_seconds=_number(policy.get("startDeadlineSeconds", 900)),
+                suspend=policy["suspend"],
+                backoff_limit=policy["backoffLimit"],
+                start_deadline_seconds=_number(policy.get("startDeadlineSeconds")),
                 active_deadline_seconds=_number(policy.get("activeDeadlineSeconds")),
-                hang_timeout_seconds=float(policy.get("hangTimeoutSeconds", 120)),
+                hang_timeout_seconds=float(policy["hangTimeoutSeconds"]),
                 ttl_seconds_after_finished=_number(policy.get("ttlSecondsAfterFinished")),
-                clean_pod_policy=policy.get("cleanPodPolicy", "Running"),
-                failure_rules=tuple(
-                    FailureRule(
-                        FailureAction(rule["action"]),
-                        _ROLES[rule["role"]] if "role" in rule else None,
-                        frozenset(rule.get("exitCodes") or ()),
-                        frozenset(rule.get("reasons") or ()),
-                    )
-                    for rule in (policy.get("failurePolicy") or {}).get("rules") or ()
-                ),
+                clean_pod_policy=policy["cleanPodPolicy"],
+                failure_rules=tuple(_failure_rule(rule) for rule in policy["failurePolicy"]["rules"]),
             ),
             balancing=Balancing(
-                policy=balancing.get("policy", "optimal"),
-                interval_seconds=float(balancing.get("intervalSeconds", 10)),
-                min_gain_percent=float(balancing.get("minGainPercent", 5)),
-                seed=int(training.get("seed", 0)),
+                policy=balancing["policy"],
+                interval_seconds=float(balancing["intervalSeconds"]),
+                min_gain_percent=float(balancing["minGainPercent"]),
+                seed=training["seed"],
             ),
             elasticity=Elasticity(
-                mode=elasticity.get("mode", "Auto"),
-                cooldown_seconds=float(elasticity.get("cooldownSeconds", 60)),
-                max_scale_down_percent=float(elasticity.get("maxScaleDownPercent", 25)),
-                workers=elasticity.get("workers") or None,
+                mode=elasticity["mode"],
+                cooldown_seconds=float(elasticity["cooldownSeconds"]),
+                max_scale_down_percent=float(elasticity["maxScaleDownPercent"]),
+                workers=elasticity["workers"] or None,
             ),
         )
+
+
+def _failure_rule(rule: Json) -> FailureRule:
+    return FailureRule(
+        FailureAction(rule["action"]),
+        _ROLES[rule["role"]] if "role" in rule else None,
+        frozenset(rule.get("exitCodes") or ()),
+        frozenset(rule.get("reasons") or ()),
+    )
 
 
 def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
@@ -200,7 +200,7 @@ def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
         device_type=spec["deviceType"],
         price_per_unit_hour=Decimal(str(spec["pricePerUnitHour"])),
         max_units=min(limits, default=None),
-        units_per_pod=int(spec.get("unitsPerPod", 1)),
+        units_per_pod=spec["unitsPerPod"],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
-__all__ = ["Manifest", "is_uri", "load_manifest", "read_objects"]
+__all__ = ["Manifest", "ValidObject", "check_objects", "is_uri", "load_manifest", "load_objects", "read_objects"]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LARGEST_FILE = 3 * 2**20  # bytes; the limit of an API server for one request
@@ -62,17 +62,34 @@ def is_uri(text: str) -> bool:
     return _URI.match(text) is not None
 
 
+@dataclass(frozen=True)
+class ValidObject:
+    """A valid HeterPSJob or DevicePool.
+
+    Attributes:
+        kind: HeterPSJob or DevicePool.
+        written: the object as its author wrote it, without a status.
+        value: the same with the defaults of its schema.
+    """
+
+    kind: str
+    written: dict[str, Any]
+    value: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return str(self.value["metadata"]["name"])
+
+
 def load_manifest(path: Path | str) -> Manifest:
     """Read and validate a job file.
 
     Raises:
         ManifestError: the file cannot be read, or something in it is wrong.
     """
-    file = Path(path)
-    documents, problems = read_documents(_read(file), file.name)
-    job, pools = _checked(documents, problems, file.name)
-    folder = Path(os.path.abspath(file)).parent
-    return Manifest(_with_paths(complete_job(job), folder), _pools_of(job, pools), folder)
+    folder = Path(os.path.abspath(path)).parent
+    return _manifest(load_objects(path), folder)
 
 
 def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manifest:
@@ -81,14 +98,35 @@ def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manife
     Raises:
         ManifestError: something is wrong with them, alone or together.
     """
-    documents = [Document({**item, "metadata": _identity(item)}, 1, {}, {}) for item in (job, *pools)]
-    checked, by_name = _checked(documents, [], "")
-    return Manifest(complete_job(checked), _pools_of(checked, by_name), Path("/"))
+    documents = [Document({**item, "metadata": _identity(item)}) for item in (job, *pools)]
+    return _manifest(_validate(documents, []), Path("/"))
+
+
+def load_objects(path: Path | str) -> tuple[ValidObject, ...]:
+    """Read and validate the job and the pools of a job file.
+
+    Raises:
+        ManifestError: the file cannot be read, or something in it is wrong.
+    """
+    file = Path(path)
+    documents, problems = read_documents(_read(file), file.name)
+    return _validate(documents, problems, file.name)
+
+
+def check_objects(objects: Sequence[Any]) -> tuple[ValidObject, ...]:
+    """Validate a job as a program gives it, with or without its pools.
+
+    Raises:
+        ManifestError: something is wrong with the objects, alone or together.
+    """
+    values = [dict(value) if isinstance(value, Mapping) else value for value in objects]
+    documents = [Document(value, f"objects[{index}]") for index, value in enumerate(values)]
+    return _validate(documents, [], pools_required=False)
 
 
 @dataclass(frozen=True)
 class _Object:
-    """A validated document."""
+    """A document and what is wrong with it by itself."""
 
     document: Document
     kind: str  # "" for an unknown kind
@@ -101,18 +139,40 @@ class _Object:
         return self.kind != "" and not self.problems
 
 
-def _checked(
-    documents: Sequence[Document], problems: list[FieldError], name: str
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the job and the pools, by name, of these documents; raise ManifestError with every problem."""
-    objects = [_check(document, name) for document in documents]
+def _validate(
+    documents: Sequence[Document], problems: list[FieldError], name: str = "", *, pools_required: bool = True
+) -> tuple[ValidObject, ...]:
+    """Validate documents, alone and together.
+
+    Args:
+        documents: the documents.
+        problems: what is already known to be wrong with them.
+        name: name of their file.
+        pools_required: whether the job's pools must be among them.
+
+    Raises:
+        ManifestError: something is wrong; it holds every problem.
+    """
+    objects = [_check(document) for document in documents]
     for item in objects:
         problems += item.problems
-    problems += _set_problems(objects, name)
+    problems += _set_problems(objects, name, pools_required)
     if problems:
         raise ManifestError(sorted(problems, key=_line))
+    return tuple(
+        ValidObject(item.kind, copy.deepcopy(_without_status(item.document.value)), item.value) for item in objects
+    )
+
+
+def _manifest(objects: Sequence[ValidObject], folder: Path) -> Manifest:
     [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
-    return job, {item.value["metadata"]["name"]: item.value for item in objects if item.kind == "DevicePool"}
+    pools = {item.name: item.value for item in objects if item.kind == "DevicePool"}
+    return Manifest(_with_paths(complete_job(job), folder), _pools_of(job, pools), folder)
+
+
+def _without_status(value: dict[str, Any]) -> dict[str, Any]:
+    """An API server accepts no status from users, but `kubectl get -o yaml` prints one."""
+    return {key: item for key, item in value.items() if key != "status"}
 
 
 def _identity(item: dict[str, Any]) -> dict[str, Any]:
@@ -143,13 +203,12 @@ def _read(file: Path) -> str:
     return text
 
 
-def _check(document: Document, name: str) -> _Object:
+def _check(document: Document) -> _Object:
     """Validate one document by itself."""
 
     def refuse(path: tuple[str, ...], value: object, message: str, fix: str) -> _Object:
         fault = Fault(path, value, message, fix)
-        source = f"{name}:{document.line_of(path)}"
-        return _Object(document, "", "", document.value, [fault.problem(source=source)])
+        return _Object(document, "", "", document.value, [fault.problem(source=document.source_of(path))])
 
     schemas = load_schemas()
     value = document.value
@@ -168,52 +227,54 @@ def _check(document: Document, name: str) -> _Object:
         fix = "this version of HeterPS supports no other" if known else f"write apiVersion: {API_VERSION}"
         return refuse(("apiVersion",), version, f"must be {API_VERSION}", fix)
     schema = schemas[kind]
-    # An API server accepts no status from users, but `kubectl get -o yaml` prints one.
-    value = schema.with_defaults({key: item for key, item in value.items() if key != "status"})
+    value = schema.with_defaults(_without_status(value))
     metadata = value.get("metadata")
     title = f"{kind} {metadata['name']}" if isinstance(metadata, dict) and "name" in metadata else kind
     problems = [
-        fault.problem(title, f"{name}:{document.line_of(fault.path)}")
-        for fault in schema.faults(value, texts=document.texts)
+        fault.problem(title, document.source_of(fault.path)) for fault in schema.faults(value, texts=document.texts)
     ]
     return _Object(document, kind, title, value, problems)
 
 
-def _set_problems(objects: list[_Object], name: str) -> list[FieldError]:
+def _set_problems(objects: list[_Object], name: str, pools_required: bool) -> list[FieldError]:
     """Problems of the documents as a set."""
-    problems = []
+    problems: list[FieldError] = []
+    what = "the file" if name else "the list of objects"
     jobs = [item for item in objects if item.kind == "HeterPSJob"]
     if not jobs and all(item.kind for item in objects):
-        message = "the file is empty" if not objects else "the file has no HeterPSJob"
+        message = f"{what} has no HeterPSJob" if objects else f"{what} is empty"
         problems.append(FieldError("", MISSING, message, "add a document with kind: HeterPSJob", source=name))
     for extra in jobs[1:]:
-        message = f"the file already has a HeterPSJob, on line {jobs[0].document.line}"
-        source = f"{name}:{extra.document.line}"
+        message = f"{what} already has a HeterPSJob, {_place(jobs[0].document)}"
+        source = extra.document.source_of(())
         problems.append(FieldError("", MISSING, message, "put each job into its own file", extra.title, source))
     pools: dict[str, _Object] = {}
     for pool in (item for item in objects if item.kind == "DevicePool"):
         pool_name = _name(pool)
         if pool_name in pools:
-            message = f"a DevicePool of this name already exists, on line {pools[pool_name].document.line}"
-            source = f"{name}:{pool.document.line_of(('metadata', 'name'))}"
+            path = ("metadata", "name")
+            message = f"a DevicePool of this name already exists, {_place(pools[pool_name].document)}"
+            source = pool.document.source_of(path)
             problems.append(FieldError("metadata.name", pool_name, message, "rename or remove one", pool.title, source))
         elif pool_name is not None:
             pools[pool_name] = pool
     for job in jobs[:1]:
-        faults = _pool_faults(job, pools)
-        problems += [fault.problem(job.title, f"{name}:{job.document.line_of(fault.path)}") for fault in faults]
+        faults = _pool_faults(job, pools, pools_required)
+        problems += [fault.problem(job.title, job.document.source_of(fault.path)) for fault in faults]
     return problems
 
 
-def _pool_faults(job: _Object, pools: dict[str, _Object]) -> list[Fault]:
-    """Faults between a job and the pools of its file. Parts that are faulty in themselves are skipped."""
+def _pool_faults(job: _Object, pools: dict[str, _Object], required: bool) -> list[Fault]:
+    """Faults between a job and its pools. Parts that are faulty in themselves are skipped."""
     spec = job.value.get("spec")
     entries = spec.get("pools") if isinstance(spec, dict) else None
-    faults = []
+    faults: list[Fault] = []
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str):
             continue
+        if name not in pools and not required:
+            return faults
         if name not in pools:
             found = f"the file has {', '.join(sorted(pools))}" if pools else "the file has none"
             fix = f"correct the name, or add a DevicePool document ({found})"
@@ -286,6 +347,10 @@ def _name(item: _Object) -> str | None:
     metadata = item.value.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _place(document: Document) -> str:
+    return f"on line {document.line}" if document.line else f"it is {document.source}"
 
 
 def _line(problem: FieldError) -> int:

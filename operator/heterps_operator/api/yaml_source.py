@@ -28,18 +28,20 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a file."""
+    """One document of a file, or an object of a program."""
 
     value: Any  # plain JSON values
-    line: int  # first line, from 1
-    lines: dict[Path, int] = field(repr=False)  # line of every field and item, from 1
-    texts: dict[Path, str] = field(repr=False)  # plain scalars that are not strings, as written
+    source: str = ""  # name of the file, or where the object was given
+    line: int = 0  # first line, from 1; 0: not from a file
+    lines: dict[Path, int] = field(default_factory=dict, repr=False)  # line of every field and item, from 1
+    texts: dict[Path, str] = field(default_factory=dict, repr=False)  # plain scalars that are not strings, as written
 
-    def line_of(self, path: Path) -> int:
-        """Return the line of a field, or of its nearest existing parent."""
+    def source_of(self, path: Path) -> str:
+        """Return file and line of a field, or of its nearest existing parent."""
         while path and path not in self.lines:
             path = path[:-1]
-        return self.lines.get(path, self.line)
+        line = self.lines.get(path, self.line)
+        return f"{self.source}:{line}" if line else self.source
 
 
 def path_text(path: Path) -> str:
@@ -112,7 +114,7 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldErro
             reader = _Reader(name)
             value = reader.read(node, ())
             problems += reader.problems
-            documents.append(Document(value, node.start_mark.line + 1, reader.lines, reader.texts))
+            documents.append(Document(value, name, node.start_mark.line + 1, reader.lines, reader.texts))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         assert mark is not None, "errors of the parser have a place"

@@ -179,7 +179,7 @@ def _document(job: JobView, memory: StoredState | None) -> dict[str, Any]:
             "predictedSamplesPerSecond": status.predicted_samples_per_second,
             "floorSamplesPerSecond": status.min_samples_per_second,
         },
-        "plan": None if memory is None or memory.status.plan is None else dict(memory.status.plan),
+        "plan": None if memory is None or memory.status.plan is None else dict(memory.status.plan.document),
         "stages": [] if view is None else list(view.document.get("stages") or ()),
         "bill": None if memory is None else memory.bill.to_json(),
         "processes": [

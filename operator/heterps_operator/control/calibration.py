@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from heterps_operator.state.plan import JobPlan
 from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
-from heterps_runtime.contract import PlanDocument
 
 __all__ = ["calibrate", "divide_workers"]
 
@@ -17,9 +17,7 @@ _TIMES = ("computeSeconds", "computeFixedSeconds", "transferSeconds", "transferF
 _STAGE_TIMES = ("stageSeconds", "stageFixedSeconds")
 
 
-def calibrate(
-    problem: Mapping[str, Any], plan: PlanDocument, throughput: float, stages: Sequence[float]
-) -> dict[str, Any]:
+def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stages: Sequence[float]) -> dict[str, Any]:
     """Scale the times of a problem so that it predicts what is measured.
 
     Each stage's layers are scaled by measured / predicted seconds per sample on their pool, and all of them by what the
@@ -66,7 +64,7 @@ def calibrate(
     return {**problem, "pools": pools, "layers": layers}
 
 
-def divide_workers(problem: Mapping[str, Any], plan: PlanDocument, workers: int) -> list[int]:
+def divide_workers(problem: Mapping[str, Any], plan: JobPlan, workers: int) -> list[int]:
     """Give each worker to the stage that is slowest without it, which is the division with the highest throughput.
 
     Args:
@@ -81,8 +79,8 @@ def divide_workers(problem: Mapping[str, Any], plan: PlanDocument, workers: int)
     segments = build_segments(parsed)
     pools = [parsed.pool_index(stage.pool) for stage in plan.stages]
     free = {index: pool.max_units for index, pool in enumerate(parsed.pools)}
-    servers = parsed.pool_index(plan.parameterServer.pool)
-    free[servers] -= plan.parameterServer.units
+    servers = parsed.pool_index(plan.servers.pool)
+    free[servers] -= plan.servers.units
     for pool in pools:
         free[pool] -= parsed.pools[pool].units_per_pod
     pods = [1] * len(pools)

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.machine import describe_cores, is_busy
-from heterps_operator.control.members import units_by_pool
 from heterps_operator.control.problem import build_problem
 from heterps_operator.formatting import format_time
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.throughput import (
     LEAST_SAMPLES,
@@ -35,9 +35,8 @@ from heterps_operator.state.throughput import (
     pause_seconds,
     stage_means,
 )
-from heterps_operator.state.trials import Pods, Trial, remember, spare
-from heterps_operator.state.values import ComputePlan, CoordinatorView, Observed, PlanOutcome
-from heterps_runtime.contract import PlanDocument, worker_name
+from heterps_operator.state.trials import Cause, Pods, Review, Trial, remember, spare
+from heterps_operator.state.values import ComputePlan, CoordinatorView, Observed
 
 __all__ = ["review", "stranded"]
 
@@ -47,9 +46,7 @@ _MIN_SAVING = 0.05  # of the price per hour, for giving units up
 _MIN_STEPS = 20  # the first ones compile kernels and fill caches
 
 
-def review(
-    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
-) -> tuple[Status, tuple[ComputePlan, ...]]:
+def review(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[ComputePlan, ...]]:
     """Look whether the job has the right number of units.
 
     Args:
@@ -62,12 +59,12 @@ def review(
         The status, with a new plan if there is one, and a request to the planner.
     """
     now = observed.time
-    wanted, floor = job.elasticity.workers, job.min_samples_per_second or 0.0
+    wanted, floor = job.elasticity.workers, job.min_samples_per_second
     if job.elasticity.mode == "Disabled" or job.stages_by_hand or not (wanted or floor):
         return status, ()
     before, status = status.series, _measure(job, observed, status, plan)
     if status.review is not None:
-        return _judge(job, observed, status, plan), ()
+        return _judge(job, observed, status, plan, status.review), ()
     if status.reviewed is None:  # training has just begun
         return replace(status, reviewed=now), ()
     if now - status.reviewed < job.elasticity.cooldown_seconds or observed.planning:
@@ -81,7 +78,7 @@ def review(
     return _follow_floor(job, observed, status, plan)
 
 
-def _measure(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument) -> Status:
+def _measure(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> Status:
     """Take the throughput in, if all workers of the plan are at work and it is measured."""
     view, series = observed.coordinator, status.series
     assert view is not None
@@ -96,10 +93,10 @@ def _measure(job: JobSpec, observed: Observed, status: Status, plan: PlanDocumen
 
 
 def _follow_wish(
-    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument, wanted: int
+    job: JobSpec, observed: Observed, status: Status, plan: JobPlan, wanted: int
 ) -> tuple[Status, tuple[ComputePlan, ...]]:
     """Ask the planner to divide `elasticity.workers` among the stages."""
-    view, present = observed.coordinator, _pods(plan)
+    view, present = observed.coordinator, plan.pods
     assert view is not None
     if not (_all_at_work(view, plan) and _is_measured(view)):
         return status, ()
@@ -112,15 +109,15 @@ def _follow_wish(
     text = f"elasticity.workers asks for {wanted} workers, the plan has {sum(present)}"
     units = [number * job.pool(stage.pool).units_per_pod for number, stage in zip(pods, plan.stages, strict=True)]
     problem = {**problem, "minSamplesPerSecond": 0.0}
-    return _ask(observed, status, plan, problem, {"cause": "workers", "message": text}, units)
+    return _ask(observed, status, plan, problem, Review(Cause.WORKERS, text), units)
 
 
 def _follow_floor(
-    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+    job: JobSpec, observed: Observed, status: Status, plan: JobPlan
 ) -> tuple[Status, tuple[ComputePlan, ...]]:
     """Compare what was measured since the last change with the floor."""
-    series, floor, now = status.series, job.min_samples_per_second or 0.0, observed.time
-    pause, present = _pause(job), _pods(plan)
+    series, floor, now = status.series, job.min_samples_per_second, observed.time
+    pause, present = _pause(job), plan.pods
     missed = series.misses(floor * _MISSED, pause)
     if not missed and not series.complete(pause, 1.0):
         return status, ()
@@ -137,35 +134,32 @@ def _follow_floor(
         return status, ()
     basis = _basis(job, observed, plan)
     status = replace(status, trials=tuple(trial for trial in status.trials if trial.basis == basis))
-    asked: dict[str, Any] = {
-        "cause": "missed" if missed else "excess",
-        "message": f"measured {seen:,.0f} samples/s, the floor is {floor:,.0f}",
-        "rate": least,
-        "basis": basis,
-    }
+    text = f"measured {seen:,.0f} samples/s, the floor is {floor:,.0f}"
     if excess:
         stages = [rate * least / seen for rate in stage_means(series.samples)]
-        return _ask(observed, status, plan, _problem(job, observed, plan, least, stages), asked)
-    asked["rate"] = rate = mean(series.samples[-LEAST_SAMPLES:]).value  # a load may have come while it was measured
+        problem = _problem(job, observed, plan, least, stages)
+        return _ask(observed, status, plan, problem, Review(Cause.EXCESS, text, least, basis))
+    rate = mean(series.samples[-LEAST_SAMPLES:]).value  # a load may have come while it was measured
     if any(trial.bars_more(present, floor, rate, now) for trial in status.trials):
         return status, ()
     if _fewer(present, series.before) and series.before_rate >= floor:
-        asked["message"] += ", so as before"
-        new = _with_pods(job, status.plan or {}, plan, status.plan or {}, series.before)
+        asked = Review(Cause.MISSED, f"{text}, so as before", rate, basis)
+        new = _with_pods(job, plan, plan, series.before)
         return _change(job, observed, replace(status, reviewed=now), plan, new, asked, ThroughputSeries()), ()
-    if is_busy(status.plan or {}):
-        text = f"{describe_cores(status.plan or {})}, so more workers would not bring it to the floor of {floor:,.0f}"
+    if plan.machine is not None and is_busy(plan.machine):
+        text = f"{describe_cores(plan.machine)}, so more workers would not bring it to the floor of {floor:,.0f}"
         return replace(status, reviewed=now).with_condition("Rescaled", False, "CoresBusy", text, now), ()
     stages = stage_means(series.recent(pause))
-    return _ask(observed, status, plan, _problem(job, observed, plan, seen, stages), asked)
+    problem = _problem(job, observed, plan, seen, stages)
+    return _ask(observed, status, plan, problem, Review(Cause.MISSED, text, rate, basis))
 
 
 def _ask(
     observed: Observed,
     status: Status,
-    plan: PlanDocument,
+    plan: JobPlan,
     problem: dict[str, Any] | None,
-    review: dict[str, Any],
+    review: Review,
     units: Sequence[int] = (),
 ) -> tuple[Status, tuple[ComputePlan, ...]]:
     """Let the planner provision the stages that run; `units` of each stage, if they are wanted."""
@@ -176,14 +170,14 @@ def _ask(
     if units:
         stages = [{**stage, "units": number} for stage, number in zip(stages, units, strict=True)]
     revision = status.plan_revision + 1
-    return replace(status, review={"revision": revision, **review}), (ComputePlan(problem, revision, tuple(stages)),)
+    return replace(status, review=replace(review, revision=revision)), (ComputePlan(problem, revision, tuple(stages)),)
 
 
 def _problem(
-    job: JobSpec, observed: Observed, plan: PlanDocument, throughput: float, stages: Sequence[float]
+    job: JobSpec, observed: Observed, plan: JobPlan, throughput: float, stages: Sequence[float]
 ) -> dict[str, Any] | None:
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
-    servers = {"pool": plan.parameterServer.pool, "units": plan.parameterServer.units}  # they stay where they are
+    servers = {"pool": plan.servers.pool, "units": plan.servers.units}  # they stay where they are
     try:
         problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
         return calibrate({**problem, "parameterServer": servers}, plan, throughput, stages)
@@ -202,7 +196,7 @@ def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
     """
     if status.plan is None or job.elasticity.mode == "Disabled" or job.stages_by_hand:
         return ""
-    for pool, units in sorted(units_by_pool(PlanDocument.from_json(dict(status.plan))).items()):
+    for pool, units in sorted(status.plan.units.items()):
         room = observed.capacity.room.get(pool, units)
         waiting = sorted(
             p.name
@@ -217,10 +211,9 @@ def stranded(job: JobSpec, observed: Observed, status: Status) -> str:
     return ""
 
 
-def _all_at_work(view: CoordinatorView, plan: PlanDocument) -> bool:
+def _all_at_work(view: CoordinatorView, plan: JobPlan) -> bool:
     """Whether all workers of the plan are ready, and the first steps are over."""
-    names = [worker_name(i, index) for i, stage in enumerate(plan.stages) for index in range(stage.pods)]
-    members = [view.member(name) for name in names]
+    members = [view.member(name) for name in plan.workers]
     ready = all(member is not None and member.state == "ready" for member in members)
     return ready and view.committed_steps >= _MIN_STEPS
 
@@ -235,7 +228,7 @@ def _stage_rates(view: CoordinatorView) -> list[float]:
     return [float(stage.get("samplesPerSecond") or 0.0) for stage in view.document.get("stages") or ()]
 
 
-def _basis(job: JobSpec, observed: Observed, plan: PlanDocument) -> str:
+def _basis(job: JobSpec, observed: Observed, plan: JobPlan) -> str:
     """What trials depend on besides the load: if anything of it changes, nothing is known of other numbers."""
     stages = [[stage.pool, stage.lastLayer] for stage in plan.stages]
     profiles = {pool.name: observed.profiles[pool.name] for pool in job.pools}
@@ -246,48 +239,40 @@ def _basis(job: JobSpec, observed: Observed, plan: PlanDocument) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _judge(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument) -> Status:
+def _judge(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, asked: Review) -> Status:
     """Take the planner's answer, or leave it."""
-    now, asked = observed.time, status.review
-    assert asked is not None
-    outcome, cause = observed.outcome, str(asked["cause"])
-    if outcome is None or outcome.revision != asked["revision"]:
+    now, outcome = observed.time, observed.outcome
+    if outcome is None or outcome.revision != asked.revision:
         # The controller restarted and the question was lost: decide again after the next pause.
         return status if observed.planning else replace(status, review=None)
     done = replace(status, review=None, reviewed=now)
-    if not outcome.feasible:
-        if cause == "excess":
+    if outcome.plan is None:
+        if asked.cause == Cause.EXCESS:
             return done
-        return done.with_condition("Rescaled", False, "CannotRescale", f"{asked['message']}; {_why(outcome)}", now)
-    assert outcome.document is not None
-    present, in_the_way = _pods(plan), None
-    pods = _bounded(job, outcome.document, plan)
-    if cause == "excess":
-        floor = job.min_samples_per_second or 0.0
-        pods, in_the_way = spare(
-            status.trials, pods, floor=floor, present=present, rate=float(asked["rate"]), now=now
-        )  # fmt: skip
-    new = _with_pods(job, outcome.document, plan, status.plan or {}, pods)
+        return done.with_condition("Rescaled", False, "CannotRescale", f"{asked.message}; {outcome.message}", now)
+    present, in_the_way = plan.pods, None
+    pods = _bounded(job, outcome.plan, plan)
+    if asked.cause == Cause.EXCESS:
+        floor = job.min_samples_per_second
+        pods, in_the_way = spare(status.trials, pods, floor=floor, present=present, rate=asked.rate, now=now)
+    new = _with_pods(job, outcome.plan, plan, pods)
     grows = any(n > old for n, old in zip(pods, present, strict=True))
-    saves = new["costPerHour"] < float((status.plan or {}).get("costPerHour") or 0.0) * (1 - _MIN_SAVING)
-    helps = {"missed": grows, "excess": saves, "workers": True}[cause]
+    saves = (new.cost_per_hour or 0.0) < (plan.cost_per_hour or 0.0) * (1 - _MIN_SAVING)
+    helps = {Cause.MISSED: grows, Cause.EXCESS: saves, Cause.WORKERS: True}[asked.cause]
     if pods != present and helps:
-        tried = (
-            ThroughputSeries()
-            if cause == "workers"
-            else ThroughputSeries(before=present, before_rate=float(asked["rate"]))
-        )
+        before = ThroughputSeries(before=present, before_rate=asked.rate)
+        tried = ThroughputSeries() if asked.cause == Cause.WORKERS else before
         return _change(job, observed, done, plan, new, asked, tried)
     if in_the_way is None:
         return done
     return done.with_condition("Rescaled", False, "TriedBefore", _tried(plan, in_the_way, job), now)
 
 
-def _give_back(job: JobSpec, observed: Observed, status: Status, plan: PlanDocument, grown: Trial) -> Status:
+def _give_back(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, grown: Trial) -> Status:
     """Give units up that were added in vain."""
     now = observed.time
     failed = replace(grown, time=now, in_vain=True)  # it has its wait since the units were added
-    new = _with_pods(job, status.plan or {}, plan, status.plan or {}, grown.fewer)
+    new = _with_pods(job, plan, plan, grown.fewer)
     status = replace(status, trials=_replaced(status.trials, failed), reviewed=now)
     status = _carry_out(observed, status, new, ThroughputSeries())
     moves, until = _moves(plan, grown.fewer, grown.more), format_time(failed.until)
@@ -307,9 +292,9 @@ def _change(
     job: JobSpec,
     observed: Observed,
     status: Status,
-    plan: PlanDocument,
-    new: dict[str, Any],
-    asked: Mapping[str, Any],
+    plan: JobPlan,
+    new: JobPlan,
+    asked: Review,
     series: ThroughputSeries,
 ) -> Status:
     """Carry a plan out that was asked for, unless other jobs took the units meanwhile.
@@ -320,22 +305,21 @@ def _change(
         status: of the job.
         plan: what runs.
         new: the same stages with other numbers of workers.
-        asked: why: cause, message, and what was measured.
+        asked: why.
         series: of the new plan, without measurements.
     """
-    now, present, pods = observed.time, _pods(plan), _pods(PlanDocument.from_json(new))
-    taken = units_by_pool(PlanDocument.from_json(new))
-    if any(units > observed.capacity.free_units.get(pool, units) for pool, units in taken.items()):
+    now = observed.time
+    if any(units > observed.capacity.free_units.get(pool, units) for pool, units in new.units.items()):
         return status
-    if asked["cause"] == "missed":
-        trial = Trial(present, pods, float(asked["rate"]), 0.0, now, 0.0, in_vain=False, basis=str(asked["basis"]))
+    if asked.cause == Cause.MISSED:
+        trial = Trial(plan.pods, new.pods, asked.rate, 0.0, now, 0.0, in_vain=False, basis=asked.basis)
         status = replace(status, trials=remember(status.trials, trial, _pause(job)))
     status = _carry_out(observed, status, new, series)
-    text = f"{asked['message']}: {_moves(plan, present, pods)}"
+    text = f"{asked.message}: {_moves(plan, plan.pods, new.pods)}"
     return status.with_condition("Rescaled", True, "UnitsChanged", text, now)
 
 
-def _carry_out(observed: Observed, status: Status, new: dict[str, Any], series: ThroughputSeries) -> Status:
+def _carry_out(observed: Observed, status: Status, new: JobPlan, series: ThroughputSeries) -> Status:
     """The status with another plan of the same stages."""
     revision = status.plan_revision + 1
     return replace(
@@ -343,18 +327,18 @@ def _carry_out(observed: Observed, status: Status, new: dict[str, Any], series: 
         plan=new,
         plan_revision=revision,
         plan_reason="UnitsChanged",
-        attempts=_attempts(observed, status, [int(stage["pods"]) for stage in new["stages"]]),
+        attempts=_attempts(observed, status, new),
         series=replace(series, revision=revision),
     )
 
 
-def _moves(plan: PlanDocument, before: Pods, after: Pods) -> str:
+def _moves(plan: JobPlan, before: Pods, after: Pods) -> str:
     """What changes: `stage-0 on cpu: 2 -> 3 workers`."""
     pairs = zip(plan.stages, before, after, strict=True)
     return ", ".join(f"{stage.name} on {stage.pool}: {old} -> {n} workers" for stage, old, n in pairs if n != old)
 
 
-def _tried(plan: PlanDocument, trial: Trial, job: JobSpec) -> str:
+def _tried(plan: JobPlan, trial: Trial, job: JobSpec) -> str:
     """Why fewer units are not tried; the same words as long as that holds, as each new message is an event."""
     pairs = zip(plan.stages, trial.fewer, trial.more, strict=True)
     which = ", ".join(f"{n} workers of {stage.name} on {stage.pool}" for stage, n, more in pairs if n != more)
@@ -365,35 +349,19 @@ def _tried(plan: PlanDocument, trial: Trial, job: JobSpec) -> str:
     )
 
 
-def _why(outcome: PlanOutcome) -> str:
-    return str((outcome.document or {}).get("message") or outcome.error)
-
-
-def _bounded(job: JobSpec, document: Mapping[str, Any], plan: PlanDocument) -> Pods:
-    """Workers of each stage by a plan, with at most `maxScaleDownPercent` of each stage's taken away."""
+def _bounded(job: JobSpec, new: JobPlan, plan: JobPlan) -> Pods:
+    """Workers of each stage by a new plan, with at most `maxScaleDownPercent` of each stage's taken away."""
     pods = []
-    for new, old in zip(document["stages"], plan.stages, strict=True):
-        removable = max(1, int(old.pods * job.elasticity.max_scale_down_percent / 100))
-        pods.append(max(int(new["pods"]), old.pods - removable))
+    for wanted, old in zip(new.pods, plan.pods, strict=True):
+        removable = max(1, int(old * job.elasticity.max_scale_down_percent / 100))
+        pods.append(max(wanted, old - removable))
     return tuple(pods)
 
 
-def _with_pods(
-    job: JobSpec, document: Mapping[str, Any], plan: PlanDocument, present: Mapping[str, Any], pods: Pods
-) -> dict[str, Any]:
-    """The plan with these numbers of workers, and the servers that run."""
-    stages = [
-        {**stage, "pods": number, "units": number * job.pool(old.pool).units_per_pod}
-        for stage, old, number in zip(document["stages"], plan.stages, pods, strict=True)
-    ]
-    servers = plan.parameterServer
-    price = sum(float(job.pool(stage["pool"]).price_per_unit_hour) * stage["units"] for stage in stages)
-    price += float(job.pool(servers.pool).price_per_unit_hour) * servers.units
-    return {**document, "stages": stages, "parameterServer": present.get("parameterServer"), "costPerHour": price}
-
-
-def _pods(plan: PlanDocument) -> Pods:
-    return tuple(stage.pods for stage in plan.stages)
+def _with_pods(job: JobSpec, new: JobPlan, plan: JobPlan, pods: Pods) -> JobPlan:
+    """A new plan with these numbers of workers, and the servers of the plan that runs."""
+    units_per_pod = {pool.name: pool.units_per_pod for pool in job.pools}
+    return new.with_workers(pods, plan.servers, units_per_pod, job.prices)
 
 
 def _fewer(pods: Pods, others: Pods) -> bool:
@@ -405,12 +373,11 @@ def _pause(job: JobSpec) -> float:
     return pause_seconds(job.elasticity.cooldown_seconds)
 
 
-def _attempts(observed: Observed, status: Status, pods: list[int]) -> dict[str, int]:
+def _attempts(observed: Observed, status: Status, plan: JobPlan) -> dict[str, int]:
     """A worker that ended when an earlier plan dropped it, and that is wanted again, is a new attempt."""
     attempts = dict(status.attempts)
-    for number, count in enumerate(pods):
-        for name in (worker_name(number, index) for index in range(count)):
-            process = observed.process(name)
-            if process is not None and not process.running:
-                attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
+    for name in plan.workers:
+        process = observed.process(name)
+        if process is not None and not process.running:
+            attempts[name] = max(attempts.get(name, 1), process.spec.attempt + 1)
     return attempts

@@ -17,12 +17,12 @@ import signal
 from dataclasses import replace
 
 from heterps_operator.api.job import FailureAction, JobSpec, RunPolicy
-from heterps_operator.control.members import COORDINATOR, members
+from heterps_operator.control.members import COORDINATOR
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import Observed, ProcessView
 from heterps_planner.balancing import Pace
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase, PlanDocument
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase
 
 __all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "judge_exits"]
 
@@ -84,7 +84,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         The status with `outcome` and `failure` set (the job fails), `incarnation` raised (everything starts again), or
         single `attempts` raised (a process is replaced); and what to tell people.
     """
-    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, job, status)]
+    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status)]
     if not dead:
         return status, ()
     actions = {p.name: _action(p, job.run_policy) for p in dead}
@@ -207,12 +207,11 @@ def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
     return not (process.exit_code in (EXIT_OK, EXIT_INTERRUPTED) and phase in _MAY_LEAVE)
 
 
-def _dropped(process: ProcessView, job: JobSpec, status: Status) -> bool:
+def _dropped(process: ProcessView, status: Status) -> bool:
     """Whether a later plan has no more use for this worker."""
     if status.plan is None or process.spec.role != "worker":
         return False
-    plan = PlanDocument.from_json(dict(status.plan))
-    return process.name not in [spec.name for spec in members(job, plan)]
+    return process.name not in status.plan.workers
 
 
 def _fail(status: Status, reason: str, message: str, process: ProcessView, now: float) -> Status:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from heterps_operator.documents import Json
 from heterps_operator.formatting import format_rate
+from heterps_planner.plans.plan import Machine
 
 __all__ = ["describe_cores", "describe_shortage", "is_busy"]
 
@@ -13,39 +13,31 @@ _NOTICEABLE = 0.99  # of the throughput that a plan has with a core for each uni
 _FIX = "plan fewer units (maxUnits of its pools), or run the job on a cluster (heterps submit)"
 
 
-def describe_cores(plan: Json) -> str:
-    """How many cores the machine has, and how many the plan would keep busy; empty if it is for no one machine.
-
-    Args:
-        plan: the plan file.
-    """
-    machine = plan.get("machine")
-    if machine is None:
-        return ""
-    return f"this machine has {_cores(machine['cores'])}; the plan keeps {machine['busyCores']:.1f} busy"
+def describe_cores(machine: Machine) -> str:
+    """How many cores the machine has, and how many the plan would keep busy."""
+    return f"this machine has {_cores(machine.cores)}; the plan keeps {machine.busy_cores:.1f} busy"
 
 
-def describe_shortage(plan: Json, floor: float | None) -> str:
+def describe_shortage(machine: Machine | None, throughput: float | None, floor: float) -> str:
     """What becomes of a plan that wants more cores than its machine has, and what to do; empty if they suffice.
 
     Args:
-        plan: the plan file.
-        floor: samples per second that the job asks for; 0 or None: none.
+        machine: the machine; None: the plan is for a cluster.
+        throughput: samples per second that the plan predicts.
+        floor: samples per second that the job asks for; 0: none.
     """
-    machine = plan.get("machine")
-    if machine is None or plan["throughput"] >= machine["throughputOnPools"] * _NOTICEABLE:
+    if machine is None or throughput is None or throughput >= machine.throughput_on_pools * _NOTICEABLE:
         return ""
-    here, there = plan["throughput"], machine["throughputOnPools"]
-    text = f"{describe_cores(plan)}: expect about {_about(here)} samples/s here instead of {_about(there)}"
-    if floor and here < floor:
+    there = machine.throughput_on_pools
+    text = f"{describe_cores(machine)}: expect about {_about(throughput)} samples/s here instead of {_about(there)}"
+    if floor and throughput < floor:
         text += f", which is below the floor of {format_rate(floor)} (objective.minSamplesPerSecond)"
     return f"{text}; {_FIX}"
 
 
-def is_busy(plan: Json) -> bool:
+def is_busy(machine: Machine) -> bool:
     """Whether the plan keeps all cores of its machine busy, so that more workers would only share them."""
-    machine = plan.get("machine")
-    return machine is not None and bool(machine["busyCores"] >= machine["cores"])
+    return machine.busy_cores >= machine.cores
 
 
 def _cores(number: float) -> str:

@@ -66,7 +66,7 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
         "globalBatchSize": job.global_batch_size,
         "microBatches": job.micro_batches,
         "samples": samples,
-        "minSamplesPerSecond": job.min_samples_per_second or 0,
+        "minSamplesPerSecond": job.min_samples_per_second,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
         "parameterServer": _servers(job),
         "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
@@ -101,7 +101,7 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
         layers.append({**layer, "pools": times})
     adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _servers(job)}
     adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
-    adapted |= {"minSamplesPerSecond": job.min_samples_per_second or 0}
+    adapted |= {"minSamplesPerSecond": job.min_samples_per_second}
     adapted.pop("maxCostPerHour", None)
     if job.max_cost_per_hour is not None:
         adapted["maxCostPerHour"] = float(job.max_cost_per_hour)

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import CoordinatorView, MemberView, Observed, SubmitAllocation
 from heterps_planner.balancing import BatchController, WorkerEstimate
-from heterps_runtime.contract import PlanDocument, worker_name
+from heterps_runtime.contract import worker_name
 
 __all__ = ["rebalance"]
 
@@ -22,7 +23,7 @@ _OBSERVATIONS_PER_INTERVAL = 3  # several per decision
 
 
 def rebalance(
-    job: JobSpec, observed: Observed, status: Status, plan: PlanDocument
+    job: JobSpec, observed: Observed, status: Status, plan: JobPlan
 ) -> tuple[Status, tuple[SubmitAllocation, ...]]:
     """Take note of the workers' speeds, and divide the batch anew when it pays.
 
@@ -43,7 +44,7 @@ def rebalance(
     if now - status.last_observation < interval / _OBSERVATIONS_PER_INTERVAL:
         return status, ()
     status = replace(status, last_observation=now)
-    stages = [_workers(view, number, stage.pods) for number, stage in enumerate(plan.stages)]
+    stages = [_workers(view, number, pods) for number, pods in enumerate(plan.pods)]
     if not all(stages):
         return status, ()  # a worker is missing: the coordinator has divided the batch among the others
     batches = [[member.batch_size for member in stage] for stage in stages]

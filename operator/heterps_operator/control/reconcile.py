@@ -14,31 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import elasticity, failures, liveness, rebalancing
+from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting
 from heterps_operator.control import termination as ending
-from heterps_operator.control.machine import describe_shortage
-from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler, units_by_pool
+from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
-from heterps_operator.state.status import CONDITION_TYPES, Event, Failure, Phase, Status
+from heterps_operator.state.plan import JobPlan
+from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
     Action,
     ComputePlan,
     CoordinatorView,
     Decision,
     Observed,
-    PodProblem,
     ProcessSpec,
-    ProcessView,
     ReportLost,
     SaveProfile,
     StartProcess,
     StopProcess,
     SubmitPlan,
 )
-from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.contract import JobPhase
 
 __all__ = ["WAITING_FOR_CAPACITY", "reconcile"]
 
@@ -46,11 +43,6 @@ WAITING_FOR_CAPACITY = "WaitingForCapacity"  # reason of a condition: other jobs
 
 _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
-# The first steps compile kernels and fill caches; they say nothing about the throughput.
-_STEPS_BEFORE_JUDGING = 20
-_ENDS = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED})
-_REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
-_WAITING = "WaitingForMembers"
 _HOLDERS_NAMED = 3  # of the units that a job waits for
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
@@ -105,11 +97,12 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         for pool, profile in sorted(observed.profiles.items())
         if pool not in observed.cached_profiles
     )
-    status = _observe_members(job, observed, status)
-    status, resumed = _observe_resume(observed, status)
-    status, warnings = _relay_warnings(observed, status)
-    events += _warn_of_machine(job, before, status, now)
-    return Decision(status, saves + actions, warnings + events + resumed + _news(before, status, observed))
+    status = reporting.observe_members(job, observed, status)
+    status, resumed = reporting.observe_resume(observed, status)
+    status, warnings = reporting.relay_warnings(observed, status)
+    events += reporting.warn_of_machine(job, before, status, now)
+    events += resumed + reporting.news(before, status, observed)
+    return Decision(status, saves + actions, warnings + events)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -137,7 +130,7 @@ def _advance(
     status = _drop_plan(observed, status)
     missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
     if status.plan is not None:
-        status, actions = _run(job, observed, status)
+        status, actions = _run(job, observed, status, status.plan)
     elif missing:
         status, actions = _profile(job, observed, status, missing[0])
     else:
@@ -179,36 +172,34 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
     # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
     if outcome is not None and known and status.planned_with != dict(observed.capacity.free_units):
-        known = not _short(outcome.document, observed) if outcome.feasible else alone
-        status = replace(status, possible=status.possible or (alone and outcome.feasible))
+        known = not _short(outcome.plan, observed) if outcome.plan is not None else alone
+        status = replace(status, possible=status.possible or (alone and outcome.plan is not None))
     if outcome is None or not known:
         status, actions = _ask_planner(room, observed, status, dict(observed.capacity.free_units))
         # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
         if actions and job.goal == "train" and not any(observed.capacity.holders.values()):
             actions += _ensure(observed, status, coordinator())
         return status, actions
-    document = outcome.document
-    # A plan by hand that does not fit is refused, where a search finds that there is none.
-    if room != job and not alone and not outcome.feasible and (document is not None or job.stages_by_hand):
+    plan = outcome.plan
+    # A plan by hand that does not fit is an error, where a search finds that there is none.
+    refused = plan is None and (outcome.refusal is not None or bool(job.stages_by_hand))
+    if refused and room != job and not alone:
         if not status.possible:  # is it for want of room? A job that could not run alone must not wait
             return _ask_planner(job, observed, status, {})
         taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
-        why = outcome.error or (document or {}).get("message") or "there is no plan"
-        text = f"{why}; {_in_use(job, observed, taken)}"
+        text = f"{outcome.message}; {_in_use(job, observed, taken)}"
         return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
-    if document is None:
-        return _fail(status, Failure("PlannerFailed", outcome.error), now), ()
-    if not outcome.feasible:
-        reason, message = str(document.get("reason", "Infeasible")), str(document.get("message", "there is no plan"))
-        status = status.with_condition("Planned", False, reason, message, now)
-        return _fail(status, Failure(reason, message), now), ()
+    if plan is None:
+        if outcome.refusal is not None:
+            status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
+        return _fail(status, Failure(outcome.reason, outcome.message), now), ()
     reason = "Replanned" if status.plan_revision else "PlanComputed"
-    status = replace(status, plan=document, plan_revision=revision, plan_reason=reason)
-    message = f"plan {status.plan_revision} by {document.get('method', 'hand')}: {describe_plan(document)}"
+    status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason)
+    message = f"plan {status.plan_revision} by {plan.method}: {plan.summary}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
         return _reach(status, Phase.PLANNED, now), ()
-    return _run(job, observed, status)
+    return _run(job, observed, status, plan)
 
 
 def _ask_planner(
@@ -231,10 +222,9 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
     return status.with_condition("Planned", None, "Replanning", text, observed.time)
 
 
-def _short(document: Mapping[str, Any] | None, observed: Observed) -> bool:
+def _short(plan: JobPlan, observed: Observed) -> bool:
     """Whether a plan takes more than other jobs leave."""
-    units = units_by_pool(PlanDocument.from_json(dict(document or {})))
-    return any(number > observed.capacity.free_units.get(pool, number) for pool, number in units.items())
+    return any(number > observed.capacity.free_units.get(pool, number) for pool, number in plan.units.items())
 
 
 def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
@@ -253,10 +243,8 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
     return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
 
 
-def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
-    """Have the plan's processes running, and the batch shared out well."""
-    plan = status.plan
-    assert plan is not None
+def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
+    """Keep the plan's processes running, and the batch divided well."""
     now, view = observed.time, observed.coordinator
     training = view is not None and view.phase not in (JobPhase.PROFILING, JobPhase.STARTING)
     if not training and status.phase != Phase.RUNNING:
@@ -269,8 +257,7 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
         return status, (*actions, submission)
     if view.phase == JobPhase.PROFILING:
         return status, actions
-    parsed = PlanDocument.from_json(dict(plan))
-    wanted = members(job, parsed)
+    wanted = members(job, plan)
     if not status.gang:
         status = replace(status, gang=tuple(spec.name for spec in wanted))
     for spec in wanted:
@@ -279,9 +266,9 @@ def _run(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tupl
     if training:
         status = status.with_phase(Phase.RUNNING, now)
         if view.phase == JobPhase.TRAINING:
-            status, submissions = rebalancing.rebalance(job, observed, status, parsed)
+            status, submissions = rebalancing.rebalance(job, observed, status, plan)
             actions += submissions
-            status, requests = elasticity.review(job, observed, status, parsed)
+            status, requests = elasticity.review(job, observed, status, plan)
             actions += requests
             if status.plan_revision != submission.revision and status.plan is not None:
                 actions += (SubmitPlan(status.plan, status.plan_revision),)
@@ -330,126 +317,3 @@ def _reach(status: Status, outcome: Phase, now: float) -> Status:
 
 def _fail(status: Status, failure: Failure, now: float) -> Status:
     return replace(_reach(status, Phase.FAILED, now), failure=failure)
-
-
-# --- what is worth telling --------------------------------------------------------------------------------------------
-
-
-def describe_plan(plan: Any) -> str:
-    """A plan in one line: `cpu x2 [embedding..concat] -> accelerator x1 [mlp]`."""
-    return " -> ".join(
-        f"{stage['pool']} x{stage['units']} [{_span(list(stage['layers']))}]" for stage in plan["stages"]
-    )
-
-
-def _span(layers: list[str]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
-
-
-def _observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
-    """Set the conditions that follow from the members' state and the throughput."""
-    view, now = observed.coordinator, observed.time
-    if status.outcome is not None:
-        return status
-    troubled = [p for p in observed.processes if p.running and p.problem is not None]
-    silent = liveness.silent_coordinator(job, observed)
-    if silent is not None and silent.ready:
-        troubled.append(replace(silent, problem=_unreachable(observed.silence)))
-    status = _tell_problems(troubled, status, now)
-    if view is None or status.plan is None or view.phase == JobPhase.PROFILING:
-        return status
-    if view.members and not troubled:
-        absent = [m for m in view.members if m.state != "ready"]
-        text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
-        if absent:
-            details = ", ".join(f"{m.name} {m.message or m.state}" for m in absent)
-            status = status.with_condition("PodsReady", False, _WAITING, f"{text}; {details}", now)
-        else:
-            status = status.with_condition("PodsReady", True, "AllReady", text, now)
-    floor = job.min_samples_per_second
-    judged = view.phase == JobPhase.TRAINING and view.committed_steps >= _STEPS_BEFORE_JUDGING
-    if floor and judged and view.samples_per_second > 0:  # zero: it was not measured
-        met = view.samples_per_second >= floor
-        text = f"{view.samples_per_second:,.0f} samples/s, the floor is {floor:,.0f}"
-        status = status.with_condition("ThroughputMet", met, "AboveFloor" if met else "BelowFloor", text, now)
-    return status
-
-
-def _unreachable(silence: str) -> PodProblem:
-    text = (
-        f"the kubelet reaches the coordinator, the operator does not ({silence}): let the operator reach port http "
-        "of the job's pods (is there a NetworkPolicy, a proxy or a service mesh between them?); training continues, "
-        "but units, batch sizes and the reported progress stay as they are"
-    )
-    return PodProblem("CoordinatorUnreachable", text)
-
-
-def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) -> Status:
-    """Report the pod that does not start, and why: the coordinator, a profiler or a member."""
-    before = status.condition("PodsReady")
-    problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
-    if not problems:
-        solved = before.status == "False" and before.reason != _WAITING
-        return status.with_condition("PodsReady", None, "Starting", "pods are starting", now) if solved else status
-    # What was told stays told as long as it holds: problems that take turns would be news each time.
-    problem = next((p for p in problems if p.reason == before.reason), problems[0])
-    others = f" (and {len(problems) - 1} more pods do not start)" if len(problems) > 1 else ""
-    return status.with_condition("PodsReady", False, problem.reason, problem.message + others, now)
-
-
-def _observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
-    """Say once per incarnation from which step training goes on; the rest of it may pass between two looks."""
-    view = observed.coordinator
-    if view is None or view.phase in (JobPhase.PROFILING, JobPhase.STARTING):
-        return status, ()
-    step = view.document.get("resumedFromStep")
-    if step is None or status.resumed_incarnation >= status.incarnation:
-        return status, ()
-    event = Event("Normal", "Resumed", f"resuming from step {step} of {view.total_steps}", observed.time)
-    return replace(status, resumed_incarnation=status.incarnation), (event,)
-
-
-def _relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
-    """Tell people once what the coordinator warns of: a damaged or failed checkpoint, a member that was lost."""
-    view = observed.coordinator
-    if view is None:
-        return status, ()
-    news = [e for e in view.document.get("events") or () if float(e["time"]) > status.heard]
-    if not news:
-        return status, ()
-    told = (view.error or {}).get("reason")  # why the job ends is said once, with the job's own condition
-    warnings = tuple(
-        Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]))
-        for e in news
-        if e["type"] == "Warning" and e["reason"] != told
-    )
-    return replace(status, heard=max(float(e["time"]) for e in news)), warnings
-
-
-def _warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> tuple[Event, ...]:
-    """Say once of each plan that this machine has not the cores for it."""
-    if after.plan is None or after.plan_revision == before.plan_revision:
-        return ()
-    text = describe_shortage(after.plan, job.min_samples_per_second)
-    return (Event("Warning", "MachineTooSmall", text, now),) if text else ()
-
-
-def _news(before: Status, after: Status, observed: Observed) -> tuple[Event, ...]:
-    """Events for the conditions that changed with this decision."""
-    events: list[Event] = []
-    for kind in CONDITION_TYPES:
-        old, new = before.condition(kind), after.condition(kind)
-        waiting = kind == "PodsReady" and new.reason == _WAITING
-        problem = kind == "PodsReady" and new.status == "False" and not waiting
-        changed = new.status != old.status or (kind in _REPEATED and new.message != old.message)
-        changed = changed or (problem and new.reason != old.reason)
-        # That a job has not failed, succeeded or been suspended is no news; nor that members are not ready at once.
-        denial = new.status == "False" and (kind in _ENDS or (waiting and old.status == "Unknown"))
-        if changed and new.status != "Unknown" and not denial:
-            bad = new.status == "False" or kind == "Failed"
-            event = Event("Warning" if bad else "Normal", new.reason, new.message, observed.time)
-            if event not in events:  # that there is no plan is also why the job has failed
-                events.append(event)
-    if after.phase == Phase.PROFILING and before.phase != Phase.PROFILING:
-        events.append(Event("Normal", "ProfilingStarted", "measuring the model's layers on every pool", observed.time))
-    return tuple(events)

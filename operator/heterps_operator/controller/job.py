@@ -16,7 +16,6 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect, SpecChange, spec_change
-from heterps_operator.control.members import units_by_pool
 from heterps_operator.control.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
@@ -36,7 +35,6 @@ from heterps_operator.kubernetes.state import JobState, NotOwnedError, StoredSta
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
-from heterps_runtime.contract import PlanDocument
 
 __all__ = ["JobController"]
 
@@ -184,7 +182,7 @@ class JobController:
         plan, holder = stored.status.plan, self._holder
         # A job whose pods have begun holds the rest of its plan as well; others may have taken what it gave back.
         if plan is not None and stored.status.outcome is None and self._cluster.ledger.held_by(holder):
-            self._cluster.ledger.restore(holder, units_by_pool(PlanDocument.from_json(dict(plan))))
+            self._cluster.ledger.restore(holder, plan.units)
         change = SpecChange() if stored.spec is None else spec_change({"spec": stored.spec}, manifest.job)
         stored = replace(stored, spec=stored.spec or manifest.job["spec"])
         # Until it has gone over to the wanted spec, its pods are those of the spec that they were told.
@@ -214,9 +212,8 @@ class JobController:
         if needs_trial(session.status, change, session.stopping, spec):
             trial, outcome = session.try_plan(manifest, spec)
             if trial == Trial.INFEASIBLE and outcome is not None:
-                found = outcome.document or {"reason": "PlannerFailed", "message": outcome.error}
-                text = f"no plan meets the changed spec, the job keeps its current plan: {found.get('message')}"
-                self._hindrance = NotReadyError(str(found.get("reason")), text)
+                text = f"no plan meets the changed spec, the job keeps its current plan: {outcome.message}"
+                self._hindrance = NotReadyError(outcome.reason, text)
         else:
             session.end_trial()
         step = next_step(session.status, change, session.stopping, trial)

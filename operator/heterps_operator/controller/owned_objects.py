@@ -29,8 +29,8 @@ from heterps_operator.kubernetes.names import (
     token_secret_name,
 )
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, object_refused
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
-from heterps_runtime.contract import PlanDocument
 
 __all__ = ["REFUSED_SECONDS", "NotReadyError", "OwnedObjects"]
 
@@ -120,15 +120,15 @@ class OwnedObjects:
             raise NotReadyError("DamagedState", text, _LOOK_SECONDS) from error
 
     def keep_plan(
-        self, job: Json, pools: Mapping[str, Json], status: Status, plan: PlanDocument, revisions: tuple[int, ...]
+        self, job: Json, pools: Mapping[str, Json], status: Status, plan: JobPlan, revisions: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Write the plan where people find it, with the budgets that protect its pods, and clear old ones away.
 
         Args:
             job: with all defaults.
             pools: its DevicePools, by name.
-            status: whose plan it is.
-            plan: the same, parsed.
+            status: its revision and incarnation.
+            plan: the plan.
             revisions: of all plans that were written.
 
         Returns:
@@ -137,10 +137,9 @@ class OwnedObjects:
         Raises:
             NotReadyError: see `apply`.
         """
-        assert status.plan is not None
         self.apply(
             job,
-            objects.plan_config(job, status.plan_revision, status.plan),
+            objects.plan_config(job, status.plan_revision, plan.document),
             *objects.disruption_budgets(job, plan),
             *objects.pod_groups(job, plan, status.incarnation, pools),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from heterps_operator.documents import Json
 from heterps_operator.local.planner import PlannerProcess
-from heterps_operator.state.values import PlanOutcome
+from heterps_operator.state.plan import PlanOutcome
 
 __all__ = ["FairSemaphore", "QueuedPlanner"]
 

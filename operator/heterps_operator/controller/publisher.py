@@ -5,7 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from heterps_operator.api.job import JobSpec
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
@@ -59,11 +58,12 @@ class Publisher:
         status = turn.status if hindrance is None else self._hindered(turn.status, *hindrance)
         self._hindrance = hindrance
         document = job_status(
-            turn.job,
+            turn.job.name,
             status,
             turn.bill,
             turn.observed.processes,
             generation=generation,
+            floor=turn.job.min_samples_per_second,
             plan_config=plan_config_name(self._name, turn.status.plan_revision) if planned else "",
             measured=turn.measured,
         )
@@ -83,7 +83,7 @@ class Publisher:
         """
         status = self._hindered(known, reason, message)
         self._hindrance = (reason, message)
-        document = job_status(JobSpec(self._name, (), 1, 1), status, bill, (), generation=generation)
+        document = job_status(self._name, status, bill, (), generation=generation)
         if document != self._written:
             self._write(document)
 

@@ -15,7 +15,6 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
-from heterps_operator.control.members import units_by_pool
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
@@ -32,10 +31,10 @@ from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
-from heterps_operator.state.values import PlanOutcome, PoolCapacity
-from heterps_runtime.contract import PlanDocument
+from heterps_operator.state.values import PoolCapacity
 
 __all__ = ["CapacityTakenError", "JobSession", "Site"]
 
@@ -214,7 +213,7 @@ class JobSession:
         if outcome is None:
             return Trial.PENDING, None
         self.end_trial()
-        return (Trial.FEASIBLE if outcome.feasible else Trial.INFEASIBLE), outcome
+        return (Trial.INFEASIBLE if outcome.plan is None else Trial.FEASIBLE), outcome
 
     def end_trial(self) -> None:
         """End a planner that is asked about another spec."""
@@ -234,8 +233,8 @@ class JobSession:
     def _save(self, status: Status, bill: Bill) -> None:
         """Reserve the units that the job is going to use and write the state, before anything is done."""
         ledger, holder = self.site.cluster.ledger, self.site.holder
-        plan = None if status.plan is None else PlanDocument.from_json(dict(status.plan))
-        grant = ledger.reserve(holder, self._units(status, plan))
+        plan = status.plan
+        grant = ledger.reserve(holder, self._units(status))
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
         revisions, place = self._stored.plans, (status.plan_revision, status.incarnation)
@@ -255,12 +254,12 @@ class JobSession:
             self._stored = replace(self._stored, plans=revisions)
             self._written = place
 
-    def _units(self, status: Status, plan: PlanDocument | None) -> dict[str, int]:
+    def _units(self, status: Status) -> dict[str, int]:
         """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
         if status.outcome is not None:
             return {}
-        if plan is not None:
-            return units_by_pool(plan)
+        if status.plan is not None:
+            return status.plan.units
         pools: Sequence[Any] = self._loop.job.pools if status.phase == Phase.PROFILING else ()
         missing = next((pool for pool in pools if pool.name not in self._loop.profiles), None)
         return {} if missing is None else {missing.name: missing.units_per_pod}

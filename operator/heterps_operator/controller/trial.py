@@ -8,7 +8,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.problem import build_problem
 from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.documents import Json
-from heterps_operator.state.values import PlanOutcome
+from heterps_operator.state.plan import PlanOutcome
 
 __all__ = ["PlanTrial"]
 

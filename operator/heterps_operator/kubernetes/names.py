@@ -194,9 +194,9 @@ def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:
     }
     if spec.pool is not None:
         labels[LABEL_POOL] = spec.pool
-    for option, label in (("--stage", LABEL_STAGE), ("--index", LABEL_INDEX)):
-        if option in spec.arguments:
-            labels[label] = spec.arguments[spec.arguments.index(option) + 1]
+    for label, number in ((LABEL_STAGE, spec.stage), (LABEL_INDEX, spec.index)):
+        if number is not None:
+            labels[label] = str(number)
     return labels
 
 

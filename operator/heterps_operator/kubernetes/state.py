@@ -26,7 +26,6 @@ from heterps_operator.kubernetes.reading.typed import check_types
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessView
-from heterps_runtime.contract import PlanDocument
 
 __all__ = ["JobState", "NotOwnedError", "StateTaken", "StoredState"]
 
@@ -78,8 +77,6 @@ class StoredState:
                 tuple(int(number) for number in controller["plans"]),
                 controller["spec"],
             )
-            if memory.status.plan is not None:
-                PlanDocument.from_json(dict(memory.status.plan))
         except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"state: missing or malformed {error}") from error
         check_types(memory, cls, "state")

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.api.job import JobSpec
 from heterps_operator.control.failures import describe_exit
-from heterps_operator.control.reconcile import describe_plan
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.names import job_selector, label_selector
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import CONDITION_TYPES, Condition, Status
 from heterps_operator.state.values import ProcessView
-from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+from heterps_runtime.contract import ps_name
 
 __all__ = ["job_status", "timestamp"]
 
@@ -31,23 +29,25 @@ _WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
 
 
 def job_status(
-    job: JobSpec,
+    name: str,
     status: Status,
     bill: Bill,
     processes: tuple[ProcessView, ...],
     *,
     generation: int,
+    floor: float = 0.0,
     plan_config: str = "",
     measured: float | None = None,
 ) -> dict[str, Any]:
     """Build the status document that `crds/` define.
 
     Args:
-        job: desired state.
+        name: name of the job.
         status: stored status.
         bill: costs so far.
         processes: its pods.
         generation: generation of the spec that the status describes.
+        floor: samples per second that the job asks for; 0: none.
         plan_config: name of the ConfigMap that holds the plan.
         measured: when the throughput was measured, Unix seconds.
     """
@@ -60,9 +60,9 @@ def job_status(
         "startTime": timestamp(status.started),
         "completionTime": timestamp(status.finished if status.final else None),
         "plan": _plan(status, plan_config),
-        "throughput": _throughput(job, result, measured),
+        "throughput": _throughput(floor, result, measured),
         "progress": _progress(result),
-        **_members(job, status, processes),
+        **_members(name, status, processes),
         "cost": {
             "total": _decimal(float(bill.cost), 6),
             "pools": [
@@ -109,27 +109,27 @@ def _plan(status: Status, plan_config: str) -> dict[str, Any] | None:
     found: dict[str, Any] = {
         "revision": status.plan_revision,
         "reason": status.plan_reason,
-        "method": str(plan.get("method") or "hand")[:32],
-        "summary": describe_plan(plan)[:_LONGEST_SUMMARY],
-        "stages": [{key: stage[key] for key in keys} for stage in plan["stages"]],
+        "method": plan.method[:32],
+        "summary": plan.summary[:_LONGEST_SUMMARY],
+        "stages": [{key: getattr(stage, key) for key in keys} for stage in plan.stages],
     }
     if plan_config:
         found["configMapName"] = plan_config
-    if plan.get("costPerHour") is not None:
-        found["costPerHour"] = _decimal(float(plan["costPerHour"]), 4)
-    if plan.get("throughput") is not None:
-        found["predictedSamplesPerSecond"] = _decimal(float(plan["throughput"]), 1)
+    if plan.cost_per_hour is not None:
+        found["costPerHour"] = _decimal(plan.cost_per_hour, 4)
+    if plan.throughput is not None:
+        found["predictedSamplesPerSecond"] = _decimal(plan.throughput, 1)
     return found
 
 
-def _throughput(job: JobSpec, result: Json, measured: float | None) -> dict[str, Any] | None:
+def _throughput(floor: float, result: Json, measured: float | None) -> dict[str, Any] | None:
     found = {}
     if result.get("samplesPerSecond"):
         found["samplesPerSecond"] = _decimal(float(result["samplesPerSecond"]), 1)
         if measured is not None:
             found["observedTime"] = format_time(measured)
-    if job.min_samples_per_second:  # 0: no floor is asked for
-        found["minSamplesPerSecond"] = _decimal(job.min_samples_per_second, 1)
+    if floor:
+        found["minSamplesPerSecond"] = _decimal(floor, 1)
     return found or None
 
 
@@ -143,15 +143,14 @@ def _progress(result: Json) -> dict[str, Any] | None:
     return found or None
 
 
-def _members(job: JobSpec, status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
+def _members(name: str, status: Status, processes: tuple[ProcessView, ...]) -> dict[str, Any]:
     """Desired workers and servers, those that the coordinator knows, and why others are not ready."""
-    workers: dict[str, Any] = {"selector": label_selector(job_selector(job.name, "worker")), "desired": 0, "ready": 0}
+    workers: dict[str, Any] = {"selector": label_selector(job_selector(name, "worker")), "desired": 0, "ready": 0}
     workers["current"] = sum(process.running and process.spec.role == "worker" for process in processes)
     if status.plan is None:
         return {"workers": workers}
-    plan = PlanDocument.from_json(dict(status.plan))
-    names = [worker_name(number, index) for number, stage in enumerate(plan.stages) for index in range(stage.pods)]
-    servers = [ps_name(index) for index in range(plan.parameterServer.replicas)]
+    names = status.plan.workers
+    servers = [ps_name(index) for index in range(status.plan.servers.replicas)]
     seen = {process.name: process for process in processes}
     known = {str(m["name"]): m for m in (status.result or {}).get("members") or ()}
     ready = {name for name, m in known.items() if m.get("state") == "ready" and name in seen and seen[name].running}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from heterps_operator.documents import Json, write_json
 from heterps_operator.local.processes import guarded, read_last_lines
-from heterps_operator.state.values import PlanOutcome
+from heterps_operator.state.plan import PlanOutcome
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
 __all__ = ["PLANNER_COMMAND", "PlannerProcess"]
@@ -118,7 +118,7 @@ class PlannerProcess:
         if code in (EXIT_OK, EXIT_INFEASIBLE):
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
-                return PlanOutcome(document, revision=self._revision)
+                return PlanOutcome.from_json(document, self._revision)
         lines = read_last_lines(self._folder / "plan.log", 20)
         if not lines:
             text = f"the planner ended with exit code {code} and no message"

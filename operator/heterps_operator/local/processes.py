@@ -226,7 +226,7 @@ class ProcessSubstrate:
             environment[ENV_COORDINATOR] = address
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                guarded([*self._command, spec.role, *arguments]),
+                guarded([*self._command, *arguments]),
                 cwd=self._work,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient, Coordina
 from heterps_operator.loop.substrate import ProfileStore, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import (
@@ -27,7 +28,6 @@ from heterps_operator.state.values import (
     CoordinatorView,
     FailJob,
     Observed,
-    PlanOutcome,
     PoolCapacity,
     ProcessView,
     RequestStop,

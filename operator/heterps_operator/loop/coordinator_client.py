@@ -66,7 +66,7 @@ class CoordinatorClient:
         """
         match action:
             case Plan(plan, _):
-                self._call("PUT", contract.PATH_PLAN, plan)
+                self._call("PUT", contract.PATH_PLAN, plan.document)
             case Allocation(batches):
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
             case ReportLost(member, reason):

@@ -29,11 +29,11 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from heterps_operator.control.members import units_by_pool
 from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.turn import Turn
-from heterps_runtime.contract import JobPhase, PlanDocument
+from heterps_runtime.contract import JobPhase
 
 __all__ = ["JOB_SERIES", "OPERATOR_SERIES", "POOL_SERIES", "MetricSeries", "MetricsServer", "OperatorMetrics"]
 
@@ -235,8 +235,8 @@ class OperatorMetrics:
         for event in turn.events:
             if event.reason in _PLANNED:
                 self._plans.labels(event.reason).inc()
-                plan = turn.status.plan or {}
-                self._planner.labels(str(plan.get("method") or "hand")).observe(float(plan.get("seconds") or 0.0))
+                if (plan := turn.status.plan) is not None:
+                    self._planner.labels(plan.method).observe(plan.seconds)
             elif event.reason == "BatchesMoved":
                 self._rebalances.inc()
         self._jobs.put((namespace, job), _job_rows(turn))
@@ -262,9 +262,10 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
         yield _CONDITION, (condition.type, condition.status), 1.0
     if view is not None and view.phase == JobPhase.TRAINING and view.samples_per_second > 0:
         yield _OBSERVED, (), view.samples_per_second
-    if job.min_samples_per_second is not None:
+    if job.min_samples_per_second:
         yield _FLOOR, (), job.min_samples_per_second
-    yield from _plan_rows(status.plan)
+    if status.plan is not None:
+        yield from _plan_rows(status.plan)
     running = [process.spec for process in turn.observed.processes if process.running]
     roles = sorted({spec.role for spec in running})
     for role in roles:
@@ -281,18 +282,15 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
     yield _REVISION, (), float(status.plan_revision)
 
 
-def _plan_rows(plan: Json | None) -> Iterator[Row]:
-    if plan is None:
-        return
-    parsed = PlanDocument.from_json(dict(plan))
-    for pool, units in sorted(units_by_pool(parsed).items()):
+def _plan_rows(plan: JobPlan) -> Iterator[Row]:
+    for pool, units in sorted(plan.units.items()):
         yield _POOL_UNITS, (pool,), float(units)
-    for number, stage in enumerate(parsed.stages):
+    for number, stage in enumerate(plan.stages):
         yield _STAGE_UNITS, (str(number), stage.pool), float(stage.units)
-    if plan.get("throughput") is not None:
-        yield _PREDICTED, (), float(plan["throughput"])
-    if plan.get("costPerHour") is not None:
-        yield _PLANNED_COST, (), float(plan["costPerHour"])
+    if plan.throughput is not None:
+        yield _PREDICTED, (), plan.throughput
+    if plan.cost_per_hour is not None:
+        yield _PLANNED_COST, (), plan.cost_per_hour
 
 
 def _pool_rows(spec: Json, status: Json) -> Iterator[Row]:

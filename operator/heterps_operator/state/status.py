@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from heterps_operator.documents import Json
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.throughput import ThroughputSeries
-from heterps_operator.state.trials import Trial
+from heterps_operator.state.trials import Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Status"]
@@ -114,7 +115,7 @@ class Status:
     started: float | None = None  # when this run of the job began
     finished: float | None = None
     conditions: tuple[Condition, ...] = ()
-    plan: Json | None = None  # the plan that is carried out
+    plan: JobPlan | None = None  # the plan that is carried out
     plan_revision: int = 0
     plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
@@ -140,7 +141,7 @@ class Status:
     last_rebalance: float | None = None  # when a new division of the batch was last thought about
     speeds: Mapping[str, WorkerEstimate] = field(default_factory=dict)  # what is known of them, by worker
     pace: Pace = field(default_factory=Pace)  # how often the batch is divided anew
-    review: Json | None = None  # a re-provisioning that the planner was asked for
+    review: Review | None = None  # a re-provisioning that the planner was asked for
     reviewed: float | None = None  # when the planner was asked last, or the number of units changed
     series: ThroughputSeries = field(default_factory=ThroughputSeries)  # measured since the plan came into force
     trials: tuple[Trial, ...] = ()  # numbers of units that did not do
@@ -188,7 +189,8 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""
-        return asdict(self)
+        plan = None if self.plan is None else dict(self.plan.document)
+        return asdict(replace(self, plan=None)) | {"plan": plan}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Status:
@@ -200,12 +202,14 @@ class Status:
         try:
             fields = dict(value)
             fields["phase"] = Phase(fields["phase"])
+            fields["plan"] = None if fields.get("plan") is None else JobPlan.from_json(fields["plan"])
             fields["outcome"] = None if fields.get("outcome") is None else Phase(fields["outcome"])
             fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
             fields["pace"] = Pace.from_json(fields.get("pace") or {})
             fields["series"] = (
                 ThroughputSeries.from_json(fields["series"]) if "series" in fields else ThroughputSeries()
             )
+            fields["review"] = None if fields.get("review") is None else Review.from_json(fields["review"])
             fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
             fields["gang"] = tuple(fields.get("gang") or ())
             fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-__all__ = ["Pods", "Trial", "remember", "spare"]
+__all__ = ["Cause", "Pods", "Review", "Trial", "remember", "spare"]
 
 Pods = tuple[int, ...]  # workers of each stage
 
@@ -23,6 +24,43 @@ _LONGEST_WAIT = 160.0
 _FORGOTTEN = 4.0  # times its wait after it failed, a trial is as if it had never been
 _LEAST_GAIN = 0.25  # of what was missing to the floor: units that bring less were added in vain
 _MOST = 8  # trials that are kept
+
+
+class Cause(StrEnum):
+    """Why the number of workers is reviewed."""
+
+    MISSED = "missed"  # the throughput is below the floor
+    EXCESS = "excess"  # fewer units may do
+    WORKERS = "workers"  # `elasticity.workers` asks for another number
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A question to the planner about the stages that run.
+
+    Attributes:
+        cause: why it was asked.
+        message: why, for people.
+        rate: samples/s that the present workers can be relied on for; 0 for `Cause.WORKERS`.
+        basis: as in `Trial`.
+        revision: of the plan that was asked for.
+    """
+
+    cause: Cause
+    message: str
+    rate: float = 0.0
+    basis: str = ""
+    revision: int = 0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Review:
+        """Read what `dataclasses.asdict` wrote, perhaps through JSON.
+
+        Raises:
+            TypeError: the fields are others.
+            ValueError: the cause is unknown.
+        """
+        return cls(**{**value, "cause": Cause(value["cause"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heterps_operator.documents import Json
+from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Status
-from heterps_runtime.contract import FINAL_PHASES
+from heterps_runtime.contract import FINAL_PHASES, Role
 
 __all__ = [
     "Action",
@@ -21,7 +22,6 @@ __all__ = [
     "FailJob",
     "MemberView",
     "Observed",
-    "PlanOutcome",
     "PodProblem",
     "PoolCapacity",
     "ProcessSpec",
@@ -43,13 +43,21 @@ class ProcessSpec:
     """What is to run: one process on this machine, one pod on a cluster."""
 
     name: str  # unique in the job: coordinator, ps-0, worker-1-0, profile-cpu
-    role: str  # coordinator | ps | worker | profile: the runtime's first argument
-    arguments: tuple[str, ...] = ()  # what follows the role
+    role: Role
     pool: str | None = None  # the pool that is charged; None: not charged (the coordinator)
     units: int = 0  # units of the pool that it occupies
     threads: int = 1  # threads for computing: units of a CPU pool, 1 for an accelerator's process
+    stage: int | None = None  # of a worker
+    index: int | None = None  # of a worker in its stage, of a server among the servers
     incarnation: int = 1  # the job's: goes up when everything returns to the last checkpoint
     attempt: int = 1  # this process's: goes up with every replacement in one incarnation
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of `heterps-runtime`: the role and its options."""
+        options = {"--stage": self.stage, "--index": self.index, "--pool": self.pool}
+        given = [(option, str(value)) for option, value in options.items() if value is not None]
+        return (self.role.value, *(word for pair in given for word in pair))
 
 
 @dataclass(frozen=True)
@@ -166,20 +174,6 @@ class CoordinatorView:
 
 
 @dataclass(frozen=True)
-class PlanOutcome:
-    """What a planner answered: a plan, a proof that there is none, or a refusal of its input."""
-
-    document: Json | None = None  # a plan, or {"feasible": false, ...}
-    error: str = ""  # why there is no document
-    revision: int = 1  # of the plan that was asked for
-
-    @property
-    def feasible(self) -> bool:
-        """Whether the document is a plan that can be carried out."""
-        return self.document is not None and bool(self.document.get("feasible", True))
-
-
-@dataclass(frozen=True)
 class PoolCapacity:
     """What the device pools have for a job. A pool that is absent has no limit."""
 
@@ -257,7 +251,7 @@ class ComputePlan:
 class SubmitPlan:
     """Give the coordinator the plan to carry out."""
 
-    plan: Json
+    plan: JobPlan
     revision: int = 1
 
     @property

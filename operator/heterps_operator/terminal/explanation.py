@@ -47,9 +47,8 @@ def render_plan(
     )
     summary.add_row("proof", describe_proof(plan))
     if plan.machine is not None:
-        document = plan.to_json()
-        text = describe_shortage(document, problem.min_samples_per_second) or describe_cores(document)
-        summary.add_row("machine", text)
+        shortage = describe_shortage(plan.machine, plan.throughput, problem.min_samples_per_second)
+        summary.add_row("machine", shortage or describe_cores(plan.machine))
     if plan.robust is not None:
         summary.add_row("margin", describe_margin(plan, without_margin))
     summary.add_row("limited by", describe_bottleneck(explanation))

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps_operator.control.machine import describe_shortage
-from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate, sparkline
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import CoordinatorView
@@ -107,32 +107,32 @@ def _facts(turn: Turn, losses: Sequence[float]) -> Table:
     if view is not None and view.samples_per_second:
         table.add_row("throughput", _throughput(turn, view))
     cost = format_money(float(turn.bill.cost))
-    plan = turn.status.plan or {}
-    if shortage := describe_shortage(plan, turn.job.min_samples_per_second):
-        table.add_row("machine", Text(shortage, style="yellow"))
-    if plan.get("costPerHour"):
-        cost += f"  at {format_money(plan['costPerHour'])}/h"
+    if (plan := turn.status.plan) is not None:
+        if shortage := describe_shortage(plan.machine, plan.throughput, turn.job.min_samples_per_second):
+            table.add_row("machine", Text(shortage, style="yellow"))
+        if plan.cost_per_hour:
+            cost += f"  at {format_money(plan.cost_per_hour)}/h"
     table.add_row("cost so far", cost)
     return table
 
 
 def _throughput(turn: Turn, view: CoordinatorView) -> Text:
     floor = turn.job.min_samples_per_second
-    below = floor is not None and view.samples_per_second < floor
+    below = view.samples_per_second < floor
     text = Text(format_rate(view.samples_per_second), style="red" if below else "green")
-    predicted = (turn.status.plan or {}).get("throughput")
-    if predicted:
-        text.append(f"   predicted {predicted:,.0f}", style="default")
+    plan = turn.status.plan
+    if plan is not None and plan.throughput:
+        text.append(f"   predicted {plan.throughput:,.0f}", style="default")
     if floor:
         text.append(f"   floor {floor:,.0f}", style="default")
     return text
 
 
-def plan_table(plan: Json, view: CoordinatorView | None) -> Table:
+def plan_table(plan: JobPlan, view: CoordinatorView | None) -> Table:
     """Render the stages of a plan with their measurements.
 
     Args:
-        plan: the plan file.
+        plan: the plan.
         view: view of the coordinator; None: nothing measured yet.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -144,26 +144,25 @@ def plan_table(plan: Json, view: CoordinatorView | None) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("busy", no_wrap=True)
     measured = {} if view is None else {s["name"]: s for s in view.document.get("stages") or ()}
-    for stage in plan["stages"]:
-        layers = list(stage["layers"])
+    for stage in plan.stages:
+        layers = stage.layers
         text = layers[0] if len(layers) == 1 else f"{layers[0]} .. {layers[-1]} ({len(layers)} layers)"
         if len(text) > _LAYERS_WIDTH:
             text = text[: _LAYERS_WIDTH - 1] + "…"
-        predicted = stage.get("throughput", plan.get("throughput"))
-        seen = measured.get(stage["name"], {})
+        seen = measured.get(stage.name, {})
         rate, busy = seen.get("samplesPerSecond"), seen.get("busyFraction")
         table.add_row(
-            stage["name"],
+            stage.name,
             text,
-            stage["pool"],
-            str(stage["units"]),
-            f"{predicted:,.0f}" if predicted else "",
+            stage.pool,
+            str(stage.units),
+            f"{plan.throughput:,.0f}" if plan.throughput else "",
             f"{rate:,.0f}" if rate else "",
             _busy(busy) if busy is not None else "",
         )
-    servers = plan["parameterServer"]
-    shards = f"{servers['replicas']} shard{'s' if servers['replicas'] > 1 else ''}"
-    table.add_row("servers", shards, servers["pool"], str(servers["units"]), "", "", "")
+    servers = plan.servers
+    shards = f"{servers.replicas} shard{'s' if servers.replicas > 1 else ''}"
+    table.add_row("servers", shards, servers.pool, str(servers.units), "", "", "")
     return table
 
 

@@ -14,10 +14,10 @@ from rich.text import Text
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.failures import describe_exit
 from heterps_operator.control.machine import describe_shortage
-from heterps_operator.control.reconcile import describe_plan
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_OK
 
@@ -51,7 +51,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
         logs: the folder of the logs.
     """
     result: Json = status.result or {}
-    plan: Json = status.plan or {}
+    plan: Json = {} if status.plan is None else status.plan.document
     failure = status.failure
     return {
         "version": 1,
@@ -69,7 +69,7 @@ def build_report(job: JobSpec, status: Status, bill: Bill, *, interrupted: bool,
             "predictedSamplesPerSecond": plan.get("throughput"),
             "floorSamplesPerSecond": job.min_samples_per_second,
         },
-        "plan": status.plan,
+        "plan": plan or None,
         "bill": bill.to_json(),
         "predictedCost": plan.get("cost"),
         "model": result.get("model"),
@@ -148,8 +148,9 @@ def _facts(report: Json) -> Table:
             text += f", {format_rate(throughput['floorSamplesPerSecond'])} required"
         table.add_row("throughput", text)
     if report["plan"]:
-        table.add_row("plan", Text(describe_plan(report["plan"])))
-        if shortage := describe_shortage(report["plan"], throughput["floorSamplesPerSecond"]):
+        plan = JobPlan.from_json(report["plan"])
+        table.add_row("plan", Text(plan.summary))
+        if shortage := describe_shortage(plan.machine, plan.throughput, throughput["floorSamplesPerSecond"]):
             table.add_row("machine", Text(shortage))
     if progress["samples"] and progress["secondsTraining"]:
         seconds = format_duration(progress["secondsTraining"])

@@ -7,6 +7,7 @@ without a solution gives `Infeasible`, with the reachable throughput and the lim
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,11 @@ class Machine:
             "busyCores": self.busy_cores,
             "throughputOnPools": self.throughput_on_pools,
         }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Machine:
+        """Read what `to_json` wrote."""
+        return cls(float(value["cores"]), float(value["busyCores"]), float(value["throughputOnPools"]))
 
 
 @dataclass(frozen=True)

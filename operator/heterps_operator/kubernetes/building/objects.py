@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -30,8 +31,9 @@ from heterps_operator.kubernetes.names import (
     service_name,
     token_secret_name,
 )
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ProcessSpec
-from heterps_runtime.contract import PlanDocument, ps_name, worker_name
+from heterps_runtime.contract import Role, ps_name, worker_name
 
 __all__ = [
     "PLAN_FILE",
@@ -99,7 +101,7 @@ def outdated_plans(revisions: Iterable[int], keep: int = _KEPT_PLANS) -> tuple[i
     return tuple(ordered[: max(0, len(ordered) - keep)])
 
 
-def disruption_budgets(job: Json, plan: PlanDocument) -> tuple[dict[str, Any], ...]:
+def disruption_budgets(job: Json, plan: JobPlan) -> tuple[dict[str, Any], ...]:
     """Build the limits on evictions, by `kubectl drain` for example.
 
     - Coordinator and servers: never, as the whole job would return to the last checkpoint. To drain their nodes,
@@ -113,7 +115,7 @@ def disruption_budgets(job: Json, plan: PlanDocument) -> tuple[dict[str, Any], .
     name = str(job["metadata"]["name"])
     budgets = [
         _budget(job, "coordinator", job_selector(name, "coordinator"), 1),
-        _budget(job, "ps", job_selector(name, "ps"), plan.parameterServer.replicas),
+        _budget(job, "ps", job_selector(name, "ps"), plan.servers.replicas),
     ]
     for number, stage in enumerate(plan.stages):
         if stage.pods > 1:
@@ -147,9 +149,7 @@ def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
     )
 
 
-def pod_groups(
-    job: Json, plan: PlanDocument, incarnation: int, pools: Mapping[str, Json]
-) -> tuple[dict[str, Any], ...]:
+def pod_groups(job: Json, plan: JobPlan, incarnation: int, pools: Mapping[str, Json]) -> tuple[dict[str, Any], ...]:
     """Build the PodGroup of a plan's members for gang schedulers; empty unless the job asks for one.
 
     Args:
@@ -159,7 +159,7 @@ def pod_groups(
         pools: the DevicePools with defaults, by name.
     """
     policy, name = scheduling_policy(job), gang_name(str(job["metadata"]["name"]), incarnation)
-    members = plan.parameterServer.replicas + sum(stage.pods for stage in plan.stages)
+    members = plan.servers.replicas + sum(stage.pods for stage in plan.stages)
     group: dict[str, Any] = {"minMember": members, "minResources": _resources(job, plan, pools)}
     match policy.get("gang"):
         case "Volcano":
@@ -200,7 +200,7 @@ def _budget(job: Json, members: str, selector: Mapping[str, str], available: int
     return item
 
 
-def _resources(job: Json, plan: PlanDocument, pools: Mapping[str, Json]) -> dict[str, str]:
+def _resources(job: Json, plan: JobPlan, pools: Mapping[str, Json]) -> dict[str, str]:
     """Sum of the members' requests, read from their pods, as templates add to it."""
     total: dict[str, Decimal] = {}
     for spec, count in _kinds(plan, pools):
@@ -223,19 +223,17 @@ def _requests(pod: Json) -> dict[str, Decimal]:
     return total
 
 
-def _kinds(plan: PlanDocument, pools: Mapping[str, Json]) -> list[tuple[ProcessSpec, int]]:
-    """Return one process of each kind and their number; servers divide their units as evenly as possible."""
-    servers = plan.parameterServer
-    units, more = divmod(servers.units, servers.replicas)
+def _kinds(plan: JobPlan, pools: Mapping[str, Json]) -> list[tuple[ProcessSpec, int]]:
+    """Return one process of each kind and their number."""
     kinds = [
-        (ProcessSpec(ps_name(0), "ps", pool=servers.pool, units=units), servers.replicas - more),
-        (ProcessSpec(ps_name(0), "ps", pool=servers.pool, units=units + 1), more),
+        (ProcessSpec(ps_name(0), Role.PS, plan.servers.pool, units), count)
+        for units, count in Counter(plan.server_units).items()
     ]
     for number, stage in enumerate(plan.stages):
         per_pod = int(pools[stage.pool]["spec"].get("unitsPerPod", 1))
-        spec = ProcessSpec(worker_name(number, 0), "worker", pool=stage.pool, units=per_pod)
+        spec = ProcessSpec(worker_name(number, 0), Role.WORKER, pool=stage.pool, units=per_pod)
         kinds.append((spec, stage.pods))
-    return [(spec, count) for spec, count in kinds if count]
+    return kinds
 
 
 def _quantity(amount: Decimal) -> str:

@@ -246,7 +246,7 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
     if coordinator is not None:
         environment.append({"name": ENV_COORDINATOR, "value": coordinator})
     environment += [{"name": key, "value": value} for key, value in process_variables(spec).items()]
-    command = [_COMMAND, spec.role, *spec.arguments]
+    command = [_COMMAND, *spec.arguments]
     container: dict[str, Any] = {
         "name": CONTAINER,
         "command": command,

@@ -13,8 +13,9 @@ from typing import Any
 
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
-from heterps_operator.kubernetes.reading.shapes import UnreadableError, fields, items, number, text
+from heterps_operator.kubernetes.reading.shapes import UnreadableError, fields, number, text
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 
 __all__ = ["process_from", "process_of", "process_text"]
 
@@ -23,24 +24,25 @@ _MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_devicepools.yaml)
 _MOST_STARTS = 2**31 - 1
 _PROCESSES_KNOWN = 16_384
 _NAMES = {
-    "coordinator": re.compile("coordinator"),
-    "ps": re.compile("ps-[0-9]{1,9}"),
-    "worker": re.compile("worker-[0-9]{1,9}-[0-9]{1,9}"),
-    "profile": re.compile("profile-[a-z0-9][-a-z0-9.]{0,62}"),
+    Role.COORDINATOR: re.compile("coordinator"),
+    Role.PS: re.compile("ps-[0-9]{1,9}"),
+    Role.WORKER: re.compile("worker-[0-9]{1,9}-[0-9]{1,9}"),
+    Role.PROFILE: re.compile("profile-[a-z0-9][-a-z0-9.]{0,62}"),
 }
 _PATH = f"metadata.annotations[{ANNOTATION_PROCESS}]"
 _SHAPE = fields(
     {
         "name": text(least=1, most=80),
         "role": text(among=tuple(_NAMES)),
-        "arguments": items(text(most=512), most=32),
+        "stage": number(0, _MOST_STARTS),
+        "index": number(0, _MOST_STARTS),
         "pool": text(least=1, most=63),
         "units": number(0, _MOST_UNITS),
         "threads": number(1, _MOST_UNITS),
         "incarnation": number(1, _MOST_STARTS),
         "attempt": number(1, _MOST_STARTS),
     },
-    required=("name", "role", "arguments", "units", "threads", "incarnation", "attempt"),
+    required=("name", "role", "units", "threads", "incarnation", "attempt"),
 )
 _FIELDS = frozenset(ProcessSpec.__dataclass_fields__)
 
@@ -77,7 +79,7 @@ def process_from(document: Any, path: str = "") -> ProcessSpec:
     if units and pool is None:
         raise UnreadableError(f"{head}units", units, "0 where no pool is named")
     known = {key: value for key, value in document.items() if key in _FIELDS}
-    return ProcessSpec(**{**known, "arguments": tuple(document["arguments"])})
+    return ProcessSpec(**{**known, "role": Role(role)})
 
 
 @functools.lru_cache(maxsize=_PROCESSES_KNOWN)  # pods are read again and again
