@@ -20,8 +20,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from tests.controller.real_job import BATCH, ROWS, RealJob
 from tests.counting import assert_every_sample_counted, counting_columns, counting_spec
+from tests.heterps_operator.helpers.real_job import BATCH, ROWS, RealJob
 
 STEPS = 25 * ROWS // BATCH
 PROCESSES = {"worker": "worker-0-1", "ps": "ps-0", "coordinator": "coordinator"}

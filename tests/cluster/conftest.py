@@ -26,7 +26,7 @@ from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.requirements import reasons_against
-from tests.controller.small_reference import plain_model
+from tests.heterps_operator.helpers.small_reference import plain_model
 
 HERE = Path(__file__).parent
 Make = Callable[..., ClusterJob]

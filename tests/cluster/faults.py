@@ -21,8 +21,8 @@ from tests import counting
 from tests.cluster.cluster import POOL_LABEL
 from tests.cluster.jobs import SHARED, ClusterJob
 from tests.cluster.kubectl import wait_until
-from tests.controller.real_job import BATCH, ROWS
 from tests.counting import counting_columns, counting_spec
+from tests.heterps_operator.helpers.real_job import BATCH, ROWS
 
 Json = dict[str, Any]
 

@@ -38,7 +38,7 @@ from tests.cluster.cluster import POOL_LABEL
 from tests.cluster.errors import ClusterError
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.pods import project_template
-from tests.controller import real_job
+from tests.heterps_operator.helpers import real_job
 
 Json = dict[str, Any]
 
@@ -75,7 +75,7 @@ class ClusterJob:
         if not (folder / "data").exists():
             (folder / "data").mkdir()
             pq.write_table(pa.table(real_job.columns()), folder / "data" / "part-0.parquet", row_group_size=512)
-            shutil.copy(ROOT / "tests" / "controller" / "small_model.py", folder / "small_model.py")
+            shutil.copy(ROOT / "tests" / "heterps_operator" / "helpers" / "small_model.py", folder / "small_model.py")
         documents = list(yaml.safe_load_all(real_job.MANIFEST))
         self.profile = copy.deepcopy(real_job.PROFILE)
         [self.pool] = [d for d in documents if d["kind"] == "DevicePool"]

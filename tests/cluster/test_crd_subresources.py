@@ -13,7 +13,7 @@ from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from tests.cluster.api_server import ApiServer, collection
 from tests.cluster.kubectl import Kubectl, wait_until
-from tests.controller.world import World
+from tests.heterps_operator.helpers.world import World
 from tests.manifests.mutations import FULL_JOB
 from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 

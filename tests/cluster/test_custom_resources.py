@@ -13,7 +13,7 @@ from heterps_operator.errors import MISSING
 from tests.cluster.api_server import DRY_RUN, ApiServer, Reply, collection
 from tests.cluster.building import ROOT
 from tests.cluster.kubectl import Kubectl
-from tests.controller.test_changes import CHANGES, OLD
+from tests.heterps_operator.control.test_changes import CHANGES, OLD
 from tests.manifests.samples import JOB, changed, parsed
 from tests.manifests.test_rules import CREATE, UPDATE
 

@@ -15,8 +15,8 @@ from tests.cluster.conftest import unbuilt
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.schemas import schema_folder
 from tests.cluster.test_kubernetes_objects import at, lost
-from tests.controller.kubernetes.documents import POOLS, make_job
-from tests.controller.kubernetes.test_objects import PLAN
+from tests.heterps_operator.helpers.documents import POOLS, make_job
+from tests.heterps_operator.kubernetes.test_objects import PLAN
 
 GROUPS = {"Volcano": "podgroups.scheduling.volcano.sh", "Coscheduling": "podgroups.scheduling.x-k8s.io"}
 

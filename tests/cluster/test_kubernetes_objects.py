@@ -14,8 +14,8 @@ from heterps_operator.kubernetes.names import object_path
 from heterps_operator.state.values import ProcessSpec
 from tests.cluster.api_server import ApiServer
 from tests.cluster.kubectl import Kubectl
-from tests.controller.kubernetes.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of
-from tests.controller.kubernetes.test_objects import PLAN, all_objects
+from tests.heterps_operator.helpers.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of
+from tests.heterps_operator.kubernetes.test_objects import PLAN, all_objects
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "ads"}, "annotations": {"example.com/note": "mine"}},

@@ -123,7 +123,7 @@ MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], s
         ["x0", "x1", "x2"],
         "torch.nn.functional:binary_cross_entropy_with_logits",
     ),
-    "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.controller.small_model:count"),
+    "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.heterps_operator.helpers.small_model:count"),
 }
 
 
@@ -189,7 +189,9 @@ def counting_configuration(
     """
     document = configuration(work, "counting", samples, **training)
     held = str(work / "held")
-    fields = counting_spec("tests.controller.small_model", samples, batch, consistency, held, least_seconds)
+    fields = counting_spec(
+        "tests.heterps_operator.helpers.small_model", samples, batch, consistency, held, least_seconds
+    )
     for path, value in fields.items():
         section, name = path.split(".")
         document["job"]["spec"][section][name] = value

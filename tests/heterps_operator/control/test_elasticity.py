@@ -1,0 +1,239 @@
+"""The number of units follows the measured throughput, without a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heterps_operator.api.job import Elasticity
+from heterps_operator.control.calibration import calibrate, divide_workers
+from heterps_operator.control.problem import build_problem
+from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
+from heterps_planner.model.problem import Problem
+from heterps_planner.plans.plan import Plan
+from heterps_planner.scenarios.evaluate import evaluate
+from heterps_runtime.contract import PlanDocument
+from tests.heterps_operator.helpers.world import MEMBERS, PLAN, PROFILE, World, make_job
+
+LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added or removed
+
+
+def trained(
+    world: World, rate: float, stages: tuple[float, float] = (60_000.0, 60_000.0), steps: int = 50, past: float = LOOK
+) -> World:
+    """Bring a job into training at a measured throughput, until just before the review after `past` seconds."""
+    figures = [{"name": f"stage-{i}", "samplesPerSecond": value} for i, value in enumerate(stages)]
+    world.set_phase("Training", committedSteps=steps, samplesPerSecond=rate, stages=figures)
+    world.settle()
+    for _ in range(int(past / 10) - 1):
+        world.time += 10
+        world.settle()
+    world.time += 10
+    return world
+
+
+def running(plan: dict[str, Any] = PLAN, **changes: Any) -> World:
+    world = World(make_job(**changes)).profiled()
+    world.answer(plan)
+    world.settle()
+    world.join("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
+    return world
+
+
+def rescaled(pods: int, cost: float = 2.6) -> dict[str, Any]:
+    first, second = PLAN["stages"]
+    return {**PLAN, "method": "fixed", "stages": [{**first, "pods": pods, "units": pods}, second], "costPerHour": cost}
+
+
+def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
+    world = trained(running(), rate=12_000.0)
+    [request] = world.turn().actions
+    assert isinstance(request, ComputePlan)
+    assert request.revision == 2
+    assert request.stages == ({"pool": "cpu", "lastLayer": 0}, {"pool": "gpu", "lastLayer": 2})
+    world.answer(rescaled(4))
+    actions = world.settle()
+    assert [a for a in actions if isinstance(a, SubmitPlan)] == [SubmitPlan(world.status.plan or {}, 2)]
+    assert [a.spec.name for a in actions if isinstance(a, StartProcess)] == ["worker-0-2", "worker-0-3"]
+    assert not any(isinstance(a, StopProcess) for a in actions)
+    assert "Rescaled" in [c.type for c in world.status.conditions if c.status == "True"]
+    assert world.status.gang == MEMBERS, "those that were added are none of those that started together"
+    [event] = [e for e in world.events if e.reason == "UnitsChanged"]
+    assert event.message == "measured 12,000 samples/s, the floor is 20,000: stage-0 on cpu: 2 -> 4 workers"
+    assert world.status.restarts == {}
+
+
+def test_units_that_others_took_meanwhile_are_not_taken() -> None:
+    world = trained(running(), rate=12_000.0)
+    world.turn()
+    world.answer(rescaled(4))
+    world.free_units = {"cpu": 4}  # two workers and the server hold three of them
+    assert world.settle() == []
+    assert (world.status.plan, world.status.review) == (PLAN, None)
+
+
+def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
+    world = running(elasticity=Elasticity(max_scale_down_percent=25))
+    world.status = replace(world.status, plan=rescaled(8, 5.0), plan_revision=2)
+    world.settle()
+    world.join(*(f"worker-0-{i}" for i in range(8)))
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
+    world.answer(rescaled(2))
+    actions = world.settle()
+    plan = world.status.plan
+    assert plan is not None
+    assert [stage["pods"] for stage in plan["stages"]] == [6, 1], "a quarter of eight at once"
+    assert plan["costPerHour"] == pytest.approx(6 * 0.04 + 2.42 + 0.04)
+    assert not any(isinstance(a, StartProcess | StopProcess) for a in actions), "the coordinator ends them"
+    world.end("worker-0-7", 0)
+    world.end("worker-0-6", 0)
+    world.settle()
+    assert world.status.failures == 0, "that is no death"
+
+
+def test_a_dropped_worker_that_does_not_end_is_ended() -> None:
+    world = running(rescaled(2, 3.0))
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
+    world.answer(rescaled(1, 2.4))
+    world.settle()
+    world.time += 11
+    stops = [a for a in world.settle() if isinstance(a, StopProcess)]
+    assert [stop.name for stop in stops] == ["worker-0-1"]
+
+
+def test_a_worker_that_is_wanted_again_is_a_new_attempt() -> None:
+    world = running(rescaled(2, 3.0))
+    trained(world, rate=50_000.0, past=GIVE_UP).turn()
+    world.answer(rescaled(1, 2.4))
+    world.settle()
+    world.end("worker-0-1", 0)
+    trained(world, rate=10_000.0).turn()
+    world.answer(rescaled(2))
+    [start] = [a for a in world.settle() if isinstance(a, StartProcess)]
+    assert (start.spec.name, start.spec.attempt) == ("worker-0-1", 2)
+
+
+@pytest.mark.parametrize("rate", [19_700.0, 20_000.0, 22_500.0])
+def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
+    assert trained(running(), rate, past=GIVE_UP).settle() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"elasticity": Elasticity(mode="Disabled")},
+        {"elasticity": Elasticity(workers=3)},
+        {"elasticity": Elasticity(workers=3), "min_samples_per_second": None},
+        {"min_samples_per_second": None},
+        {"stages_by_hand": ({"pool": "cpu"},)},
+    ],
+)
+def test_nothing_is_changed_where_nobody_wants_it(changes: dict[str, Any]) -> None:
+    assert trained(running(**changes), 1_000.0, past=GIVE_UP).settle() == []
+
+
+def test_too_early_figures_are_not_trusted() -> None:
+    assert trained(running(), 1_000.0, steps=19).settle() == []
+    world = running()
+    world.member("worker-0-1")["state"] = "absent"
+    assert not any(isinstance(a, ComputePlan) for a in trained(world, 1_000.0).settle())
+
+
+def test_a_floor_out_of_reach_is_said_and_training_goes_on() -> None:
+    world = trained(running(), 12_000.0)
+    world.turn()
+    world.answer({"feasible": False, "message": "these stages reach 15,000 samples/s; limited by cpu"})
+    world.settle()
+    condition = world.status.condition("Rescaled")
+    assert (condition.status, condition.reason) == ("False", "CannotRescale")
+    assert "limited by cpu" in condition.message
+    assert world.status.plan == PLAN
+    assert world.status.phase == "Running"
+    world.time += 30
+    assert world.settle() == [], "not asked again before the pause is over"
+
+
+def test_a_machine_whose_cores_are_all_busy_gets_no_more_workers() -> None:
+    machine = {"cores": 2.0, "busyCores": 2.1, "throughputOnPools": 20_000.0}
+    world = trained(running({**PLAN, "machine": machine}), 12_000.0)
+    for _ in range(20):
+        assert world.settle() == []
+        world.time += 30
+    condition = world.status.condition("Rescaled")
+    assert (condition.status, condition.reason) == ("False", "CoresBusy")
+    assert condition.message.startswith("this machine has 2 cores; the plan keeps 2.1 busy, so more workers would not")
+    assert [e.reason for e in world.events].count("CoresBusy") == 1
+    spare = trained(running({**PLAN, "machine": {**machine, "busyCores": 1.9}}), 12_000.0)
+    assert any(isinstance(a, ComputePlan) for a in spare.turn().actions)
+
+
+def test_a_calibrated_problem_predicts_what_is_measured() -> None:
+    job = make_job()
+    problem = build_problem(job, {"cpu": PROFILE, "gpu": PROFILE})
+    plan = PlanDocument.from_json(PLAN)
+    changed = calibrate(problem, plan, 8_000.0, [9_000.0, 14_000.0])
+    stages = [{"pool": "cpu", "lastLayer": 0, "units": 2}, {"pool": "gpu", "units": 1}]
+    free = {**changed, "minSamplesPerSecond": 0}
+    found = evaluate(Problem.from_json(free), stages)
+    assert isinstance(found, Plan)
+    assert found.throughput == pytest.approx(8_000.0)
+    assert [stage.throughput for stage in found.stages] == pytest.approx([8_000.0, 14_000.0 * 8 / 9])
+    with pytest.raises(ValueError, match="another model"):
+        calibrate({**problem, "layers": problem["layers"][:2]}, plan, 8_000.0, [9_000.0, 14_000.0])
+
+
+@pytest.mark.parametrize(("workers", "pods"), [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [4, 1]), (6, [5, 1])])
+def test_every_worker_goes_to_the_slowest_stage(workers: int, pods: list[int]) -> None:
+    plan = PlanDocument.from_json(PLAN)
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    layers = [{**layer, "pools": {**layer["pools"]}} for layer in problem["layers"]]
+    layers[0]["pools"]["cpu"] = {**layers[0]["pools"]["cpu"], "computeSeconds": 5.0, "parallelFraction": 1.0}
+    found = divide_workers({**problem, "layers": layers}, plan, workers)
+    assert found == pods
+
+
+def test_workers_are_divided_so_that_no_other_division_is_faster() -> None:
+    plan = PlanDocument.from_json(PLAN)
+    gpu = {"name": "gpu", "maxUnits": 8}
+    document = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    pools = [pool | gpu if pool["name"] == "gpu" else pool for pool in document["pools"]]
+    problem = {**document, "pools": pools, "minSamplesPerSecond": 0.0}
+
+    def throughput(first: int, second: int) -> float:
+        stages = [{"pool": "cpu", "lastLayer": 0, "units": first}, {"pool": "gpu", "units": second}]
+        found = evaluate(Problem.from_json(problem), stages)
+        assert isinstance(found, Plan)
+        return found.throughput
+
+    for workers in range(2, 10):
+        first, second = divide_workers(problem, plan, workers)
+        assert first + second == workers
+        best = max(throughput(n, workers - n) for n in range(1, workers) if n <= 7 and workers - n <= 8)
+        assert throughput(first, second) == pytest.approx(best)
+
+
+def test_pools_have_limits() -> None:
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    first, second = divide_workers(problem, PlanDocument.from_json(PLAN), 100)
+    assert (first, second) == (7, 2), "8 units of cpu of which the server has one, 2 of gpu"
+
+
+@pytest.mark.parametrize("floor", [None, 20_000.0, 1e9])
+def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: float | None) -> None:
+    world = trained(running(elasticity=Elasticity(workers=5), min_samples_per_second=floor), 50_000.0)
+    [request] = world.turn().actions
+    assert isinstance(request, ComputePlan)
+    assert request.problem["minSamplesPerSecond"] == 0
+    assert sum(stage["units"] for stage in request.stages) == 5
+    pods = [stage["units"] for stage in request.stages]
+    first, second = PLAN["stages"]
+    stages = [{**first, "pods": pods[0], "units": pods[0]}, {**second, "pods": pods[1], "units": pods[1]}]
+    world.answer({**PLAN, "stages": stages, "costPerHour": 5.0})
+    started = [a.spec.name for a in world.settle() if isinstance(a, StartProcess)]
+    assert len(started) == 2
+    [event] = [e for e in world.events if e.reason == "UnitsChanged"]
+    assert event.message.startswith("elasticity.workers asks for 5 workers, the plan has 3: stage-")
+    world.join(*started)
+    assert trained(world, 50_000.0).settle() == [], "that is what is wanted"

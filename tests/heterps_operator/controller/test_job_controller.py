@@ -1,0 +1,403 @@
+"""One job's controller against an in-memory API server: its objects, state and events. The pods run nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import load_manifest
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.job import JobController
+from heterps_operator.controller.publisher import Publisher
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.state import StateTaken, StoredState
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Phase, Status
+from heterps_operator.state.turn import Turn
+from heterps_operator.state.values import Observed
+from tests.heterps_operator.helpers.fake_server import FakeServer
+from tests.heterps_operator.helpers.world import PLAN
+
+Json = dict[str, Any]
+
+FLIGHTS = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
+KEY = ("ml", "flights")
+JOB = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobs/flights"
+PODS = "/api/v1/namespaces/ml/pods"
+CONFIGS = "/api/v1/namespaces/ml/configmaps"
+SERVICE = "/api/v1/namespaces/ml/services/flights"
+
+
+class Server(FakeServer):
+    """An in-memory API server with the operator's methods."""
+
+    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+        self._request("create", path)
+        place = f"{path}/{body['metadata']['name']}"
+        if place in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{place} already exists")
+        return self.put(place, **body)
+
+    def replace(self, path: str, body: Json) -> Json:
+        self._request("update", path)
+        if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return self._store(path, copy.deepcopy(body))
+
+    def apply(self, path: str, body: Any, *_: Any, **options: Any) -> Json:
+        before = self.objects.get(path, {})
+        if before.get("immutable") and before.get("data") != body.get("data"):
+            raise ApiError(422, "Invalid", "data: Forbidden: field is immutable when `immutable` is set")
+        return super().apply(path, body, "heterps-client", True)
+
+    def delete(self, path: str, *_: Any, **options: Any) -> None:
+        super().delete(path)
+
+    def log_tail(self, namespace: str, pod: str, lines: int) -> tuple[str, ...]:
+        return ()
+
+
+class World:
+    """A job, its pools, and its controllers."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = load_manifest(FLIGHTS)
+        self.server = Server()
+        self.now = 1_700_000_000.0
+        self.folder = folder
+        self.job: Json = copy.deepcopy(manifest.job)
+        self.job["metadata"] |= {"namespace": "ml", "uid": "uid-1", "generation": 1}
+        spec = self.job["spec"]
+        spec["checkpoint"]["path"] = "/shared/flights"
+        spec["data"] |= {"train": "/data/train", "evaluation": "/data/test"}
+        self.pools: list[Json] = copy.deepcopy(manifest.pools)
+        for pool in self.pools:
+            pool["metadata"]["generation"] = 1
+        self.cluster = self.make_cluster()
+
+    def make_cluster(self) -> OperatorContext:
+        """A new operator's view of the same cluster."""
+        made = OperatorContext(
+            cast("KubernetesApi", self.server), self.folder, clock=lambda: self.now, monotonic=lambda: self.now
+        )
+        made.jobs.put(self.job)
+        for pool in self.pools:
+            made.pools.put(pool)
+        made.ledger.set_limits({pool["metadata"]["name"]: pool["spec"]["maxUnits"] for pool in self.pools})
+        for path, item in self.server.objects.items():
+            if path.startswith(PODS):
+                made.pods.put(item)
+        return made
+
+    def controller(self, cluster: OperatorContext | None = None) -> JobController:
+        return JobController(cluster or self.cluster, KEY, lambda: None)
+
+    def edit(self, change: Callable[[Json], None]) -> None:
+        """Change the job as a user."""
+        self.job = copy.deepcopy(self.job)
+        change(self.job)
+        self.job["metadata"]["generation"] += 1
+        self.cluster.jobs.put(self.job)
+
+    @property
+    def status(self) -> Json:
+        return self.server.objects[f"{JOB}/status"]["status"]  # type: ignore[no-any-return]
+
+    def condition(self, kind: str) -> Json:
+        [found] = [c for c in self.status["conditions"] if c["type"] == kind]
+        return cast("Json", found)
+
+    def names(self, prefix: str) -> set[str]:
+        return {path.rpartition("/")[2] for path in self.server.objects if path.startswith(prefix)}
+
+    def writes(self) -> list[tuple[str, str]]:
+        return [call for call in self.server.requests if call[0] not in ("get", "list")]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_new_job_gets_its_objects_its_state_and_a_coordinator(world: World) -> None:
+    world.controller().turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+    assert world.names(CONFIGS) == {"flights-run", "flights-state"}
+    assert world.names("/api/v1/namespaces/ml/secrets") == {"flights-token"}
+    assert SERVICE in world.server.objects
+    assert world.status["phase"] == "Profiling"
+    assert {c["status"] for c in world.status["conditions"]} == {"Unknown"}
+
+
+def test_what_was_decided_is_kept_before_it_is_done(world: World) -> None:
+    world.controller().turn()
+    order = [path for verb, path in world.server.requests if verb == "create"]
+    assert order.index(CONFIGS) < order.index(PODS)
+
+
+def test_a_look_without_news_writes_nothing(world: World) -> None:
+    controller = world.controller()
+    controller.turn()
+    controller.turn()  # keeps the processes that the first one started
+    world.server.requests.clear()
+    controller.turn()
+    assert world.writes() == []
+
+
+def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: World) -> None:
+    controller, create = world.controller(), world.server.create
+
+    def failing(path: str, body: Json, **options: Any) -> Json:
+        if path == PODS:
+            raise ApiError(503, "ServiceUnavailable", "try again")
+        return create(path, body, **options)
+
+    world.server.create = failing  # type: ignore[method-assign]
+    with pytest.raises(ApiError):
+        controller.turn()
+    world.server.create = create  # type: ignore[method-assign]
+    controller.turn()
+    reasons = [item["reason"] for path, item in world.server.objects.items() if "/events/" in path]
+    assert reasons == ["ProfilingStarted"]
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def planned(world: World, phase: str = "Starting") -> None:
+    """The state of a job that has a plan but no pods yet; the plan's ConfigMap belongs to another state."""
+    world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
+    plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
+    status = replace(Status().with_phase(Phase(phase), world.now), plan=plan, plan_revision=1)
+    owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
+    memory = StoredState(replace(status, started=world.now), Bill())
+    world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
+    other = {"plan.json": "{}"}
+    world.server.put(f"{CONFIGS}/flights-plan-1", immutable=True, data=other, metadata={"ownerReferences": [owner]})
+
+
+def test_a_plan_that_was_written_for_a_state_that_is_lost_is_written_anew(world: World) -> None:
+    planned(world)
+    world.controller().turn()
+    assert "stages" in str(world.server.objects[f"{CONFIGS}/flights-plan-1"]["data"])
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_a_plan_is_not_written_by_an_operator_whose_decision_was_not_kept(world: World) -> None:
+    planned(world)
+    world.server.refusals["update"] = [ApiError(409, "Conflict", "the object has been modified")]
+    with pytest.raises(StateTaken):
+        world.controller().turn()
+    assert world.server.objects[f"{CONFIGS}/flights-plan-1"]["data"] == {"plan.json": "{}"}
+
+
+def test_an_operator_that_comes_later_finds_everything_and_makes_nothing_twice(world: World) -> None:
+    world.controller().turn()
+    world.server.requests.clear()
+    world.now += 60
+    world.controller(world.make_cluster()).turn()
+    assert [path for verb, path in world.writes() if verb == "create" and path == PODS] == []
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_two_operators_do_not_both_act(world: World) -> None:
+    first, second = world.controller(), world.controller(world.make_cluster())
+    first.turn()
+    second.turn()
+    world.server.objects[f"{PODS}/flights-coordinator-1-1"]["status"] = {"phase": "Failed"}
+    for cluster in (world.cluster,):
+        cluster.pods.put(world.server.objects[f"{PODS}/flights-coordinator-1-1"])
+    with pytest.raises(StateTaken):
+        first.turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_a_pod_that_was_deleted_while_no_operator_ran_counts_as_an_end(world: World) -> None:
+    first = world.controller()
+    first.turn()
+    first.turn()
+    del world.server.objects[f"{PODS}/flights-coordinator-1-1"]
+    world.now += 60
+    later = world.make_cluster()
+    controller = world.controller(later)
+    controller.turn()
+    assert world.status["phase"] == "Restarting"
+    world.now += 60
+    controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-2-1"}
+
+
+def test_a_missing_pool_is_named_with_what_there_is(world: World) -> None:
+    world.pools = [pool for pool in world.pools if pool["metadata"]["name"] != "accelerator"]
+    world.cluster = world.make_cluster()
+    controller = world.controller()
+    controller.turn()
+    assert world.condition("Planned")["reason"] == "PoolNotFound"
+    assert "there is no DevicePool accelerator" in world.status["message"]
+    assert world.names(PODS) == set()
+    world.server.requests.clear()
+    controller.turn()
+    assert world.writes() == []  # reported once
+
+
+def test_a_pool_that_was_deleted_and_made_anew_is_another_one(world: World) -> None:
+    controller = world.controller()
+    controller.turn()
+    again = copy.deepcopy(world.pools[0])
+    again["metadata"]["uid"] = "another"  # its generation is 1 again
+    again["spec"] |= {"unitsPerPod": 5, "maxUnits": 4}
+    world.cluster.pools.put(again)
+    controller.turn()
+    assert world.condition("Planned")["reason"] == "InvalidSpec"
+    assert again["metadata"]["name"] in world.status["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("checkpoint", "path"), None, "spec.checkpoint.path"),
+        (("checkpoint", "path"), "checkpoints", "spec.checkpoint.path"),
+        (("data", "train"), "data/train", "spec.data.train"),
+        (("image",), None, "spec.image"),
+    ],
+)
+def test_what_pods_cannot_use_is_refused_with_the_field(
+    world: World, path: tuple[str, ...], value: str | None, field: str
+) -> None:
+    def change(job: Json) -> None:
+        place = job["spec"]
+        for key in path[:-1]:
+            place = place[key]
+        if value is None:
+            place.pop(path[-1], None)
+        else:
+            place[path[-1]] = value
+
+    world.edit(change)
+    world.controller().turn()
+    assert world.condition("Planned")["reason"] == "InvalidSpec"
+    assert field in world.status["message"]
+    assert world.names(PODS) == set()
+
+
+def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
+    world.server.put(SERVICE, apiVersion="v1", kind="Service", spec={"selector": {"app": "theirs"}})
+    world.controller().turn()
+    assert world.condition("Planned")["reason"] == "NameTaken"
+    assert world.server.objects[SERVICE]["spec"] == {"selector": {"app": "theirs"}}
+
+
+def test_a_job_of_another_manager_is_left_alone(world: World) -> None:
+    world.edit(lambda job: job["spec"].__setitem__("managedBy", "example.com/other"))
+    assert world.controller().turn() is None
+    assert world.writes() == []
+
+
+def test_a_paused_job_is_not_touched(world: World) -> None:
+    world.edit(lambda job: job["spec"].__setitem__("paused", True))
+    world.controller().turn()
+    assert world.status["phase"] == "Paused"
+    assert world.names(PODS) == set()
+
+
+def test_a_job_that_is_born_suspended_begins_when_it_is_let(world: World) -> None:
+    world.edit(lambda job: job["spec"]["runPolicy"].__setitem__("suspend", True))
+    controller = world.controller()
+    controller.turn()
+    assert world.status["phase"] == "Suspended"
+    assert world.names(PODS) == set()
+    world.edit(lambda job: job["spec"]["runPolicy"].__setitem__("suspend", False))
+    for _ in range(3):
+        controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-2-1"}
+
+
+def test_a_suspended_job_whose_stages_have_changed_is_planned_anew(world: World) -> None:
+    planned(world, "Suspended")
+    world.edit(lambda job: job["spec"]["runPolicy"].__setitem__("suspend", True))
+    controller = world.controller()
+    for _ in range(2):
+        controller.turn()
+    assert world.status["phase"] == "Suspended"
+    assert world.status["plan"]["revision"] == 1
+
+    def change(job: Json) -> None:
+        job["spec"]["runPolicy"]["suspend"] = False
+        job["spec"]["objective"]["maxCostPerHour"] = "7"
+
+    world.edit(change)
+    for _ in range(2):
+        controller.turn()
+    assert world.status["phase"] == "Profiling"
+    kept = world.server.objects[f"{CONFIGS}/flights-state"]["data"]["status.json"]
+    assert json.loads(kept)["plan"] is None
+
+
+def test_a_job_of_the_same_name_starts_afresh(world: World) -> None:
+    controller = world.controller()
+    controller.turn()
+    for path in list(world.server.objects):
+        del world.server.objects[path]
+    world.cluster.pods.remove({"metadata": {"name": "flights-coordinator-1-1", "namespace": "ml"}})
+    world.edit(lambda job: job["metadata"].__setitem__("uid", "uid-2"))
+    controller.turn()
+    [owner] = world.server.objects[f"{PODS}/flights-coordinator-1-1"]["metadata"]["ownerReferences"]
+    assert owner["uid"] == "uid-2"
+
+
+def test_a_job_that_comes_to_a_full_pool_says_so_and_holds_nothing(world: World) -> None:
+    limits = {pool["metadata"]["name"]: pool["spec"]["maxUnits"] for pool in world.pools}
+    world.cluster.ledger.restore("ml/other", {"cpu": limits["cpu"]})
+    controller = world.controller()
+    controller.turn()
+    assert (world.status["phase"], world.condition("Profiled")["reason"]) == ("Pending", "WaitingForCapacity")
+    assert world.names(PODS) == set()
+    world.cluster.ledger.release("ml/other")
+    controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+    assert world.cluster.ledger.held("cpu") == 1
+
+
+def test_a_deleted_job_gives_its_units_back(world: World) -> None:
+    controller = world.controller()
+    controller.turn()
+    assert world.cluster.ledger.held("cpu") == 1  # for the next profiler
+    world.cluster.jobs.remove(world.job)
+    assert controller.turn() is None
+    assert world.cluster.ledger.held("cpu") == 0
+
+
+def test_a_refused_request_changes_nothing_and_is_made_again(world: World) -> None:
+    controller = world.controller()
+    world.server.refusals["create"] = [ApiError(503, "Unavailable", "later")]
+    with pytest.raises(ApiError):
+        controller.turn()
+    for _ in range(3):
+        controller.turn()
+    assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_figures_that_change_all_the_time_are_told_now_and_then(world: World) -> None:
+    publisher = Publisher(world.cluster, world.job)
+    job = JobSpec.from_manifests(world.job, world.pools)
+
+    def tell(rate: float, phase: str = "Running") -> None:
+        status = Status(phase=Phase(phase), result={"samplesPerSecond": rate})
+        status = status.with_condition("ThroughputMet", True, "AboveFloor", f"{rate:,.0f} samples/s", 1_700_000_000.0)
+        publisher.publish(Turn(job, Observed(world.now, status), status, Bill(), ()), 1)
+
+    tell(1000.0)
+    for second in range(9):
+        world.now += 1
+        tell(1000.0 + second)
+    assert len(world.writes()) == 1
+    world.now += 1
+    tell(2000.0)
+    assert len(world.writes()) == 2
+    tell(2000.0, "Stopping")
+    assert len(world.writes()) == 3

@@ -1,0 +1,126 @@
+"""The operator's cache of the cluster."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from heterps_operator.controller.store import ObjectStore, PodStore, slim_node
+from heterps_operator.kubernetes.reading.processes import process_of, process_text
+from tests.heterps_operator.helpers.documents import CPU_WORKER, owner
+
+Json = dict[str, Any]
+
+
+def item(name: str, uid: str = "1", **fields: Any) -> Json:
+    return {"metadata": {"name": name, "namespace": "space", "uid": uid}, **fields}
+
+
+def pod(name: str, job: str = "flights", uid: str = "1", **fields: Any) -> Json:
+    made = item(name, uid, **fields)
+    made["metadata"] |= {"labels": {"heterps.io/job": job}, "ownerReferences": [owner(job)]}
+    return made
+
+
+def job(name: str, namespace: str = "space", uid: str = "") -> Json:
+    return {"metadata": {"name": name, "namespace": namespace, "uid": uid or name}}
+
+
+def test_only_what_has_changed_is_news() -> None:
+    store = ObjectStore()
+    assert store.put(item("a", spec={"x": 1}))
+    assert not store.put(item("a", spec={"x": 1}))
+    assert store.put(item("a", spec={"x": 2}))
+
+
+def test_a_later_object_of_a_name_outlives_the_news_that_an_earlier_one_is_gone() -> None:
+    store = ObjectStore()
+    store.put(item("a", uid="2"))
+    assert not store.remove(item("a", uid="1"))
+    assert store.get("space", "a") is not None
+    assert store.remove(item("a", uid="2"))
+    assert store.get("space", "a") is None
+
+
+def names(store: PodStore, *of: str) -> set[str]:
+    return {p["metadata"]["name"] for p in store.of_job(job(*of))}
+
+
+def test_pods_are_found_by_job_until_they_are_gone() -> None:
+    store = PodStore()
+    for name, of in (("a-0", "a"), ("a-1", "a"), ("b-0", "b")):
+        store.put(pod(name, of))
+    assert names(store, "a") == {"a-0", "a-1"}
+    store.remove(pod("a-0", "a"))
+    assert names(store, "a") == {"a-1"}
+    assert names(store, "a", "elsewhere") == set()
+    assert names(store, "a", "space", "another job of the name") == set()
+
+
+def test_a_label_makes_a_pod_nobodys() -> None:
+    store = PodStore()
+    stranger = pod("stranger", "a", status={"phase": "Running", "message": "x" * 1000}, spec={"nodeName": "n"})
+    del stranger["metadata"]["ownerReferences"]
+    stranger["metadata"]["annotations"] = {"heterps.io/process": "x" * 100_000}
+    assert store.put(stranger)
+    assert names(store, "a") == set()
+    kept = store.get("space", "stranger")
+    assert kept is not None
+    assert (kept["spec"], kept["status"]) == ({"nodeName": "n"}, {"phase": "Running"})
+    assert kept["metadata"]["annotations"] == {}, "a stranger's texts take no memory"
+
+
+def test_a_pod_stays_what_it_was_whatever_is_written_on_it_later() -> None:
+    store = PodStore()
+    worker = pod("a-0", "a")
+    worker["metadata"]["annotations"] = {"heterps.io/process": process_text(CPU_WORKER), "heterps.io/note": "1"}
+    store.put(worker)
+    changed = copy.deepcopy(worker)
+    changed["metadata"]["labels"] = {"heterps.io/job": "b"}
+    changed["metadata"]["annotations"] = {"heterps.io/process": '{"units": "1"}', "heterps.io/note": "2"}
+    del changed["metadata"]["ownerReferences"]  # as --cascade=orphan does
+    store.put(changed)
+    [kept] = store.of_job(job("a"))
+    assert process_of(kept) == CPU_WORKER
+    assert kept["metadata"]["annotations"]["heterps.io/note"] == "2"
+    assert names(store, "b") == set()
+    store.remove(changed)
+    assert names(store, "a") == set()
+    other = copy.deepcopy(changed)
+    other["metadata"]["uid"] = "2"
+    store.put(worker)
+    store.put(other)  # another pod of the same name
+    assert names(store, "a") == set()
+
+
+def test_what_nobody_reads_of_a_pod_is_not_kept() -> None:
+    store = PodStore()
+    made = pod("a-0", "a", spec={"nodeName": "n", "volumes": [{"name": "v"}] * 50}, status={"phase": "Running"})
+    made["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    made["metadata"]["labels"]["app.kubernetes.io/name"] = "heterps"
+    made["metadata"]["resourceVersion"] = "17"
+    made["status"]["hostIPs"] = [{"ip": "10.0.0.1"}]
+    assert store.put(made)
+    [kept] = store.of_job(job("a"))
+    assert kept["spec"] == {"nodeName": "n"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["status"] == {"phase": "Running"}
+    assert kept["metadata"]["labels"] == {"heterps.io/job": "a"}
+    made["metadata"]["resourceVersion"] = "18"
+    assert not store.put(made)  # a field that is not read has changed
+
+
+def test_heartbeats_of_a_node_are_no_news() -> None:
+    store = ObjectStore(slim_node)
+    node = {
+        "metadata": {"name": "n", "labels": {"pool": "cpu"}},
+        "status": {
+            "allocatable": {"cpu": "4"},
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "1"}],
+        },
+    }
+    assert store.put(node)
+    node["status"]["conditions"][0]["lastHeartbeatTime"] = "2"  # type: ignore[index]
+    assert not store.put(node)
+    node["status"]["conditions"][0]["status"] = "Unknown"  # type: ignore[index]
+    assert store.put(node)

@@ -1,0 +1,442 @@
+"""No content of a single object ends a thread, delays other jobs, or takes units from them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from heterps_operator.__main__ import main
+from heterps_operator.cli import operator as operator_module
+from heterps_operator.controller import recorder as recorder_module
+from heterps_operator.controller import supervisor as supervisor_module
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.job import JobController
+from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.controller.store import ObjectStore, PodStore, key_of, slim_job, slim_node
+from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.reading import observe
+from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.processes import process_text
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
+from heterps_operator.measure.metrics import OperatorMetrics
+from tests.heterps_operator.controller.test_supervisor import JOBS, NODES, PODS, POOLS, Lists
+from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner
+from tests.heterps_operator.helpers.mutants import GOOD, mutants, node, pool
+
+Json = dict[str, Any]
+
+PATHS = {POD: PODS, NODE: NODES, POOL: POOLS, JOB: JOBS}
+SOME = 300  # mutants, where each takes a while
+SECONDS = 30  # limit of waiting for another thread, which normally takes no time
+
+
+class Server(Lists):
+    """Lists, and recorded writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Json] = []
+        self.written = threading.Condition()
+
+    def create(self, path: str, body: Json) -> Json:
+        assert path.endswith(f"/namespaces/{body['metadata']['namespace']}/events")
+        json.dumps(body)  # as it is sent
+        with self.written:
+            self.events.append(body)
+            self.written.notify_all()
+        return body
+
+    def apply(self, path: str, body: Json) -> Json:
+        return body
+
+    def told(self, name: str) -> list[Json]:
+        """Events about an object of that name."""
+        with self.written:
+            return [event for event in self.events if event["involvedObject"]["name"] == name]
+
+    def wait_for(self, name: str) -> Json:
+        """Wait for the first event about an object of that name."""
+        with self.written:
+            assert self.written.wait_for(lambda: self.told(name), SECONDS), f"nothing is told of {name}"
+        return self.told(name)[0]
+
+
+class Turns(OperatorMetrics):
+    """Records which jobs had turns."""
+
+    def __init__(self) -> None:
+        super().__init__("test")
+        self._had: set[tuple[str, str]] = set()
+        self._changed = threading.Condition()
+
+    def on_turn(self, job: tuple[str, str], seconds: float, error: Exception | None) -> None:
+        super().on_turn(job, seconds, error)
+        with self._changed:
+            self._had.add(job)
+            self._changed.notify_all()
+
+    def wait_for(self, name: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: ("ml", name) in self._had, SECONDS), f"{name} had no turn"
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+Run = Callable[[], contextlib.AbstractContextManager[tuple[Supervisor, Turns]]]
+
+
+@pytest.fixture
+def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a new operator's supervisor; its threads run inside the block, and still run at its end."""
+    monkeypatch.setattr(recorder_module, "_PAUSE_SECONDS", 0.0)
+
+    @contextlib.contextmanager
+    def running() -> Iterator[tuple[Supervisor, Turns]]:
+        turns = Turns()
+        supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path, metrics=turns), threads=2)
+        supervisor._problems = ProblemRecorder(cast("KubernetesApi", server), lambda: NOW, 0.0)
+        try:
+            supervisor.start()
+            yield supervisor, turns
+            assert supervisor.trouble() is None
+        finally:
+            supervisor.stop()
+
+    return running
+
+
+def named(kind: str, name: str) -> Json:
+    """Return a valid object of a kind with its own name."""
+    made = GOOD[kind]()
+    made["metadata"] |= {"name": name, "uid": name}
+    return made
+
+
+# --- objects of which any field is anything ---------------------------------------------------------------------------
+
+
+class Writes:
+    """An empty API server that accepts everything."""
+
+    def get(self, path: str) -> None:
+        return None
+
+    def apply(self, path: str, body: Json) -> Json:
+        json.dumps(body)
+        return body
+
+    def create(self, path: str, body: Json) -> Json:
+        json.dumps(body)
+        return {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
+
+
+def read_pod(item: Json) -> None:
+    store = PodStore()
+    store.set_resources({"cpu": "cpu"})
+    store.put(item)
+    for kept in store.all():
+        store.know_job("ml", "11111111-2222-3333-4444-555555555555")
+        pool_capacity(pool(), [node()], store.claimed())
+        store.occupied("ml", "11111111-2222-3333-4444-555555555555")
+        with contextlib.suppress(UnreadableError):  # its annotation: reported, and not a process
+            observe.view(kept, NOW + 1000)
+            observe.view({**kept, "metadata": {**kept["metadata"], "deletionTimestamp": None}}, NOW + 1000)
+        observe.runs_well(kept)
+    store.remove(item)
+    assert store.claimed() == {}
+
+
+def read_node(item: Json) -> None:
+    cluster = OperatorContext(cast("KubernetesApi", None), Path("unused"))
+    cluster.nodes.put(item)
+    [kept] = cluster.nodes.all()
+    capacity = pool_capacity(pool(), [kept])
+    pool_status(pool(), capacity, 1, now=NOW)
+    cluster.hears_of("n")
+    cluster.nodes.remove(item)
+
+
+def read_pool(item: Json) -> None:
+    store = ObjectStore()
+    store.put(item)
+    capacity = pool_capacity(item, [slim_node(node())])
+    pool_limit(item, capacity)
+    status = pool_status(item, capacity, 1, now=NOW)
+    json.dumps(status)
+    OperatorMetrics("test").update_pool(item, status)
+
+
+def read_job(item: Json) -> None:
+    kept = dict(slim_job(item))
+    kept["spec"] = {key: value for key, value in kept["spec"].items() if key != "managedBy"}  # managed by this operator
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = OperatorContext(cast("KubernetesApi", Writes()), Path(folder), clock=lambda: NOW)
+        cluster.jobs.put(kept)
+        cluster.pools.put({**pool(), "metadata": {"name": "cpu"}})
+        JobController(cluster, key_of(kept), lambda: None).turn()
+
+
+READ = {POD: read_pod, NODE: read_node, POOL: read_pool, JOB: read_job}
+# Wrong values elsewhere are not read, or make another valid object.
+LEAST = {POD: (1500, 500), NODE: (400, 100), POOL: (500, 50), JOB: (150, 300)}
+
+
+@pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
+def test_what_is_let_in_can_be_read_to_its_end(kind: str) -> None:
+    check(kind, GOOD[kind]())
+    refused = taken = 0
+    words: set[str] = set()
+    for what, mutant in mutants(kind):
+        try:
+            check(kind, mutant)
+        except UnreadableError as error:
+            words.add(str(error))
+            refused += 1
+            continue
+        try:
+            READ[kind](mutant)
+        except Exception as error:
+            raise AssertionError(f"{kind} with {what} was let in") from error
+        taken += 1
+    assert refused >= LEAST[kind][0]
+    assert taken >= LEAST[kind][1]
+    assert max(map(len, words)) < 500, "they go into events"
+
+
+@pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
+def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Server, run: Run) -> None:
+    with run() as (supervisor, turns):
+        seen = {
+            POD: supervisor.pod_seen,
+            NODE: supervisor.node_seen,
+            POOL: supervisor.pool_seen,
+            JOB: supervisor.job_seen,
+        }
+        for gone in (False, True):
+            for _, mutant in mutants(kind, SOME):
+                seen[kind](mutant, gone=gone)
+        bad = named(kind, "bad")
+        bad["metadata"]["labels"] = ["heterps.io/job"]
+        seen[kind](bad)
+        event = server.wait_for("bad")
+        assert (event["type"], event["reason"]) == ("Warning", "Unreadable")
+        assert event["message"].startswith("metadata.labels must be an object, is a list of 1; the operator uses")
+        about = {"apiVersion": "v1" if kind in (POD, NODE) else "heterps.io/v1alpha1", "kind": kind, "uid": "bad"}
+        assert about.items() <= event["involvedObject"].items()
+        assert event["metadata"]["namespace"] == ("default" if kind in (NODE, POOL) else "ml")
+        supervisor.job_seen(named(JOB, "another"))
+        turns.wait_for("another")
+
+
+@pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
+def test_a_new_operator_comes_up_among_them(kind: str, server: Server, run: Run) -> None:
+    server.items = {NODES: [node()], POOLS: [pool()], JOBS: [named(JOB, "another")]}
+    server.items.setdefault(PATHS[kind], []).extend(mutant for _, mutant in mutants(kind, SOME))
+    with run() as (supervisor, turns):
+        turns.wait_for("another")
+        assert supervisor._cluster.ledger.free("cpu") >= (4 if kind not in (NODE, POOL) else 0)
+        supervisor.synchronize()
+
+
+@pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
+def test_an_object_that_becomes_unreadable_counts_as_it_was(kind: str, server: Server, run: Run) -> None:
+    with run() as (supervisor, _):
+        cluster = supervisor._cluster
+        stores = {POD: cluster.pods, NODE: cluster.nodes, POOL: cluster.pools, JOB: cluster.jobs}
+        good = named(kind, "good")
+        server.items[PATHS[kind]] = [good]
+        supervisor.synchronize()
+        [before] = stores[kind].all()
+        server.items[PATHS[kind]] = [{**good, "metadata": {**good["metadata"], "annotations": "x"}}]
+        supervisor.synchronize()
+        assert stores[kind].all() == (before,)
+        server.wait_for("good")
+        server.items[PATHS[kind]] = []
+        supervisor.synchronize()
+        assert stores[kind].all() == ()
+
+
+# --- pods of strangers ------------------------------------------------------------------------------------------------
+
+
+def stranger(name: str, process: str | None, **metadata: Any) -> Json:
+    annotations = {} if process is None else {"heterps.io/process": process}
+    labels = {"heterps.io/job": "x"}
+    head = {
+        "name": name,
+        "namespace": "elsewhere",
+        "uid": name,
+        "labels": labels,
+        "annotations": annotations,
+        **metadata,
+    }
+    return {"metadata": head, "spec": {"containers": [{"name": "c"}]}, "status": {"phase": "Pending"}}
+
+
+TEXT = json.dumps({**json.loads(process_text(CPU_WORKER)), "units": "1"})
+GREEDY = json.dumps({**json.loads(process_text(CPU_WORKER)), "units": 1_000_000_000})
+FORGED = json.dumps({**json.loads(process_text(CPU_WORKER)), "units": 1_000_000})
+STRANGERS = {
+    "text": (
+        stranger("text", TEXT),
+        "Unreadable",
+        'units must be a whole number from 0 to 1000000, is "1"; the pod is',
+    ),
+    "greedy": (
+        stranger("greedy", GREEDY),
+        "Unreadable",
+        "units must be a whole number from 0 to 1000000, is 1000000000",
+    ),
+    "forged": (stranger("forged", FORGED), "Ignored", "metadata.ownerReferences names no HeterPSJob: it occupies no"),
+    "plain": (stranger("plain", None), "Unreadable", "characters, is missing; the pod is ignored"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("begins", ["with it", "before it"])
+def test_a_stranger_is_told_and_takes_nothing(name: str, begins: str, server: Server, run: Run) -> None:
+    pod, reason, words = STRANGERS[name]
+    server.items = {NODES: [node()], POOLS: [pool()], JOBS: [named(JOB, "another")]}
+    if begins == "with it":
+        server.items[PODS] = [pod]
+    with run() as (supervisor, turns):
+        if begins == "before it":
+            supervisor.pod_seen(pod)
+        event = server.wait_for(name)
+        assert (event["type"], event["reason"]) == ("Warning", reason)
+        assert words in event["message"]
+        assert "remove the label" in event["message"]
+        assert event["involvedObject"]["namespace"] == event["metadata"]["namespace"] == "elsewhere"
+        turns.wait_for("another")
+        assert supervisor._cluster.ledger.free("cpu") == 4
+        assert supervisor._cluster.jobs.get("elsewhere", "x") is None
+        pod = copy.deepcopy(pod)
+        pod["status"]["message"] = "something else"
+        supervisor.pod_seen(pod)
+        supervisor.synchronize()
+        supervisor.pod_seen(stranger("last", None))
+        server.wait_for("last")
+        assert len(server.told(name)) == 1, "once, whatever else changes"
+
+
+def test_a_pod_of_a_job_counts_with_what_it_requests(server: Server, run: Run) -> None:
+    liar = stranger("liar", FORGED, namespace="ml", ownerReferences=[owner("another")])
+    liar["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
+    server.items = {NODES: [node()], POOLS: [pool()], JOBS: [named(JOB, "another")], PODS: [liar]}
+    with run() as (supervisor, _):
+        assert supervisor._cluster.ledger.held_by("ml/another") == {"cpu": 3}
+        event = server.wait_for("liar")
+        assert event["reason"] == "UnitsDiffer"
+        assert "claims 1000000 units of pool cpu, its containers request 3 of cpu" in event["message"]
+        damaged = copy.deepcopy(liar)
+        damaged["metadata"]["annotations"]["heterps.io/process"] = TEXT
+        supervisor.pod_seen(damaged)
+        assert supervisor._cluster.ledger.held_by("ml/another") == {"cpu": 3}, "it is what it was"
+        supervisor.job_seen(named(JOB, "another"), gone=True)
+        assert supervisor._cluster.ledger.holders("cpu") == (("ml/another (deleted)", 3),)
+        supervisor.pod_seen(damaged, gone=True)
+        assert supervisor._cluster.ledger.held("cpu") == 0
+
+
+# --- threads, start and end -------------------------------------------------------------------------------------------
+
+
+def test_a_thread_goes_on_after_whatever_happens(server: Server, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_RESYNC_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor_module, "_GATHER_SECONDS", 0.01)
+    with run() as (supervisor, turns):
+        again = {name: threading.Semaphore(0) for name in ("_refresh_limits", "synchronize")}
+        for name, calls in again.items():
+
+            def fail(calls: threading.Semaphore = calls) -> bool:
+                calls.release()
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(supervisor, name, fail)
+        for _ in range(2):
+            supervisor._pools_changed.set()
+            assert again["_refresh_limits"].acquire(timeout=SECONDS)
+            supervisor.listed()
+            assert again["synchronize"].acquire(timeout=SECONDS)
+        monkeypatch.setattr(turns, "watch_queue", None)
+        monkeypatch.setattr(supervisor, "_wake_waiting", lambda: 1 / 0)  # after a turn
+        supervisor.job_seen(named(JOB, "a"))
+        turns.wait_for("a")
+        supervisor.job_seen(named(JOB, "a"), gone=True)
+        supervisor.job_seen(named(JOB, "b"))
+        turns.wait_for("b")
+
+
+def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        waits_for_room = False
+
+        def __init__(self, cluster: OperatorContext, key: tuple[str, str], wake: Any) -> None:
+            self._name = key[1]
+
+        def turn(self) -> None:
+            if self._name == "bad":
+                raise IndexError("of a list")
+
+        def abandon(self) -> None:
+            raise OSError("disk full")
+
+    monkeypatch.setattr(supervisor_module, "JobController", Fails)
+    with run() as (supervisor, turns):
+        for name in ("bad", "good"):
+            supervisor.job_seen(named(JOB, name))
+            turns.wait_for(name)
+        event = server.wait_for("bad")
+        assert event["reason"] == "TurnFailed"
+        assert "IndexError: of a list" in event["message"]
+        supervisor.job_seen(named(JOB, "good"), gone=True)
+        supervisor.job_seen(named(JOB, "later"))
+        turns.wait_for("later")
+
+
+def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) -> None:
+    supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path))
+    supervisor.stop()
+
+    def refuse() -> None:
+        raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer")
+
+    server.meanwhile[PODS] = refuse
+    failing = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path))
+    with pytest.raises(ApiError, match="does not answer"):
+        failing.start()
+    failing.stop()
+
+
+def test_an_operator_that_cannot_begin_says_why(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not that threads have not started."""
+
+    class Cut(Server):
+        def get(self, path: str) -> None:
+            assert path.endswith("/leases/heterps-operator")
+
+        def create(self, path: str, body: Json) -> Json:
+            return body
+
+        def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
+            raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer: refused")
+
+    monkeypatch.setattr(operator_module, "connect", lambda *_, **__: Cut())
+    monkeypatch.setattr(operator_module, "_log_to_stderr", lambda verbose: None)
+    assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) != 0
+    assert "the API server https://10.0.0.1 does not answer: refused" in capsys.readouterr().err

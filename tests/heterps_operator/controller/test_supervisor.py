@@ -1,0 +1,208 @@
+"""How the operator merges lists and watches of the same objects. Its threads do not run here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import kopf
+import pytest
+from kopf._cogs.aiokits.aioadapters import wait_flag
+
+from heterps_operator.controller import handlers
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.reading.processes import process_text
+from tests.heterps_operator.helpers.documents import COORDINATOR, CPU_WORKER, owner
+from tests.heterps_operator.kubernetes.test_claims import pod_on
+from tests.heterps_operator.kubernetes.test_pools import make_node, make_pool
+
+Json = dict[str, Any]
+
+JOBS, PODS = "/apis/heterps.io/v1alpha1/heterpsjobs", "/api/v1/pods"
+POOLS, NODES = "/apis/heterps.io/v1alpha1/devicepools", "/api/v1/nodes"
+
+
+def job(name: str) -> Json:
+    return {"metadata": {"name": name, "namespace": "ml", "uid": name}, "spec": {"pools": [{"name": "cpu"}]}}
+
+
+def pod(name: str, phase: str = "Running") -> Json:
+    metadata: Json = {"name": name, "namespace": "ml", "uid": name, "labels": {"heterps.io/job": "flights"}}
+    metadata |= {
+        "ownerReferences": [owner("flights")],
+        "annotations": {"heterps.io/process": process_text(COORDINATOR)},
+    }
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+class Lists:
+    """The API server's lists; `meanwhile` runs between the creation of a list and its processing."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[Json]] = {}
+        self.meanwhile: dict[str, Any] = {}
+
+    def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
+        found = list(self.items.get(path, ()))
+        if path in self.meanwhile:
+            self.meanwhile[path]()
+        yield from found
+
+
+@pytest.fixture
+def lists() -> Lists:
+    return Lists()
+
+
+@pytest.fixture
+def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
+    return Supervisor(OperatorContext(cast("KubernetesApi", lists), tmp_path))
+
+
+def server() -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(server="http://127.0.0.1:1")
+
+
+def phases(supervisor: Supervisor) -> dict[str, str]:
+    return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job(job("flights"))}
+
+
+def test_a_list_tells_what_the_watch_has_missed(supervisor: Supervisor, lists: Lists) -> None:
+    for seen in (pod("a"), pod("b")):
+        supervisor.pod_seen(seen)
+    lists.items[PODS] = [pod("a", "Failed"), pod("c")]
+    supervisor.synchronize()
+    assert phases(supervisor) == {"a": "Failed", "c": "Running"}
+
+
+def test_what_the_watch_tells_while_a_list_is_read_is_newer(supervisor: Supervisor, lists: Lists) -> None:
+    for seen in (pod("ended"), pod("deleted")):
+        supervisor.pod_seen(seen)
+    lists.items[PODS] = [pod("ended"), pod("deleted")]
+
+    def happens() -> None:
+        supervisor.pod_seen(pod("ended", "Failed"))
+        supervisor.pod_seen(pod("deleted"), gone=True)
+        supervisor.pod_seen(pod("created"))
+
+    lists.meanwhile[PODS] = happens
+    supervisor.synchronize()
+    assert phases(supervisor) == {"ended": "Failed", "created": "Running"}
+
+
+def test_a_list_without_news_wakes_nobody(supervisor: Supervisor, lists: Lists) -> None:
+    lists.items = {JOBS: [job("flights")], PODS: [pod("a")]}
+    supervisor.synchronize()
+    assert supervisor.schedule.depth() == 1
+    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
+    supervisor.synchronize()
+    assert supervisor.schedule.known() == 0
+
+
+def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervisor) -> None:
+    supervisor.job_seen(job("runs"))
+    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
+    supervisor._wake_waiting()
+    assert supervisor.schedule.known() == 0
+    supervisor._controller(("ml", "new"))  # an unknown job
+    supervisor._wake_waiting()
+    assert supervisor.schedule.known() == 1
+
+
+def test_a_coordinator_on_a_node_takes_a_unit_from_its_pool(supervisor: Supervisor, lists: Lists) -> None:
+    coordinator = pod_on("a", "flights-coordinator-1-1", "100m")
+    lists.items = {POOLS: [make_pool()], NODES: [make_node("a", "4")], PODS: [coordinator]}
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert ledger.free("cpu") == 3
+    supervisor._pools_changed.clear()
+    supervisor.pod_seen({**coordinator, "status": {"phase": "Succeeded"}})
+    assert supervisor._pools_changed.is_set(), "the thread that keeps the pools looks at once"
+    supervisor._refresh_limits()
+    assert ledger.free("cpu") == 4
+
+
+def test_limits_are_those_of_pods_whose_jobs_are_known(supervisor: Supervisor, lists: Lists) -> None:
+    """A new operator must not mistake pods of jobs for those of deleted jobs."""
+    worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
+    lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "4")], PODS: [worker]}
+    lists.items[JOBS] = [{**job("a"), "metadata": {"name": "a", "namespace": "ml", "uid": "a"}}]
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert (ledger.held_by("ml/a"), ledger.free("cpu")) == ({"cpu": 2}, 2)
+    supervisor.job_seen(lists.items[JOBS][0], gone=True)
+    supervisor._refresh_limits()
+    assert (ledger.holders("cpu"), ledger.free("cpu")) == ((("ml/a (deleted)", 2),), 2)
+    supervisor.pod_seen(worker, gone=True)
+    assert ledger.free("cpu") == 4
+
+
+def test_a_new_operator_keeps_the_place_of_a_deleted_job_s_pods(supervisor: Supervisor, lists: Lists) -> None:
+    worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
+    lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "16")], PODS: [worker]}
+    supervisor.synchronize()
+    ledger = supervisor._cluster.ledger
+    assert ledger.free("cpu") == 2
+    assert not ledger.reserve("ml/b", {"cpu": 3}).granted
+    supervisor._pools_changed.clear()
+    supervisor.pod_seen(worker, gone=True)
+    assert supervisor._pools_changed.is_set()
+    supervisor._refresh_limits()
+    assert ledger.reserve("ml/b", {"cpu": 4}).granted
+
+
+def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heterps_operator.controller.supervisor._GATHER_SECONDS", 0.01)
+    supervisor.start()
+    try:
+        supervisor.pod_seen(pod("deleted"))  # no deletion is reported
+        removed, remove = threading.Event(), supervisor._cluster.pods.remove
+
+        def noted(item: Json) -> bool:
+            known = remove(item)
+            removed.set()
+            return known
+
+        monkeypatch.setattr(supervisor._cluster.pods, "remove", noted)
+        supervisor.listed()
+        assert removed.wait(20)
+        assert phases(supervisor) == {}
+    finally:
+        supervisor.stop()
+
+
+def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, runs = threading.Event(), []
+
+    async def run(**options: Any) -> None:
+        runs.append(options["registry"])
+        waiter = asyncio.create_task(wait_flag(options["stop_flag"]))  # as kopf does; a thread would never end
+        await asyncio.sleep(0)
+        if len(runs) < 3:
+            raise RuntimeError("Error in the watch-stream")
+        stop.set()
+        await waiter
+
+    monkeypatch.setattr(kopf, "operator", run)
+    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
+    handlers.watch(supervisor, stop, namespaces=(), login=server)
+    assert len(runs) == 3
+
+
+def test_watches_that_fail_again_and_again_end_the_operator(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(**_: Any) -> None:
+        raise RuntimeError("Error in the watch-stream")
+
+    monkeypatch.setattr(kopf, "operator", run)
+    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="watch-stream"):
+        handlers.watch(supervisor, threading.Event(), namespaces=(), login=server)

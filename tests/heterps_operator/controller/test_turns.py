@@ -1,0 +1,76 @@
+"""How often a job on a cluster is reconciled, and that nothing is lost by reconciling rarely."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from heterps_operator.controller import context as cluster
+from tests.heterps_operator.helpers.life import Life
+
+
+@pytest.fixture
+def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    return Life(tmp_path, monkeypatch)
+
+
+def pauses(life: Life, looks: int) -> list[float]:
+    """Pauses after turns of a job that keeps training."""
+    found = []
+    for _ in range(looks):
+        assert life.coordinator is not None
+        life.coordinator.step += 5
+        life.now += 1.0
+        pause = life.operator.turn()
+        assert pause is not None
+        found.append(pause)
+    return found
+
+
+def test_a_job_that_trains_is_looked_at_less_and_less_often_until_something_happens(life: Life) -> None:
+    life.train()
+    found = pauses(life, 12)
+    assert found == sorted(found)
+    assert found[-1] == 2.0
+    life.end("worker-0-0", 1)
+    assert pauses(life, 1)[0] <= found[0]
+
+
+def test_with_many_jobs_each_is_looked_at_less_often(life: Life) -> None:
+    life.train()
+    life.cluster.active_jobs = 500
+    assert pauses(life, 20)[-1] == 62.5
+
+
+def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_it_is_given_up(life: Life) -> None:
+    coordinator = life.train()
+    coordinator.silent, life.patience, life.asked, began = True, 2.0, 0, life.now
+    while life.now < began + 80:
+        life.operator.turn()
+        life.now += 1
+    assert life.asked <= 7  # in eighty turns
+    coordinator.silent = False
+    for _ in range(35):
+        life.now += 1
+        life.operator.turn()
+    assert life.status["restarts"] == 0
+    assert life.coordinator is coordinator
+
+
+def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_SAVE_SECONDS", 300.0)  # as with many jobs
+    life.train()
+    saved = life.server.objects["/api/v1/namespaces/ml/configmaps/flights-state"]
+    for _ in range(20):
+        life.now += 10
+        life.operator.turn()
+    assert life.server.objects["/api/v1/namespaces/ml/configmaps/flights-state"] is saved  # costs a request each time
+    cost = Decimal(life.status["cost"]["total"])
+    assert cost > Decimal("0.1")  # for three cores and one card
+    life.replace_operator()
+    life.operator.turn()
+    assert Decimal(life.status["cost"]["total"]) == cost

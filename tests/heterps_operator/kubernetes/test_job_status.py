@@ -1,0 +1,83 @@
+"""The status of a job, for users and programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heterps_operator.api.schema import load_schemas
+from heterps_operator.api.structure import structural_faults
+from heterps_operator.kubernetes.status import job_status
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Phase
+from heterps_operator.state.values import PodProblem
+from tests.heterps_operator.helpers.world import World
+from tests.manifests.samples import JOB, parsed
+
+KIND = load_schemas()["HeterPSJob"]
+
+
+def shown(world: World) -> dict[str, Any]:
+    """Return the status of a job, validated against its schema."""
+    document = job_status(world.job, world.status, Bill(), tuple(world.processes.values()), generation=1)
+    job = KIND.with_defaults(parsed(JOB)) | {"status": document}
+    assert list(structural_faults(KIND.openapi, job, {})) == []
+    return document
+
+
+def test_an_autoscaler_finds_the_worker_pods_from_the_start() -> None:
+    workers = shown(World())["workers"]
+    assert workers == {"selector": "heterps.io/job=tiny,heterps.io/role=worker", "desired": 0, "current": 0, "ready": 0}
+
+
+def test_workers_are_counted() -> None:
+    found = shown(World().training())
+    assert (found["workers"]["desired"], found["workers"]["ready"], found["workers"]["notReady"]) == (3, 3, [])
+    assert found["parameterServers"] == {"desired": 1, "ready": 1, "summary": "1/1"}
+    assert shown(World().profiled())["workers"]["desired"] == 0
+
+
+def test_workers_that_are_not_ready_say_why() -> None:
+    world = World().planned()
+    assert {item["reason"] for item in shown(world)["workers"]["notReady"]} == {"Starting"}
+    process = world.processes["worker-0-0"]
+    problem = PodProblem("Unschedulable", "no node has 4 free cpu; add nodes to pool cpu")
+    world.processes["worker-0-0"] = replace(process, problem=problem)
+    world.end("worker-0-1", -9, reason="OOMKilled")
+    del world.processes["worker-1-0"]
+    assert shown(world)["workers"]["notReady"] == [
+        {"name": "worker-0-0", "reason": "Unschedulable", "message": problem.message},
+        {"name": "worker-0-1", "reason": "OOMKilled",
+         "message": "killed by SIGKILL (the kernel does this when memory runs out)"},
+        {"name": "worker-1-0", "reason": "NotStarted"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_after_the_end_nobody_is_waited_for(end: str) -> None:
+    world = World().training()
+    world.status = replace(world.status, phase=Phase(end), finished=world.time)
+    world.processes.clear()
+    assert shown(world)["workers"]["notReady"] == []
+
+
+def test_long_lists_are_cut() -> None:
+    world = World().planned()
+    plan = dict(world.status.plan or {})
+    first, second = plan["stages"]
+    world.status = replace(world.status, plan={**plan, "stages": [{**first, "pods": 500, "units": 500}, second]})
+    found = shown(world)["workers"]
+    assert found["desired"] == 501
+    assert len(found["notReady"]) == 16
+
+
+def test_measurements_and_checkpoints_have_a_time() -> None:
+    world = World().training()
+    checkpoint = {"lastStep": 20, "lastTime": 1_700_000_000.0, "path": "/shared"}
+    world.status = replace(world.status, result={"samplesPerSecond": 5.0, "checkpoint": checkpoint})
+    found = job_status(world.job, world.status, Bill(), (), generation=1, measured=1_700_000_060.0)
+    assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
+    assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
+    assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []

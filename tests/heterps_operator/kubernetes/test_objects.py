@@ -1,0 +1,131 @@
+"""The objects of a job other than pods."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from heterps_operator.kubernetes.building import objects
+from heterps_operator.kubernetes.names import object_path
+from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument
+from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
+from tests.heterps_operator.helpers.structure import check
+
+PLAN = PlanDocument(
+    (
+        StageDocument("stage-0", "cpu", 0, 2, ("a", "b", "c"), 12, 3),
+        StageDocument("stage-1", "v100", 3, 4, ("d", "e"), 1, 1),
+    ),
+    ServersDocument("cpu", 2, 3),
+)
+
+
+def all_objects() -> list[Json]:
+    job = make_job()
+    return [
+        objects.service(job),
+        objects.run_config(job, {"version": 1, "job": job, "pools": []}),
+        objects.token_secret(job, "secret"),
+        objects.plan_config(job, 3, {"version": 1}),
+        objects.network_policy(job, "heterps-system"),
+        *objects.disruption_budgets(job, PLAN),
+    ]
+
+
+@pytest.mark.parametrize("item", all_objects(), ids=lambda item: f"{item['kind']}-{item['metadata']['name']}")
+def test_every_object_is_of_its_kind_and_belongs_to_the_job(item: Json) -> None:
+    check(item)
+    assert item["metadata"]["namespace"] == "ml"
+    assert item["metadata"]["labels"]["heterps.io/job"] == "flights"
+    assert item["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "heterps"
+    assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [make_job()["metadata"]["uid"]]
+    assert object_path(item).endswith(f"/namespaces/ml/{object_path(item).split('/')[-2]}/{item['metadata']['name']}")
+
+
+def test_the_service_is_headless_and_names_pods_before_they_are_ready() -> None:
+    spec = objects.service(make_job())["spec"]
+    assert spec["clusterIP"] == "None"
+    assert spec["publishNotReadyAddresses"] is True
+    assert spec["selector"].items() <= pod_of(CPU_WORKER)["metadata"]["labels"].items()
+
+
+def test_configurations_are_read_back_as_they_were() -> None:
+    job = make_job()
+    document = {"version": 1, "nested": {"b": [1, 2.5, None]}}
+    assert json.loads(objects.run_config(job, document)["data"]["run.json"]) == document
+    plan = objects.plan_config(job, 12, document)
+    assert plan["metadata"]["name"] == "flights-plan-12"
+    assert plan["immutable"] is True
+    assert json.loads(plan["data"]["plan.json"]) == document
+    assert base64.b64decode(objects.token_secret(job, "s3cret")["data"]["token"]) == b"s3cret"
+
+
+@pytest.mark.parametrize(
+    ("revisions", "outdated"),
+    [((), ()), (tuple(range(1, 11)), ()), (tuple(range(1, 14)), (1, 2, 3)), ((20, 3, 3, *range(4, 13)), (3,))],
+)
+def test_the_ten_newest_plans_are_kept(revisions: tuple[int, ...], outdated: tuple[int, ...]) -> None:
+    assert objects.outdated_plans(revisions) == outdated
+
+
+def test_budgets_protect_servers_and_let_one_worker_of_a_stage_go() -> None:
+    budgets = {item["metadata"]["name"]: item["spec"] for item in objects.disruption_budgets(make_job(), PLAN)}
+    assert {name: spec["minAvailable"] for name, spec in budgets.items()} == {
+        "flights-coordinator": 1,
+        "flights-ps": 2,
+        "flights-stage-0": 2,  # of three workers; stage 1 has only one
+    }
+    server, worker = (pod_of(spec)["metadata"]["labels"].items() for spec in (SERVER, CPU_WORKER))
+    assert budgets["flights-ps"]["selector"]["matchLabels"].items() <= server
+    assert budgets["flights-stage-0"]["selector"]["matchLabels"].items() <= worker
+    assert not budgets["flights-ps"]["selector"]["matchLabels"].items() <= worker
+
+
+def test_only_the_job_the_operator_and_prometheus_reach_a_job() -> None:
+    spec = objects.network_policy(make_job(), "heterps-system")["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    own, others = spec["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": {"heterps.io/job": "flights"}}}]}
+    assert others["ports"] == [{"protocol": "TCP", "port": 7400}]
+    [operator, scraper] = others["from"]
+    assert operator == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "heterps-system"}}}
+    assert scraper["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+
+
+def gang_job(gang: str, **more: Any) -> Json:
+    return make_job(runPolicy={"schedulingPolicy": {"gang": gang, **more}})
+
+
+@pytest.mark.parametrize("gang", ["None", "Kueue"])
+def test_no_group_where_none_is_asked_for(gang: str) -> None:
+    assert objects.pod_groups(gang_job(gang), PLAN, 1, POOLS) == ()
+    assert objects.pod_groups(make_job(), PLAN, 1, POOLS) == ()
+
+
+def test_a_group_counts_the_members_of_the_plan_and_what_they_request() -> None:
+    [group] = objects.pod_groups(gang_job("Volcano", queue="ads", priorityClassName="high"), PLAN, 2, POOLS)
+    assert object_path(group) == "/apis/scheduling.volcano.sh/v1beta1/namespaces/ml/podgroups/flights-2"
+    assert group["spec"] == {
+        "minMember": 6,  # two servers, three and one worker
+        "minResources": {"cpu": "16", "memory": "17179869184", "nvidia.com/gpu": "1"},  # 3 + 12 + 1 cores, 2 x 8 Gi
+        "queue": "ads",
+        "priorityClassName": "high",
+    }
+    [group] = objects.pod_groups(gang_job("Coscheduling", queue="ads"), PLAN, 1, POOLS)
+    assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
+    assert group["spec"].keys() == {"minMember", "minResources"}
+    pod = pod_of(SERVER, gang_job("Coscheduling"))
+    assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group["metadata"]["name"]
+
+
+def test_a_group_counts_what_templates_add() -> None:
+    container = {"name": "heterps", "resources": {"requests": {"memory": "500M", "cpu": "bad"}}}
+    sidecar = {"name": "proxy", "resources": {"limits": {"cpu": "100m"}}}
+    job = gang_job("Volcano")
+    of_pool(job, "cpu", {"spec": {"containers": [container, sidecar, "stray"]}})
+    [group] = objects.pod_groups(job, PLAN, 1, POOLS)
+    assert group["spec"]["minResources"]["cpu"] == "16500m"  # two servers and three workers have a sidecar
+    assert group["spec"]["minResources"]["memory"] == str(2 * 8 * 2**30 + 3 * 500 * 10**6)

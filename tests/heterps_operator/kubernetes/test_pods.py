@@ -1,0 +1,286 @@
+"""Pods: required settings of HeterPS, template overrides, and their merge."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heterps_operator.kubernetes.building.pods import image_of
+from heterps_operator.kubernetes.building.templates import merge
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.values import ProcessSpec
+from tests.heterps_operator.helpers.documents import (
+    COORDINATOR,
+    CPU_WORKER,
+    GPU_WORKER,
+    POOLS,
+    PROFILER,
+    SERVER,
+    SPECS,
+    Json,
+    container_of,
+    make_job,
+    of_pool,
+    pod_of,
+)
+from tests.heterps_operator.helpers.structure import check
+
+
+def environment(pod: Json) -> dict[str, Any]:
+    """Return the variables of the runtime's container; fail on duplicates."""
+    entries = container_of(pod)["env"]
+    names = [entry["name"] for entry in entries]
+    assert len(names) == len(set(names)), names
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_every_pod_has_the_structure_of_a_pod(spec: ProcessSpec) -> None:
+    pod = pod_of(spec, plan_revision=3)
+    check(pod)
+    assert process_of(pod) == spec
+    assert pod["metadata"]["annotations"]["heterps.io/plan-revision"] == "3"
+    [owner] = pod["metadata"]["ownerReferences"]
+    assert owner["controller"] is True
+    assert owner["blockOwnerDeletion"] is True
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["subdomain"] == "flights"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert container_of(pod)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_coordinator_listens_where_others_find_it() -> None:
+    pod = pod_of(COORDINATOR)
+    container = container_of(pod)
+    assert container["command"] == ["heterps-runtime", "coordinator", "--host", "$(POD_IP)", "--port", "7400"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": 7400}
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
+    assert "HETERPS_COORDINATOR" not in environment(pod)
+    assert "nodeSelector" not in pod["spec"]
+
+
+def test_a_worker_gets_the_units_of_its_pool() -> None:
+    pod = pod_of(CPU_WORKER)
+    assert container_of(pod)["command"] == [
+        "heterps-runtime", "worker", "--stage", "0", "--index", "1", "--pool", "cpu", "--host", "$(POD_IP)",
+    ]  # fmt: skip
+    assert container_of(pod)["resources"] == {"requests": {"cpu": "4"}, "limits": {"cpu": "4"}}
+    variables = environment(pod)
+    assert variables["HETERPS_COORDINATOR"] == "http://10.0.0.7:7400"
+    assert variables["HETERPS_TOKEN"] == {"secretKeyRef": {"name": "flights-token", "key": "token"}}
+    assert variables["OMP_NUM_THREADS"] == "4"
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "none"
+
+
+def test_an_accelerator_comes_with_a_core_and_its_place() -> None:
+    pod = pod_of(GPU_WORKER)
+    assert container_of(pod)["resources"] == {
+        "requests": {"cpu": "1", "nvidia.com/gpu": "1"},
+        "limits": {"nvidia.com/gpu": "1"},
+    }
+    assert pod["spec"]["nodeSelector"] == {"node.example.com/gpu": "v100"}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["spec"]["tolerations"]
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(pod)
+    assert "--host" not in container_of(pod_of(PROFILER))["command"]
+
+
+def test_a_server_is_held_to_its_memory() -> None:
+    resources = container_of(pod_of(SERVER))["resources"]
+    assert resources == {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"cpu": "2", "memory": "8Gi"}}
+    shared = ProcessSpec("ps-3", "ps", ("--index", "3", "--pool", "cpu"), "cpu", 0)
+    assert container_of(pod_of(shared, make_job(parameterServer={})))["resources"] == {"requests": {"cpu": "100m"}}
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_adds_and_replaces_what_is_only_proposed() -> None:
+    template = {
+        "metadata": {"labels": {"team": "ads"}, "annotations": {"a": "b"}, "name": "mine", "finalizers": ["x/y"]},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "serviceAccountName": "reader",
+            "tolerations": [{"key": "spot", "operator": "Exists"}],
+            "containers": [
+                {
+                    "name": "heterps",
+                    "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
+                    "resources": {"limits": {"memory": "4Gi"}},
+                    "volumeMounts": [{"name": "disk", "mountPath": "/var/heterps"}],
+                },
+                {"name": "sidecar", "image": "proxy:1"},
+            ],
+            "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}],
+        },
+    }
+    pod = pod_of(GPU_WORKER, make_job(podTemplates={"all": template}))
+    check(pod)
+    metadata, container = pod["metadata"], container_of(pod)
+    assert metadata["labels"]["team"] == "ads"
+    assert metadata["name"] == "flights-worker-1-0-1-1"
+    assert "finalizers" not in metadata
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 5
+    assert pod["spec"]["serviceAccountName"] == "reader"
+    assert [t["key"] for t in pod["spec"]["tolerations"]] == [
+        "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot", "nvidia.com/gpu",
+    ]  # fmt: skip
+    assert environment(pod)["AWS_REGION"] == "eu-west-1"
+    assert container["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "1"}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {"/dev/shm": "heterps-shm", "/var/heterps": "disk", "/etc/heterps": "heterps-config"}
+    assert container_of(pod, "sidecar")["image"] == "proxy:1"
+
+
+def test_a_template_cannot_change_what_the_control_loop_relies_on() -> None:
+    template = {
+        "metadata": {"labels": {"heterps.io/job": "other"}, "annotations": {"heterps.io/process": "{}"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "hostname": "me",
+            "subdomain": "elsewhere",
+            "nodeSelector": {"node.example.com/gpu": "a100", "zone": "b"},
+            "containers": [{
+                "name": "heterps", "command": ["sh"], "args": ["-c", "exit"], "restartPolicy": "Always",
+                "env": [{"name": "HETERPS_TOKEN", "value": "known"}, {"name": "HETERPS_TOKEN", "value": "twice"}],
+                "resources": {"requests": {"nvidia.com/gpu": "4"}, "limits": {"nvidia.com/gpu": "4"}},
+                "volumeMounts": [{"name": "mine", "mountPath": "/etc/heterps/"}],
+            }],
+            "volumes": [{"name": "heterps-config", "emptyDir": {}}],
+        },
+    }  # fmt: skip
+    pod = pod_of(GPU_WORKER, make_job(podTemplates={"all": template}))
+    check(pod)
+    container = container_of(pod)
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["hostname"] == "worker-1-0"
+    assert pod["spec"]["subdomain"] == "flights"
+    assert pod["spec"]["nodeSelector"] == {"node.example.com/gpu": "v100", "zone": "b"}
+    assert pod["metadata"]["labels"]["heterps.io/job"] == "flights"
+    assert process_of(pod) == GPU_WORKER
+    assert container["command"][0] == "heterps-runtime"
+    assert not {"args", "restartPolicy"} & container.keys()
+    assert environment(pod)["HETERPS_TOKEN"] == {"secretKeyRef": {"name": "flights-token", "key": "token"}}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    mounts = [mount for mount in container["volumeMounts"] if mount["mountPath"].startswith("/etc/heterps")]
+    assert mounts == [{"name": "heterps-config", "mountPath": "/etc/heterps", "readOnly": True}]
+    assert {"name": "heterps-config", "configMap": {"name": "flights-run"}} in pod["spec"]["volumes"]
+
+
+def test_templates_are_merged_from_all_to_role_to_pool() -> None:
+    def image(name: str) -> Json:
+        return {"spec": {"containers": [{"name": "heterps", "image": name}]}}
+
+    job = make_job(podTemplates={"all": image("all:1"), "parameterServer": image("ps:1"), "worker": image("w:1")})
+    of_pool(job, "v100", image("cuda:1"))
+    images = {spec.name: container_of(pod_of(spec, job))["image"] for spec in SPECS}
+    assert images == {
+        "coordinator": "all:1", "ps-0": "ps:1", "worker-0-1": "w:1", "worker-1-0": "cuda:1", "profile-v100": "cuda:1",
+    }  # fmt: skip
+    assert image_of(job, POOLS["v100"]) == "cuda:1"
+    assert image_of(make_job(), POOLS["cpu"]) == "registry.example.com/flights:1"
+    assert image_of(make_job(image=None), POOLS["cpu"]) == ""
+
+
+def test_a_limit_of_a_template_leaves_no_larger_request() -> None:
+    template = {"spec": {"containers": [{"name": "heterps", "resources": {"limits": {"cpu": "500m"}}}]}}
+    job = make_job(podTemplates={"worker": template, "coordinator": template})
+    assert container_of(pod_of(GPU_WORKER, job))["resources"]["requests"] == {"nvidia.com/gpu": "1"}
+    assert container_of(pod_of(COORDINATOR, job))["resources"]["requests"] == {"memory": "256Mi"}
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["heterps", "HETERPS_TOKEN", "/etc/heterps", "x"]),
+    lambda children: st.lists(children, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["name", "spec", "containers", "env", "volumes", "volumeMounts", "mountPath", "resources", "limits",
+             "metadata", "labels", "annotations", "tolerations", "command", "args", "nodeSelector", "value"]
+        ),
+        children,
+        max_size=5,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+def _holds(required: Any, found: Any) -> bool:
+    """Whether one document contains everything of another; lists of named objects may hold more."""
+    if isinstance(required, dict):
+        return isinstance(found, dict) and all(key in found and _holds(required[key], found[key]) for key in required)
+    if isinstance(required, list) and required and isinstance(required[0], dict):
+        return isinstance(found, list) and all(any(_holds(item, other) for other in found) for item in required)
+    return bool(required == found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(template=st.fixed_dictionaries({"spec": _json, "metadata": _json}), role=_json, which=st.sampled_from(SPECS))
+def test_no_template_takes_anything_away_that_heterps_must_set(template: Json, role: Any, which: ProcessSpec) -> None:
+    job = make_job(podTemplates={"all": template, "worker": role, "coordinator": role})
+    of_pool(job, "cpu", role)
+    before = copy.deepcopy(job)
+    pod, plain = pod_of(which, job), pod_of(which)
+    assert job == before
+    json.dumps(pod)
+    container, expected = container_of(pod), container_of(plain)
+    assert _holds(plain["metadata"]["labels"], pod["metadata"]["labels"])
+    own = {key: value for key, value in plain["metadata"]["annotations"].items() if key.startswith("heterps.io/")}
+    assert _holds(own, pod["metadata"]["annotations"])
+    for key in ("name", "namespace", "ownerReferences"):
+        assert pod["metadata"][key] == plain["metadata"][key]
+    for key in ("restartPolicy", "hostname", "subdomain", "nodeSelector"):
+        assert key not in plain["spec"] or _holds(plain["spec"][key], pod["spec"][key])
+    assert container["command"] == expected["command"]
+    assert "args" not in container
+    assert container.get("readinessProbe") == expected.get("readinessProbe")
+    required = {name: value for name, value in environment(plain).items() if name != "NVIDIA_VISIBLE_DEVICES"}
+    assert _holds(required, environment(pod))
+    assert {"name": "heterps-config", "mountPath": "/etc/heterps", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "heterps-config", "configMap": {"name": "flights-run"}} in pod["spec"]["volumes"]
+    if which.units:
+        assert _holds({"limits": expected["resources"]["limits"]}, container["resources"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(_json, _json)
+def test_merging_changes_neither_layer_and_the_upper_one_wins(lower: Any, upper: Any) -> None:
+    before = copy.deepcopy((lower, upper))
+    merged = merge(lower, upper)
+    assert (lower, upper) == before
+    if isinstance(upper, dict):
+        plain = {key: value for key, value in upper.items() if not isinstance(value, dict | list | None)}
+        assert plain.items() <= {key: value for key, value in merged.items() if key in plain}.items()
+        assert not any(key in merged for key, value in upper.items() if value is None)
+
+
+# --- queues and gangs -------------------------------------------------------------------------------------------------
+
+
+def test_kueue_admits_the_members_of_a_plan_together() -> None:
+    job = make_job(runPolicy={"schedulingPolicy": {"gang": "Kueue", "queue": "ads", "priorityClassName": "high"}})
+    worker, coordinator = pod_of(CPU_WORKER, job, gang_size=3), pod_of(COORDINATOR, job)
+    for pod in (worker, coordinator):
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ads"
+        assert pod["spec"]["priorityClassName"] == "high"
+    assert worker["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "flights-1"
+    assert worker["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
+    assert "kueue.x-k8s.io/pod-group-name" not in coordinator["metadata"]["labels"]
+    assert "kueue.x-k8s.io/pod-group-name" not in pod_of(CPU_WORKER, job)["metadata"]["labels"]
+
+
+def test_gang_schedulers_know_members_by_their_group() -> None:
+    volcano = make_job(runPolicy={"schedulingPolicy": {"gang": "Volcano", "schedulerName": "volcano"}})
+    assert pod_of(SERVER, volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "flights-1"
+    assert pod_of(SERVER, volcano)["spec"]["schedulerName"] == "volcano"
+    assert "scheduling.k8s.io/group-name" not in pod_of(PROFILER, volcano)["metadata"]["annotations"]
+    policy = {"gang": "Coscheduling", "schedulerName": "mine"}
+    coscheduling = make_job(runPolicy={"schedulingPolicy": policy})
+    assert pod_of(SERVER, coscheduling)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "flights-1"
+    assert pod_of(SERVER, coscheduling)["spec"]["schedulerName"] == "mine"

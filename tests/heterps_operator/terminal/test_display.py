@@ -1,0 +1,137 @@
+"""Terminal output, rendered from recorded turns to an in-memory console."""
+
+from __future__ import annotations
+
+import io
+from decimal import Decimal
+
+import pytest
+from rich.console import Console
+
+from heterps_operator.formatting import format_duration, format_money, sparkline
+from heterps_operator.state.bill import Bill, BillLine
+from heterps_operator.state.status import Event
+from heterps_operator.state.turn import Turn
+from heterps_operator.terminal.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display
+from heterps_operator.terminal.report import build_report, render_report
+from tests.heterps_operator.helpers.world import MEMBERS, World
+
+BILL = Bill((BillLine("cpu", Decimal("0.04"), 3_600_000_000),), 1.0)
+
+
+def make_console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=110, color_system=None)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def training() -> World:
+    world = World().training()
+    facts = {"loss": 0.51, "stages": [{"name": "stage-0", "samplesPerSecond": 61_000.0, "busyFraction": 0.82}]}
+    world.set_phase("Training", committedSteps=40, totalSteps=100, **facts)
+    return world
+
+
+def turn(world: World, *events: Event) -> Turn:
+    return Turn(world.job, world.observed(), world.status, BILL, events)
+
+
+def test_the_live_view_shows_phase_plan_throughput_loss_cost_and_time_left() -> None:
+    console, world = make_console(True), training()
+    display = LiveDisplay(console)
+    with display:
+        display.on_turn(turn(world, Event("Warning", "ProcessRestarts", "worker-0-1 ended", 0.0)))
+        console.print(display.render(turn(world)))
+    shown = text_of(console)
+    for words in (
+        "Training",
+        "step 40 of 100, 0.6 s left",
+        "0.5100",
+        "50,000 samples/s   predicted 52,000   floor 20,000",
+        "$0.0400  at $2.54/h",
+        "61,000",
+        "mlp .. head (2 layers)",
+        "warning: ProcessRestarts: worker-0-1 ended",
+    ):
+        assert words in shown
+
+
+def test_the_live_view_shows_who_is_missing_while_starting() -> None:
+    console, world = make_console(True), World().planned()
+    world.member("worker-0-1")["message"] = "preparing data 40 %"
+    console.print(LiveDisplay(console).render(turn(world)))
+    assert "preparing data 40 %" in text_of(console)
+
+
+def test_the_live_view_shows_what_is_measured() -> None:
+    console, world = make_console(True), World()
+    world.settle()
+    world.listen()
+    world.settle()
+    world.deliver("cpu")
+    world.settle()
+    console.print(LiveDisplay(console).render(turn(world)))
+    assert "measured: cpu; measuring: gpu" in text_of(console)
+
+
+def test_plain_output_has_one_line_per_event_and_no_control_codes() -> None:
+    console, world = make_console(False), training()
+    display = PlainDisplay(console)
+    display.on_turn(turn(world, Event("Normal", "PlanComputed", "plan 1 [a..b] " + "x" * 200, 0.0)))
+    display.on_turn(turn(world))
+    lines = text_of(console).splitlines()
+    assert len(lines) == 3
+    assert lines[1].endswith("plan 1 [a..b] " + "x" * 200)
+    assert "step 40 of 100, loss 0.5100, 50,000 samples/s, cost $0.0400, 0.6 s left" in lines[2]
+    assert "\x1b" not in text_of(console)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "kind"),
+    [(True, False, LiveDisplay), (False, False, PlainDisplay), (True, True, QuietDisplay)],
+)
+def test_the_display_fits_the_console(terminal: bool, quiet: bool, kind: type) -> None:
+    assert isinstance(make_display(make_console(terminal), quiet=quiet, verbose=False), kind)
+
+
+def test_the_report_of_a_trained_job_shows_quality_throughput_bill_and_model() -> None:
+    world = training()
+    result = {"auc": 0.7131, "logLoss": 0.4891, "samples": 60_000}
+    world.set_phase("Succeeded", evaluation=result, model="/m/[x]", samples=51_200, secondsTraining=65.0)
+    for name in MEMBERS:
+        world.end(name, 0)
+    world.settle()
+    world.end("coordinator", 0)
+    world.settle()
+    console = make_console(False)
+    report = build_report(world.job, world.status, BILL, interrupted=False, logs="logs")
+    console.print(render_report(report, "job.yaml"))
+    shown = text_of(console)
+    for words in (
+        "tiny: trained",
+        "0.7131",
+        "60,000 samples",
+        "50,000 samples/s measured, 52,000 samples/s predicted, 20,000 samples/s required",
+        "cpu x2 [embedding] -> gpu x1 [mlp..head]",
+        "51,200 samples in 1 min 05 s",
+        "/m/[x]",
+        "$0.0400",
+    ):
+        assert words in shown
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [format_money(x) for x in (0, 293.2, 0.5, 0.0034, 1e-12)] == [
+        "$0.00",
+        "$293.20",
+        "$0.500",
+        "$0.00340",
+        "$0.000000000",
+    ]
+    assert [format_duration(x) for x in (8.24, 185, 7_800)] == ["8.2 s", "3 min 05 s", "2 h 10 min"]
+    assert sparkline([1, 2, 3, 4], 4) == "▁▃▆█"
+    assert sparkline([5.0] * 100, 10) == "▁" * 10
+    assert sparkline([], 10) == ""
