@@ -27,7 +27,7 @@ class PoolConfig:
     device_type: Literal["CPU", "GPU", "XPU"]
     torch_device: str  # cpu | cuda | xpu | auto
     units_per_pod: int
-    max_units: int | None = None  # None: no limit is known
+    max_units: int | None  # None: no limit
 
     @property
     def all_reduces(self) -> bool:
@@ -64,7 +64,7 @@ class RunConfig:
     work_directory: Path
     model_path: str  # folder or address of the exported model
     python_path: tuple[str, ...]
-    namespace: str = ""  # on a cluster
+    namespace: str  # on a cluster; "" on one machine
 
     @property
     def dtype_name(self) -> str:
@@ -83,9 +83,9 @@ class RunConfig:
             "model.arguments": self.arguments,
             "model.loss": self.loss,
             "model.embeddingInit": self.embedding_init,
-            "data.label": self.data.get("label"),
-            "data.dense": self.data.get("dense", []),
-            "data.sparse": self.data.get("sparse", []),
+            "data.label": self.data["label"],
+            "data.dense": self.data["dense"],
+            "data.sparse": self.data["sparse"],
             "training.globalBatchSize": self.global_batch_size,
             "training.optimizer.dense": self.dense_optimizer,
             "training.optimizer.sparse": self.sparse_optimizer,
@@ -117,36 +117,36 @@ class RunConfig:
         spec = document["job"]["spec"]
         model, training, servers = spec["model"], spec["training"], spec["parameterServer"]
         work = Path(document["workDirectory"])
-        checkpoint = spec.get("checkpoint", {})
+        checkpoint = spec["checkpoint"]
         consistency = training["consistency"]
         return cls(
             name=document["job"]["metadata"]["name"],
             entrypoint=model["entrypoint"],
-            arguments=model.get("arguments", {}),
+            arguments=model["arguments"],
             loss=model["loss"],
-            embedding_init=model.get("embeddingInit", {"distribution": "normal"}),
+            embedding_init=model["embeddingInit"],
             data=spec["data"],
             global_batch_size=training["globalBatchSize"],
             micro_batches=training["microBatches"],
-            epochs=None if training.get("steps") else training.get("epochs", 1),
+            epochs=training.get("epochs"),
             steps=training.get("steps"),
             consistency=consistency,
             max_staleness=0 if consistency == "sync" else training["maxStaleness"],
             dense_optimizer=training["optimizer"]["dense"],
             sparse_optimizer=training["optimizer"]["sparse"],
             seed=training["seed"],
-            precision=training.get("precision", "fp32"),
-            wire_precision=servers.get("wirePrecision", "full"),
+            precision=training["precision"],
+            wire_precision=servers["wirePrecision"],
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
-            checkpoint_every=checkpoint.get("everySteps", 1000),
-            checkpoint_keep=checkpoint.get("keep", 3),
-            hang_timeout_seconds=float(spec.get("runPolicy", {}).get("hangTimeoutSeconds", 120)),
+            checkpoint_every=checkpoint["everySteps"],
+            checkpoint_keep=checkpoint["keep"],
+            hang_timeout_seconds=float(spec["runPolicy"]["hangTimeoutSeconds"]),
             pools={
                 pool["metadata"]["name"]: PoolConfig(
                     pool["metadata"]["name"],
                     pool["spec"]["deviceType"],
-                    pool["spec"].get("torchDevice", "auto"),
-                    pool["spec"].get("unitsPerPod", 1),
+                    pool["spec"]["torchDevice"],
+                    pool["spec"]["unitsPerPod"],
                     pool["spec"].get("maxUnits"),
                 )
                 for pool in document["pools"]

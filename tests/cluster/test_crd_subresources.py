@@ -28,7 +28,7 @@ def path(kubectl: Kubectl) -> str:
 def reported(server: ApiServer, kubectl: Kubectl, status: Status) -> dict[str, Any]:
     """Write a status as the controller does, and return the stored result."""
     job = JobSpec.from_manifests(kubectl.get("heterpsjob", "flights"), [parsed(CPU), parsed(GPU)])
-    document = job_status(job, status, Bill(), (), generation=1, plan_config="flights-plan-1")
+    document = job_status(job.name, status, Bill(), (), generation=1, plan_config="flights-plan-1")
     reply = server.ask(
         "PATCH",
         f"{path(kubectl)}/flights/status?fieldValidation=Strict",

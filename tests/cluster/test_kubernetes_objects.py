@@ -12,6 +12,7 @@ from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 from tests.cluster.api_server import ApiServer
 from tests.cluster.kubectl import Kubectl
 from tests.heterps_operator.helpers.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of
@@ -116,7 +117,7 @@ def test_pods_of_gangs_are_kept_as_they_are(server: ApiServer, kubectl: Kubectl,
 def test_the_longest_names_fit(server: ApiServer, kubectl: Kubectl) -> None:
     job = make_job()
     job["metadata"]["name"] = "j" * 40
-    spec = ProcessSpec("profile-" + "p" * 55, "profile", ("--pool", "cpu"), "cpu", 1, incarnation=100, attempt=1000)
+    spec = ProcessSpec("profile-" + "p" * 55, Role.PROFILE, "cpu", 1, incarnation=100, attempt=1000)
     check(server, at(pod_of(spec, job), kubectl))
     for item in (objects.service(job), objects.run_config(job, {}), objects.plan_config(job, 99_999, {})):
         check(server, at(item, kubectl))

@@ -18,6 +18,7 @@ from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.reading.readable import NODE, POOL
 from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 from tests.cluster.helm import Helm, grant, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 def stranger(name: str, pool: str, **process: Any) -> Json:
     """Return a pod that waits forever, with a job's label and an invented annotation."""
-    worker = ProcessSpec("worker-0-0", "worker", ("--stage", "0", "--index", "0"), pool, 1)
+    worker = ProcessSpec("worker-0-0", Role.WORKER, pool, 1, stage=0, index=0)
     text = json.dumps({**json.loads(process_text(worker)), **process}, separators=(",", ":"))
     return {
         "apiVersion": "v1",

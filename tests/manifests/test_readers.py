@@ -18,17 +18,18 @@ from heterps_operator.control.members import coordinator, profiler
 from heterps_operator.kubernetes.building.objects import pod_groups
 from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.reading.pools import Capacity, pool_limit
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.contract import PlanDocument
+from heterps_runtime.contract import Role
 from tests.manifests.mutations import FULL_JOB, FULL_POOL, LEFT_OUT
 from tests.manifests.samples import changed
 
 Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
-SPECS = (ProcessSpec("ps-0", "ps", pool="v100", units=1), ProcessSpec("worker-0-0", "worker", pool="v100", units=1))
-PLAN = PlanDocument.from_json({
+SPECS = (ProcessSpec("ps-0", Role.PS, "v100", 1), ProcessSpec("worker-0-0", Role.WORKER, "v100", 1))
+PLAN = JobPlan.from_json({
     "stages": [
         {"name": "s", "pool": "v100", "firstLayer": 0, "lastLayer": 1, "layers": ["a", "b"], "units": 1, "pods": 1}
     ],

@@ -44,10 +44,10 @@ def test_merged_mappings_give_way_to_own_fields() -> None:
 def test_every_field_knows_its_line() -> None:
     [document], _ = read_documents("# remark\na:\n  - b: 1\n    c: 2\n  - 3\n", "f.yaml")
     assert document.line == 2
-    assert document.line_of(("a", 0, "c")) == 4
-    assert document.line_of(("a", 1)) == 5
-    assert document.line_of(("a", 0, "missing", "deeper")) == 3
-    assert document.line_of(("elsewhere",)) == 2
+    assert document.source_of(("a", 0, "c")) == "f.yaml:4"
+    assert document.source_of(("a", 1)) == "f.yaml:5"
+    assert document.source_of(("a", 0, "missing", "deeper")) == "f.yaml:3"
+    assert document.source_of(("elsewhere",)) == "f.yaml:2"
 
 
 def test_a_path_is_written_as_users_write_it() -> None:

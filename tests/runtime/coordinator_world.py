@@ -44,7 +44,7 @@ class World:
     """A core with recorded effects; members are names, and say what tests want them to say."""
 
     def __init__(self, stages: Sequence[Stage], servers: int = 1, latest: Record | None = None, **config: Any) -> None:
-        pools = {n: PoolConfig(n, t, "cpu", 1) for n, t in (("cpu", "CPU"), ("card", "GPU"))}  # type: ignore[arg-type]
+        pools = {n: PoolConfig(n, t, "cpu", 1, None) for n, t in (("cpu", "CPU"), ("card", "GPU"))}  # type: ignore[arg-type]
         settings: dict[str, Any] = {
             "consistency": "sync",
             "max_staleness": 0,
@@ -58,7 +58,7 @@ class World:
             name="job", entrypoint="m:build", arguments={}, loss="l:loss", embedding_init={}, data={},
             global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1, precision="fp32",
             wire_precision="full", checkpoint_path="/c", checkpoint_keep=3, pools=pools, work_directory=Path("/w"),
-            model_path="/w/model", python_path=(), **settings,
+            model_path="/w/model", python_path=(), namespace="", **settings,
         )  # fmt: skip
         self.now = 1000.0
         self.sent: list[tuple[str, FromCoordinator]] = []

@@ -1,13 +1,11 @@
 """The heart of the controller: from what is observed to what is to be done.
 
-`reconcile(job, observed)` is a pure function of values. It does no I/O and asks no clock; the same observation gives
+`reconcile(job, observed)` is a pure function of values. It does no I/O and reads no clock: the same observation gives
 the same decision, and an observation in which the actions have taken effect gives none. So it does not matter whether
 it runs twice a second, after a crash, or twice for one change, and every situation can be tested as a value.
 
-The order of the job: profile every pool -> plan -> start the members -> run and rebalance -> end. What must happen
-first comes first in the code: failures and requests to stop, then ending, then processes of an earlier incarnation,
-then the next step forward. How a job ends is in ending.py, the policy for deaths in failures.py, the processes that a
-plan asks for in members.py, batch sizes in rebalancing.py.
+A job goes through profiling every pool, planning, starting the members, running and rebalancing, and termination. The code
+checks in this order: failures and requests to stop, ending, processes of an earlier incarnation, the next step forward.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting
-from heterps_operator.control import termination as ending
+from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting, termination
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
 from heterps_operator.state.plan import JobPlan
@@ -72,7 +69,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
 
     # 1. Did the job end, must it end?
     if status.outcome is None:
-        status = ending.judge(job, observed, status)
+        status = termination.judge(job, observed, status)
     if status.outcome is None and status.stopping_since is None:
         status, events = failures.judge_exits(job, observed, status)
     hung: Mapping[str, str] = {}
@@ -84,13 +81,13 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
 
     # 2. Carry the end out, or go on.
     if status.outcome is not None:
-        status, actions = ending.wind_down(job, observed, status)
+        status, actions = termination.wind_down(job, observed, status)
     elif status.stopping_since is not None:
-        status, actions = ending.orderly_stop(observed, status)
+        status, actions = termination.orderly_stop(observed, status)
     else:
         status, actions = _advance(job, observed, status, hung)
         if status.outcome is not None:  # the step forward found that there is none
-            status, actions = ending.wind_down(job, observed, status)
+            status, actions = termination.wind_down(job, observed, status)
     # What was measured is kept, even if the job ends with it.
     saves = tuple(
         SaveProfile(pool, profile)

@@ -21,10 +21,12 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
+from heterps_runtime.contract import Role
 from tests.heterps_operator.client.test_client import FULL, JOB, JOBS, Script, put_job, put_plan, put_profiles, stream
 from tests.heterps_operator.helpers.documents import owner
 from tests.heterps_operator.helpers.fake_server import FakeServer, for_cluster
@@ -51,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 def put_state(server: FakeServer, pool: str = "cpu") -> None:
     """Store a training job with one worker that cannot start."""
-    worker = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1"), pool, 1)
+    worker = ProcessSpec("worker-0-1", Role.WORKER, pool, 1, stage=0, index=1)
     member = {"name": "worker-0-0", "role": "worker", "state": "ready", "stage": 0, "index": 0, "pool": "cpu"}
     result = {
         "phase": "Training",
@@ -59,13 +61,18 @@ def put_state(server: FakeServer, pool: str = "cpu") -> None:
         "stages": [{"name": "stage-0", "samplesPerSecond": 51234.0, "busyFraction": 0.9}],
     }
     memory = StoredState(
-        Status(phase=Phase.RUNNING, plan={**plan_document(), "method": "optimal"}, plan_revision=3, result=result),
+        Status(
+            phase=Phase.RUNNING,
+            plan=JobPlan.from_json({**plan_document(), "method": "optimal"}),
+            plan_revision=3,
+            result=result,
+        ),
         Bill(),
         (
             ProcessView(worker, 1.0),
             ProcessView(replace(worker, name="worker-0-0"), 1.0),
-            ProcessView(ProcessSpec("coordinator", "coordinator"), 1.0),
-            ProcessView(ProcessSpec("profile-cpu", "profile", (), "cpu", 1), 1.0, ended=2.0, exit_code=0),
+            ProcessView(ProcessSpec("coordinator", Role.COORDINATOR), 1.0),
+            ProcessView(ProcessSpec("profile-cpu", Role.PROFILE, "cpu", 1), 1.0, ended=2.0, exit_code=0),
         ),
     )
     server.put("/api/v1/namespaces/team/configmaps/tiny-state", data=memory.to_data())

@@ -94,9 +94,9 @@ def test_objects_as_dictionaries_are_checked_like_files(client: HeterPSClient, j
     objects[-1]["spec"]["training"]["globalBatchSize"] = -1
     with pytest.raises(ManifestError, match=r"spec.training.globalBatchSize"):
         client.submit(objects)
-    with pytest.raises(ManifestError, match="there are 0 HeterPSJobs"):
+    with pytest.raises(ManifestError, match="the list of objects has no HeterPSJob"):
         client.submit(objects[:2])
-    with pytest.raises(ManifestError, match=r"objects\[0\]: is not a HeterPS object"):
+    with pytest.raises(ManifestError, match=r"objects\[0\]: kind: must be one of DevicePool, HeterPSJob, is \"Pod\""):
         client.submit([{"kind": "Pod"}])
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from heterps_operator.control.problem import build_problem
 from heterps_operator.state.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
-from tests.heterps_operator.helpers.world import PLAN, PROFILE, World, make_job
+from tests.heterps_operator.helpers.world import JOB_PLAN, PLAN, PROFILE, World, make_job
 
 INFEASIBLE = {"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "the best is 31,000"}
 
@@ -199,7 +199,7 @@ def test_a_plan_whose_units_others_took_while_the_job_was_suspended_is_made_anew
     world.free_units = {}
     world.answer(PLAN)
     world.settle()
-    assert (world.status.plan, world.status.plan_revision, world.status.plan_reason) == (PLAN, 2, "Replanned")
+    assert (world.status.plan, world.status.plan_revision, world.status.plan_reason) == (JOB_PLAN, 2, "Replanned")
     assert [event.reason for event in world.events][-1:] == ["Replanned"]
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import Elasticity
 from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.problem import build_problem
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Plan
 from heterps_planner.scenarios.evaluate import evaluate
-from heterps_runtime.contract import PlanDocument
-from tests.heterps_operator.helpers.world import MEMBERS, PLAN, PROFILE, World, make_job
+from tests.heterps_operator.helpers.world import JOB_PLAN, MEMBERS, PLAN, PROFILE, World, make_job
 
 LOOK, GIVE_UP = 60.0, 180.0  # seconds of measurements before units may be added or removed
 
@@ -42,6 +41,11 @@ def running(plan: dict[str, Any] = PLAN, **changes: Any) -> World:
     return world
 
 
+def present(world: World) -> JobPlan:
+    assert world.status.plan is not None
+    return world.status.plan
+
+
 def rescaled(pods: int, cost: float = 2.6) -> dict[str, Any]:
     first, second = PLAN["stages"]
     return {**PLAN, "method": "fixed", "stages": [{**first, "pods": pods, "units": pods}, second], "costPerHour": cost}
@@ -55,7 +59,7 @@ def test_a_missed_floor_adds_workers_and_leaves_the_others_alone() -> None:
     assert request.stages == ({"pool": "cpu", "lastLayer": 0}, {"pool": "gpu", "lastLayer": 2})
     world.answer(rescaled(4))
     actions = world.settle()
-    assert [a for a in actions if isinstance(a, SubmitPlan)] == [SubmitPlan(world.status.plan or {}, 2)]
+    assert [a for a in actions if isinstance(a, SubmitPlan)] == [SubmitPlan(present(world), 2)]
     assert [a.spec.name for a in actions if isinstance(a, StartProcess)] == ["worker-0-2", "worker-0-3"]
     assert not any(isinstance(a, StopProcess) for a in actions)
     assert "Rescaled" in [c.type for c in world.status.conditions if c.status == "True"]
@@ -71,21 +75,20 @@ def test_units_that_others_took_meanwhile_are_not_taken() -> None:
     world.answer(rescaled(4))
     world.free_units = {"cpu": 4}  # two workers and the server hold three of them
     assert world.settle() == []
-    assert (world.status.plan, world.status.review) == (PLAN, None)
+    assert (world.status.plan, world.status.review) == (JOB_PLAN, None)
 
 
 def test_units_beyond_what_the_floor_needs_are_given_up_slowly() -> None:
-    world = running(elasticity=Elasticity(max_scale_down_percent=25))
-    world.status = replace(world.status, plan=rescaled(8, 5.0), plan_revision=2)
+    world = running(elasticity={"max_scale_down_percent": 25})
+    world.status = replace(world.status, plan=JobPlan.from_json(rescaled(8, 5.0)), plan_revision=2)
     world.settle()
     world.join(*(f"worker-0-{i}" for i in range(8)))
     trained(world, rate=50_000.0, past=GIVE_UP).turn()
     world.answer(rescaled(2))
     actions = world.settle()
-    plan = world.status.plan
-    assert plan is not None
-    assert [stage["pods"] for stage in plan["stages"]] == [6, 1], "a quarter of eight at once"
-    assert plan["costPerHour"] == pytest.approx(6 * 0.04 + 2.42 + 0.04)
+    plan = present(world)
+    assert plan.pods == (6, 1), "a quarter of eight at once"
+    assert plan.cost_per_hour == pytest.approx(6 * 0.04 + 2.42 + 0.04)
     assert not any(isinstance(a, StartProcess | StopProcess) for a in actions), "the coordinator ends them"
     world.end("worker-0-7", 0)
     world.end("worker-0-6", 0)
@@ -123,10 +126,10 @@ def test_a_throughput_near_the_floor_changes_nothing(rate: float) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"elasticity": Elasticity(mode="Disabled")},
-        {"elasticity": Elasticity(workers=3)},
-        {"elasticity": Elasticity(workers=3), "min_samples_per_second": None},
-        {"min_samples_per_second": None},
+        {"elasticity": {"mode": "Disabled"}},
+        {"elasticity": {"workers": 3}},
+        {"elasticity": {"workers": 3}, "min_samples_per_second": 0.0},
+        {"min_samples_per_second": 0.0},
         {"stages_by_hand": ({"pool": "cpu"},)},
     ],
 )
@@ -149,7 +152,7 @@ def test_a_floor_out_of_reach_is_said_and_training_goes_on() -> None:
     condition = world.status.condition("Rescaled")
     assert (condition.status, condition.reason) == ("False", "CannotRescale")
     assert "limited by cpu" in condition.message
-    assert world.status.plan == PLAN
+    assert world.status.plan == JOB_PLAN
     assert world.status.phase == "Running"
     world.time += 30
     assert world.settle() == [], "not asked again before the pause is over"
@@ -172,7 +175,7 @@ def test_a_machine_whose_cores_are_all_busy_gets_no_more_workers() -> None:
 def test_a_calibrated_problem_predicts_what_is_measured() -> None:
     job = make_job()
     problem = build_problem(job, {"cpu": PROFILE, "gpu": PROFILE})
-    plan = PlanDocument.from_json(PLAN)
+    plan = JOB_PLAN
     changed = calibrate(problem, plan, 8_000.0, [9_000.0, 14_000.0])
     stages = [{"pool": "cpu", "lastLayer": 0, "units": 2}, {"pool": "gpu", "units": 1}]
     free = {**changed, "minSamplesPerSecond": 0}
@@ -186,7 +189,7 @@ def test_a_calibrated_problem_predicts_what_is_measured() -> None:
 
 @pytest.mark.parametrize(("workers", "pods"), [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [4, 1]), (6, [5, 1])])
 def test_every_worker_goes_to_the_slowest_stage(workers: int, pods: list[int]) -> None:
-    plan = PlanDocument.from_json(PLAN)
+    plan = JOB_PLAN
     problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
     layers = [{**layer, "pools": {**layer["pools"]}} for layer in problem["layers"]]
     layers[0]["pools"]["cpu"] = {**layers[0]["pools"]["cpu"], "computeSeconds": 5.0, "parallelFraction": 1.0}
@@ -195,7 +198,7 @@ def test_every_worker_goes_to_the_slowest_stage(workers: int, pods: list[int]) -
 
 
 def test_workers_are_divided_so_that_no_other_division_is_faster() -> None:
-    plan = PlanDocument.from_json(PLAN)
+    plan = JOB_PLAN
     gpu = {"name": "gpu", "maxUnits": 8}
     document = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
     pools = [pool | gpu if pool["name"] == "gpu" else pool for pool in document["pools"]]
@@ -216,13 +219,13 @@ def test_workers_are_divided_so_that_no_other_division_is_faster() -> None:
 
 def test_pools_have_limits() -> None:
     problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
-    first, second = divide_workers(problem, PlanDocument.from_json(PLAN), 100)
+    first, second = divide_workers(problem, JOB_PLAN, 100)
     assert (first, second) == (7, 2), "8 units of cpu of which the server has one, 2 of gpu"
 
 
 @pytest.mark.parametrize("floor", [None, 20_000.0, 1e9])
 def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: float | None) -> None:
-    world = trained(running(elasticity=Elasticity(workers=5), min_samples_per_second=floor), 50_000.0)
+    world = trained(running(elasticity={"workers": 5}, min_samples_per_second=floor), 50_000.0)
     [request] = world.turn().actions
     assert isinstance(request, ComputePlan)
     assert request.problem["minSamplesPerSecond"] == 0

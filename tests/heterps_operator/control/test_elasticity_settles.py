@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator.api.job import Elasticity
 from tests.heterps_operator.helpers.elastic_world import ElasticWorld, Load, drift, square, steady, telegraph
 
 HOUR = 3600.0
 END = HOUR  # end of the load
 LENGTH = 2 * HOUR
 SHARED = {"slowdown": 0.5, "believed": 0.7}  # the load also slows down the shared work
-AT_ONCE = Elasticity(max_scale_down_percent=100)
+AT_ONCE = {"max_scale_down_percent": 100}
 # Load, other settings, seed, and the maximum number of changes: every number of workers fails a few times at doubling
 # intervals.
 CASES: dict[str, tuple[Load, dict[str, Any], int, int]] = {
@@ -35,8 +34,8 @@ CASES: dict[str, tuple[Load, dict[str, Any], int, int]] = {
     "five minutes on and off at random": (telegraph(1, 300, END), {}, 1, 16),
     "slowly more": (drift(HOUR, END), {}, 0, 14),
     "slowly more of what workers share": (drift(HOUR, END), {**SHARED, "slowdown": 0.8}, 0, 6),
-    "few at a time": (square(1200, 600, END), {"elasticity": Elasticity(), "workers": 8}, 1, 20),
-    "short pauses": (telegraph(5, 300, END), {"elasticity": replace(AT_ONCE, cooldown_seconds=2.0)}, 0, 22),
+    "few at a time": (square(1200, 600, END), {"elasticity": {}, "workers": 8}, 1, 20),
+    "short pauses": (telegraph(5, 300, END), {"elasticity": {**AT_ONCE, "cooldown_seconds": 2.0}}, 0, 22),
 }
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import FailureAction, FailureRule, JobSpec, RunPolicy
+from heterps_operator.api.job import FailureAction, FailureRule, JobSpec
 from heterps_operator.control.failures import describe_end
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
 from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 
@@ -17,7 +18,7 @@ TAKEN_AWAY = ["Deleted", "Evicted", "NodeLost", "Preempted"]
 
 
 def world_with(*rules: FailureRule, backoff_limit: int = 2) -> World:
-    return World(make_job(run_policy=RunPolicy(backoff_limit=backoff_limit, failure_rules=rules))).training()
+    return World(make_job(run_policy={"backoff_limit": backoff_limit, "failure_rules": rules})).training()
 
 
 def outcome(world: World) -> str:
@@ -28,7 +29,7 @@ def outcome(world: World) -> str:
     return "everything restarts" if status.incarnation > 1 else "the process restarts"
 
 
-def rule(action: str, role: str | None = None, codes: tuple[int, ...] = (), reasons: tuple[str, ...] = ()) -> Any:
+def rule(action: str, role: Role | None = None, codes: tuple[int, ...] = (), reasons: tuple[str, ...] = ()) -> Any:
     return FailureRule(FailureAction(action), role, frozenset(codes), frozenset(reasons))
 
 
@@ -46,11 +47,11 @@ def rule(action: str, role: str | None = None, codes: tuple[int, ...] = (), reas
         ((rule("FailJob", codes=(137,)),), "worker-0-0", -9, "", "FailurePolicy", 0),
         ((rule("FailJob", codes=(137,)),), "worker-0-0", 137, "", "FailurePolicy", 0),
         ((rule("FailJob", codes=(137,)),), "worker-0-0", 1, "", "the process restarts", 1),
-        ((rule("FailJob", "ps", (1,)),), "worker-0-0", 1, "", "the process restarts", 1),
-        ((rule("FailJob", "ps", (1,)),), "ps-0", 1, "", "FailurePolicy", 0),
+        ((rule("FailJob", Role.PS, (1,)),), "worker-0-0", 1, "", "the process restarts", 1),
+        ((rule("FailJob", Role.PS, (1,)),), "ps-0", 1, "", "FailurePolicy", 0),
         ((rule("FailJob", reasons=("OOMKilled",)),), "worker-1-0", -9, "OOMKilled", "FailurePolicy", 0),
         ((rule("FailJob", reasons=("Evicted",)),), "worker-1-0", None, "Deleted", "the process restarts", 0),
-        ((rule("RestartJob", "worker", (1,)),), "worker-1-0", 1, "", "everything restarts", 1),
+        ((rule("RestartJob", Role.WORKER, (1,)),), "worker-1-0", 1, "", "everything restarts", 1),
         ((rule("RestartPod", reasons=("Deleted",)),), "worker-1-0", None, "Deleted", "the process restarts", 1),
         ((rule("RestartPod", codes=(1,)),), "ps-0", 1, "", "everything restarts", 1),
         ((rule("RestartPod", codes=(2,)),), "worker-1-0", 2, "", "the process restarts", 1),
@@ -70,7 +71,7 @@ def test_the_first_rule_that_fits_decides(
 
 
 def test_a_rule_that_fails_the_job_says_so() -> None:
-    world = world_with(rule("FailJob", "worker", reasons=("OOMKilled",)))
+    world = world_with(rule("FailJob", Role.WORKER, reasons=("OOMKilled",)))
     world.end("worker-0-0", 1)
     world.time += 1
     world.end("worker-1-0", -9, reason="OOMKilled", last_lines=("allocating",))
@@ -149,20 +150,20 @@ def test_the_coordinator_is_told_why_a_member_is_gone() -> None:
 @pytest.mark.parametrize(
     ("role", "pool", "code", "reason", "words"),
     [
-        ("ps", "cpu", -9, "OOMKilled", "out of memory; raise spec.parameterServer.memoryLimit"),
-        ("worker", "cpu", -9, "OOMKilled",
+        (Role.PS, "cpu", -9, "OOMKilled", "out of memory; raise spec.parameterServer.memoryLimit"),
+        (Role.WORKER, "cpu", -9, "OOMKilled",
          "out of memory; raise the memory limit of container heterps in spec.podTemplates.worker"),
-        ("coordinator", None, -9, "OOMKilled",
+        (Role.COORDINATOR, None, -9, "OOMKilled",
          "out of memory; raise the memory limit of container heterps in spec.podTemplates.coordinator"),
-        ("worker", "gone", 137, "OOMKilled",
+        (Role.WORKER, "gone", 137, "OOMKilled",
          "out of memory; raise the memory limit of container heterps in spec.podTemplates.worker"),
-        ("worker", "cpu", None, "Deleted", "its pod was deleted by another client"),
-        ("worker", "cpu", -15, "Preempted", "a pod of higher priority took its place, killed by SIGTERM"),
-        ("worker", "cpu", 128, "StartError", "its container could not start, exit code 128"),
-        ("worker", "cpu", 3, "", "exit code 3"),
+        (Role.WORKER, "cpu", None, "Deleted", "its pod was deleted by another client"),
+        (Role.WORKER, "cpu", -15, "Preempted", "a pod of higher priority took its place, killed by SIGTERM"),
+        (Role.WORKER, "cpu", 128, "StartError", "its container could not start, exit code 128"),
+        (Role.WORKER, "cpu", 3, "", "exit code 3"),
     ],
 )  # fmt: skip
-def test_an_end_is_told_in_words(role: str, pool: str | None, code: int | None, reason: str, words: str) -> None:
+def test_an_end_is_told_in_words(role: Role, pool: str | None, code: int | None, reason: str, words: str) -> None:
     process = ProcessView(ProcessSpec("it", role, pool=pool), 0.0, 1.0, code, reason=reason)
     assert describe_end(process, make_job()) == words
 
@@ -181,7 +182,7 @@ def test_the_policy_is_read_from_the_manifest() -> None:
     manifest = changed(changed(parsed(JOB), "spec.runPolicy", policy), "spec.training.microBatches", 4)
     read = JobSpec.from_manifests(manifest, [parsed(CPU), parsed(GPU)]).run_policy
     assert (read.ttl_seconds_after_finished, read.clean_pod_policy) == (60.0, "All")
-    assert read.failure_rules == (rule("FailJob", "ps", (), ("OOMKilled",)), rule("Ignore", None, (3, 4)))
+    assert read.failure_rules == (rule("FailJob", Role.PS, (), ("OOMKilled",)), rule("Ignore", None, (3, 4)))
     bare = JobSpec.from_manifests(
         changed(parsed(JOB), "spec.training.microBatches", 4), [parsed(CPU), parsed(GPU)]
     ).run_policy

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_operator.api.job import RunPolicy
 from heterps_operator.control.failures import backoff_seconds, describe_exit
 from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
@@ -67,7 +66,7 @@ def test_one_death_more_than_the_limit_fails_the_job_with_the_last_words() -> No
 
 
 def test_after_a_failure_everything_ends_the_coordinator_last() -> None:
-    world = World(make_job(run_policy=RunPolicy(backoff_limit=0))).training()
+    world = World(make_job(run_policy={"backoff_limit": 0})).training()
     world.end("worker-0-1", 1)
     actions = world.settle()
     assert [type(action) for action in actions] == [FailJob, StopProcess, StopProcess, StopProcess]
@@ -130,7 +129,7 @@ def test_workers_that_die_because_their_server_died_are_not_counted() -> None:
 
 
 def test_a_server_that_keeps_dying_fails_the_job() -> None:
-    world = World(make_job(run_policy=RunPolicy(backoff_limit=0))).training()
+    world = World(make_job(run_policy={"backoff_limit": 0})).training()
     world.end("ps-0", -9)
     world.settle()
     assert world.status.failure is not None

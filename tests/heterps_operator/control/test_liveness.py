@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_operator.api.job import RunPolicy
 from heterps_operator.state.values import Action, PodProblem, StopProcess
 from tests.heterps_operator.helpers.world import World, make_job
 
@@ -69,7 +68,7 @@ def test_the_silence_of_a_process_is_not_the_silence_of_the_one_that_replaces_it
 
 
 def test_a_member_that_is_heard_but_never_joins_is_ended() -> None:
-    world = World(make_job(run_policy=RunPolicy(start_deadline_seconds=900.0))).training()
+    world = World(make_job(run_policy={"start_deadline_seconds": 900.0})).training()
     silence(world, "worker-0-1", 0.5)
     world.time += 890
     assert stopped(world.settle()) == []

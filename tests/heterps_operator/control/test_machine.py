@@ -15,18 +15,18 @@ from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
 from heterps_operator.control.machine import describe_cores, describe_shortage
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.turn import Turn
 from heterps_operator.terminal.panels import live_view
+from heterps_planner.plans.plan import Machine
 from tests.heterps_operator.helpers.world import PLAN, World
 from tests.planner.problems import document
 from tests.planner.test_machine import measured_document
 
-SHORT = {
-    **PLAN,
-    "throughput": 26_091.0,
-    "machine": {"cores": 2.0, "busyCores": 6.32, "throughputOnPools": 140_103.0},
-}
-ENOUGH = {**PLAN, "machine": {"cores": 4.0, "busyCores": 1.5, "throughputOnPools": PLAN["throughput"]}}
+SMALL = Machine(cores=2.0, busy_cores=6.32, throughput_on_pools=140_103.0)
+SHORT = {**PLAN, "throughput": 26_091.0, "machine": SMALL.to_json()}
+LARGE = Machine(cores=4.0, busy_cores=1.5, throughput_on_pools=PLAN["throughput"])
+ENOUGH = {**PLAN, "machine": LARGE.to_json()}
 SENTENCE = (
     "this machine has 2 cores; the plan keeps 6.3 busy: expect about 26,000 samples/s here instead of 140,000; "
     "plan fewer units (maxUnits of its pools), or run the job on a cluster (heterps submit)"
@@ -34,17 +34,17 @@ SENTENCE = (
 
 
 def test_a_shortage_is_said_in_one_sentence_with_what_to_do() -> None:
-    assert describe_shortage(SHORT, None) == SENTENCE
-    assert describe_shortage(SHORT, 20_000.0) == SENTENCE
-    below = describe_shortage(SHORT, 30_000.0)
+    assert describe_shortage(SMALL, 26_091.0, 0.0) == SENTENCE
+    assert describe_shortage(SMALL, 26_091.0, 20_000.0) == SENTENCE
+    below = describe_shortage(SMALL, 26_091.0, 30_000.0)
     assert "of 140,000, which is below the floor of 30,000 samples/s (objective.minSamplesPerSecond); plan" in below
 
 
 def test_nothing_is_said_where_the_cores_suffice_or_nobody_counted_them() -> None:
-    assert describe_shortage(ENOUGH, 1e9) == ""
-    assert describe_cores(ENOUGH) == "this machine has 4 cores; the plan keeps 1.5 busy"
-    assert describe_shortage(PLAN, 1e9) == describe_cores(PLAN) == ""
-    assert describe_cores({"machine": {"cores": 1.0, "busyCores": 0.5}}).startswith("this machine has 1 core;")
+    assert describe_shortage(LARGE, PLAN["throughput"], 1e9) == ""
+    assert describe_cores(LARGE) == "this machine has 4 cores; the plan keeps 1.5 busy"
+    assert describe_shortage(None, PLAN["throughput"], 1e9) == ""
+    assert describe_cores(Machine(1.0, 0.5, 1.0)).startswith("this machine has 1 core;")
 
 
 def test_a_plan_that_is_too_large_is_warned_of_once_before_training() -> None:
@@ -132,7 +132,7 @@ def test_cores_need_processor_times_and_one_problem(problem_file: str, tmp_path:
 
 def test_the_live_view_says_it_too() -> None:
     world = World().training()
-    world.status = replace(world.status, plan=SHORT)
+    world.status = replace(world.status, plan=JobPlan.from_json(SHORT))
     console = Console(file=io.StringIO(), width=200, color_system=None)
     console.print(live_view(Turn(world.job, world.observed(), world.status, Bill(), ()), (), ()))
     assert isinstance(console.file, io.StringIO)

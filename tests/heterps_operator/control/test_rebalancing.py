@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from heterps_operator.api.job import Balancing
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import SubmitAllocation
 from heterps_planner.balancing import Pace
@@ -43,13 +42,13 @@ def test_equal_workers_are_left_alone() -> None:
 
 
 def test_policy_equal_moves_nothing() -> None:
-    world = World(make_job(balancing=Balancing(policy="equal"))).training()
+    world = World(make_job(balancing={"policy": "equal"})).training()
     assert run_for(world, 60, {"worker-0-0": 1e-4, "worker-0-1": 2e-4, "worker-1-0": 1e-4}) == []
 
 
 @pytest.mark.parametrize("policy", ["bno", "random"])
 def test_policies_that_are_there_to_compare_with_keep_the_global_batch_too(policy: str) -> None:
-    world = World(make_job(balancing=Balancing(policy=policy, seed=9))).training()
+    world = World(make_job(balancing={"policy": policy, "seed": 9})).training()
     made = run_for(world, 60, {"worker-0-0": 1e-4, "worker-0-1": 2e-4, "worker-1-0": 1e-4})
     assert len(made) == 1, "it is followed once, then all is as it says"
     assert [sum(stage) for stage in made[0]] == [512, 512]

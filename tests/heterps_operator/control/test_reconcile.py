@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from heterps_operator.api.job import PoolSpec, RunPolicy
+from heterps_operator.api.job import PoolSpec
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import (
     Action,
@@ -19,7 +19,7 @@ from heterps_operator.state.values import (
     StopProcess,
     SubmitPlan,
 )
-from tests.heterps_operator.helpers.world import MEMBERS, PLAN, PROFILE, World, make_job
+from tests.heterps_operator.helpers.world import JOB_PLAN, MEMBERS, PLAN, PROFILE, World, make_job
 
 
 def started(actions: list[Action]) -> list[str]:
@@ -161,7 +161,7 @@ def test_mode_plan_ends_with_the_plan_and_no_process() -> None:
     world.end("coordinator", 0)
     world.settle()
     assert world.status.phase == "Planned"
-    assert world.status.plan == PLAN
+    assert world.status.plan == JOB_PLAN
 
 
 def test_the_goal_profile_ends_without_a_plan() -> None:
@@ -305,7 +305,7 @@ def test_a_request_to_stop_that_the_coordinator_ignores_ends_in_time() -> None:
 
 
 def test_a_suspended_manifest_starts_nothing() -> None:
-    world = World(make_job(run_policy=RunPolicy(suspend=True)))
+    world = World(make_job(run_policy={"suspend": True}))
     assert world.settle() == []
     assert world.status.phase == "Suspended"
 
@@ -316,7 +316,7 @@ def test_a_new_run_keeps_the_plan_and_starts_members_of_a_new_incarnation() -> N
     assert started(second.settle()) == ["coordinator"]
     second.listen()
     actions = second.settle()
-    assert actions[0] == SubmitPlan(PLAN)
+    assert actions[0] == SubmitPlan(JOB_PLAN)
     assert started(actions) == list(MEMBERS)
     assert not any(isinstance(action, ComputePlan) for action in second.actions)
 
@@ -334,7 +334,7 @@ def test_a_start_that_takes_too_long_fails_with_the_members_that_are_missing() -
 
 
 def test_a_job_that_takes_too_long_fails() -> None:
-    world = World(make_job(run_policy=RunPolicy(active_deadline_seconds=60))).training()
+    world = World(make_job(run_policy={"active_deadline_seconds": 60})).training()
     world.time += 61
     world.settle()
     assert world.status.failure is not None

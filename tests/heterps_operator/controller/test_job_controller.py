@@ -19,6 +19,7 @@ from heterps_operator.controller.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import StateTaken, StoredState
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import Observed
@@ -172,7 +173,7 @@ def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: Wo
 def planned(world: World, phase: str = "Starting") -> None:
     """The state of a job that has a plan but no pods yet; the plan's ConfigMap belongs to another state."""
     world.cluster.ledger.set_limits({pool["metadata"]["name"]: 8 for pool in world.pools})
-    plan = json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"'))
+    plan = JobPlan.from_json(json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"')))
     status = replace(Status().with_phase(Phase(phase), world.now), plan=plan, plan_revision=1)
     owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = StoredState(replace(status, started=world.now), Bill())

@@ -16,6 +16,7 @@ from heterps_operator.controller.store import PodStore
 from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import owner
 
 JOBS = ("default/a", "default/b", "other/a")
@@ -75,8 +76,8 @@ def test_a_job_that_shrinks_keeps_its_units_until_the_pods_are_gone() -> None:
     assert ledger.held_by("default/a") == {}
 
 
-WORKER = ProcessSpec("worker-0-0", "worker", pool="cpu", units=2)
-COORDINATOR = ProcessSpec("coordinator", "coordinator")
+WORKER = ProcessSpec("worker-0-0", Role.WORKER, pool="cpu", units=2)
+COORDINATOR = ProcessSpec("coordinator", Role.COORDINATOR)
 
 
 def make_pod(

@@ -8,15 +8,16 @@ from typing import Any
 from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.names import owner_reference
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 
 Json = dict[str, Any]
 
 NOW = 1_700_000_000.0
-COORDINATOR = ProcessSpec("coordinator", "coordinator")
-SERVER = ProcessSpec("ps-0", "ps", ("--index", "0", "--pool", "cpu"), "cpu", 2, 2)
-CPU_WORKER = ProcessSpec("worker-0-1", "worker", ("--stage", "0", "--index", "1", "--pool", "cpu"), "cpu", 4, 4)
-GPU_WORKER = ProcessSpec("worker-1-0", "worker", ("--stage", "1", "--index", "0", "--pool", "v100"), "v100", 1)
-PROFILER = ProcessSpec("profile-v100", "profile", ("--pool", "v100"), "v100", 1)
+COORDINATOR = ProcessSpec("coordinator", Role.COORDINATOR)
+SERVER = ProcessSpec("ps-0", Role.PS, "cpu", 2, 2, index=0)
+CPU_WORKER = ProcessSpec("worker-0-1", Role.WORKER, "cpu", 4, 4, stage=0, index=1)
+GPU_WORKER = ProcessSpec("worker-1-0", Role.WORKER, "v100", 1, stage=1, index=0)
+PROFILER = ProcessSpec("profile-v100", Role.PROFILE, "v100", 1)
 SPECS = (COORDINATOR, SERVER, CPU_WORKER, GPU_WORKER, PROFILER)
 
 POOLS: dict[str, Json] = {

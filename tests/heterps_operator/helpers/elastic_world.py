@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from heterps_operator.api.job import Elasticity, PoolSpec
+from heterps_operator.api.job import PoolSpec
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ComputePlan, ProcessView
 from heterps_planner.model.problem import Problem
@@ -61,12 +61,12 @@ class ElasticWorld(World):
         slowdown: float = 0.0,
         workers: int = 2,
         seed: int = 0,
-        elasticity: Elasticity | None = None,
+        elasticity: dict[str, Any] | None = None,
         max_units: int = 9,
         restart_every: float | None = None,
     ) -> None:
-        pool = PoolSpec("cpu", "CPU", Decimal("0.04"), max_units)
-        settings = elasticity or Elasticity(max_scale_down_percent=100)
+        pool = PoolSpec("cpu", "CPU", Decimal("0.04"), max_units, 1)
+        settings = {"max_scale_down_percent": 100} if elasticity is None else elasticity
         super().__init__(
             make_job(
                 pools=(pool,), global_batch_size=BATCH, micro_batches=1, min_samples_per_second=floor,
@@ -137,7 +137,8 @@ class ElasticWorld(World):
     @property
     def workers(self) -> int:
         """Workers of the plan."""
-        return int((self.status.plan or {})["stages"][0]["pods"])
+        assert self.status.plan is not None
+        return self.status.plan.pods[0]
 
     def _plan(self, request: ComputePlan) -> None:
         found = evaluate(Problem.from_json(request.problem), list(request.stages))

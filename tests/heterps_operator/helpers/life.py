@@ -24,10 +24,10 @@ from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop import control_loop as loop
 from heterps_operator.loop.coordinator_client import CoordinatorError
 from heterps_operator.measure.measurement import Figures
+from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.values import (
     Action,
     FailJob,
-    PlanOutcome,
     ReportLost,
     RequestStop,
     Shutdown,
@@ -159,7 +159,7 @@ class Life(World):
                 return self._answer is not None
 
             def start(self, problem: Json, revision: int = 1, stages: Any = ()) -> None:
-                self._answer = PlanOutcome(_plan(), revision=revision)
+                self._answer = PlanOutcome.from_json(_plan(), revision)
 
             def poll(self) -> PlanOutcome | None:
                 answer, self._answer = self._answer, None

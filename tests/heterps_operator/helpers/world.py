@@ -6,8 +6,11 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from heterps_operator.api.job import Balancing, JobSpec, PoolSpec, RunPolicy
+from heterps_operator.api.defaults import complete_job
+from heterps_operator.api.job import JobSpec, PoolSpec
+from heterps_operator.api.schema import load_schemas
 from heterps_operator.control.reconcile import reconcile
+from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Status
 from heterps_operator.state.values import (
     Action,
@@ -16,7 +19,6 @@ from heterps_operator.state.values import (
     Decision,
     FailJob,
     Observed,
-    PlanOutcome,
     PoolCapacity,
     ProcessView,
     ReportLost,
@@ -28,8 +30,9 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
+from heterps_runtime.contract import API_VERSION
 
-POOLS = (PoolSpec("cpu", "CPU", Decimal("0.04"), 8), PoolSpec("gpu", "GPU", Decimal("2.42"), 2))
+POOLS = (PoolSpec("cpu", "CPU", Decimal("0.04"), 8, 1), PoolSpec("gpu", "GPU", Decimal("2.42"), 2, 1))
 PLAN: dict[str, Any] = {
     "version": 1,
     "method": "optimal",
@@ -45,6 +48,7 @@ PLAN: dict[str, Any] = {
     "costPerHour": 2.54,
     "cost": 0.01,
 }  # fmt: skip
+JOB_PLAN = JobPlan.from_json(PLAN)
 MEMBERS = ("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
 PROFILE: dict[str, Any] = {
     "batchSize": 512,
@@ -59,17 +63,26 @@ PROFILE: dict[str, Any] = {
 }
 
 
+def defaulted_job() -> JobSpec:
+    """A job with the defaults of the CRD."""
+    spec: dict[str, Any] = {
+        "model": {"entrypoint": "model:build"},
+        "data": {"format": "csv", "train": "train.csv", "label": "label"},
+        "training": {"globalBatchSize": 512},
+        "pools": [],
+    }
+    schema = load_schemas()["HeterPSJob"]
+    job = {"apiVersion": API_VERSION, "kind": "HeterPSJob", "metadata": {"name": "tiny"}, "spec": spec}
+    return JobSpec.from_manifests(complete_job(schema.with_defaults(job)), ())
+
+
 def make_job(**changes: Any) -> JobSpec:
-    job = JobSpec(
-        "tiny",
-        POOLS,
-        512,
-        4,
-        min_samples_per_second=20_000.0,
-        run_policy=RunPolicy(backoff_limit=2, start_deadline_seconds=900.0),
-        balancing=Balancing(policy="optimal", interval_seconds=10.0),
-    )
-    return replace(job, **changes)
+    """The job of most tests. Settings of `run_policy`, `balancing` and `elasticity` may be given as dictionaries."""
+    job = defaulted_job()
+    given: dict[str, Any] = {"min_samples_per_second": 20_000.0, "run_policy": {"backoff_limit": 2}, **changes}
+    for name in ("run_policy", "balancing", "elasticity"):
+        given[name] = replace(getattr(job, name), **given.get(name, {}))
+    return replace(job, **{"pools": POOLS, **given})
 
 
 class World:

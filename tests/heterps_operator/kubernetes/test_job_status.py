@@ -11,9 +11,10 @@ from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.structure import structural_faults
 from heterps_operator.kubernetes.status import job_status
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import PodProblem
-from tests.heterps_operator.helpers.world import World
+from tests.heterps_operator.helpers.world import PLAN, World
 from tests.manifests.samples import JOB, parsed
 
 KIND = load_schemas()["HeterPSJob"]
@@ -21,7 +22,7 @@ KIND = load_schemas()["HeterPSJob"]
 
 def shown(world: World) -> dict[str, Any]:
     """Return the status of a job, validated against its schema."""
-    document = job_status(world.job, world.status, Bill(), tuple(world.processes.values()), generation=1)
+    document = job_status(world.job.name, world.status, Bill(), tuple(world.processes.values()), generation=1)
     job = KIND.with_defaults(parsed(JOB)) | {"status": document}
     assert list(structural_faults(KIND.openapi, job, {})) == []
     return document
@@ -65,9 +66,9 @@ def test_after_the_end_nobody_is_waited_for(end: str) -> None:
 
 def test_long_lists_are_cut() -> None:
     world = World().planned()
-    plan = dict(world.status.plan or {})
-    first, second = plan["stages"]
-    world.status = replace(world.status, plan={**plan, "stages": [{**first, "pods": 500, "units": 500}, second]})
+    first, second = PLAN["stages"]
+    many = {**PLAN, "stages": [{**first, "pods": 500, "units": 500}, second]}
+    world.status = replace(world.status, plan=JobPlan.from_json(many))
     found = shown(world)["workers"]
     assert found["desired"] == 501
     assert len(found["notReady"]) == 16
@@ -77,7 +78,7 @@ def test_measurements_and_checkpoints_have_a_time() -> None:
     world = World().training()
     checkpoint = {"lastStep": 20, "lastTime": 1_700_000_000.0, "path": "/shared"}
     world.status = replace(world.status, result={"samplesPerSecond": 5.0, "checkpoint": checkpoint})
-    found = job_status(world.job, world.status, Bill(), (), generation=1, measured=1_700_000_060.0)
+    found = job_status(world.job.name, world.status, Bill(), (), generation=1, measured=1_700_000_060.0)
     assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
     assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
     assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []

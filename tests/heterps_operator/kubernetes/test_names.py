@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from heterps_operator.kubernetes import names
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _processes = st.from_regex(r"\A(worker-[0-9]{1,4}-[0-9]{1,4}|profile-[a-z0-9]([-a-z0-9.]{0,60}[a-z0-9])?)\Z")
@@ -18,7 +19,7 @@ _jobs = st.from_regex(r"\A[a-z]([-a-z0-9]{0,38}[a-z0-9])?\Z")
 
 
 def test_a_pod_is_named_after_job_process_incarnation_and_attempt() -> None:
-    spec = ProcessSpec("worker-0-1", "worker", incarnation=1, attempt=2)
+    spec = ProcessSpec("worker-0-1", Role.WORKER, incarnation=1, attempt=2)
     assert names.pod_name("flights", spec) == "flights-worker-0-1-1-2"
     assert names.host_name("worker-0-1") == "worker-0-1"
 
@@ -26,7 +27,7 @@ def test_a_pod_is_named_after_job_process_incarnation_and_attempt() -> None:
 @settings(max_examples=30)
 @given(_jobs, _processes, st.integers(1, 9999), st.integers(1, 9999))
 def test_names_are_dns_labels_of_at_most_63_characters(job: str, process: str, incarnation: int, attempt: int) -> None:
-    spec = ProcessSpec(process, "worker", incarnation=incarnation, attempt=attempt)
+    spec = ProcessSpec(process, Role.WORKER, incarnation=incarnation, attempt=attempt)
     for name in (names.pod_name(job, spec), names.host_name(process), names.profile_config_name(process, "0" * 16)):
         assert len(name) <= 63
         assert _LABEL.fullmatch(name), name
@@ -35,26 +36,26 @@ def test_names_are_dns_labels_of_at_most_63_characters(job: str, process: str, i
 @settings(max_examples=30)
 @given(_jobs, st.lists(_processes, min_size=2, max_size=2, unique=True))
 def test_different_processes_have_different_names(job: str, processes: list[str]) -> None:
-    one, other = (ProcessSpec(process, "profile") for process in processes)
+    one, other = (ProcessSpec(process, Role.PROFILE) for process in processes)
     assert names.pod_name(job, one) != names.pod_name(job, other)
     assert names.host_name(one.name) != names.host_name(other.name)
     assert names.pod_name(job, one) != names.pod_name(job, replace(one, attempt=2))
 
 
 def test_a_long_process_is_cut_and_told_apart_by_its_digest() -> None:
-    name = names.pod_name("j" * 40, ProcessSpec("profile-a-pool-with-a-long-name", "profile"))
+    name = names.pod_name("j" * 40, ProcessSpec("profile-a-pool-with-a-long-name", Role.PROFILE))
     assert re.fullmatch(r"j{40}-profile-a-p-[0-9a-f]{6}-1-1", name), name
 
 
 def test_labels_tell_role_place_and_pool() -> None:
-    spec = ProcessSpec("worker-1-0", "worker", ("--stage", "1", "--index", "0", "--pool", "v100"), "v100", 1)
+    spec = ProcessSpec("worker-1-0", Role.WORKER, "v100", 1, stage=1, index=0)
     labels = names.pod_labels("flights", spec)
     assert labels["app.kubernetes.io/instance"] == "flights"
     assert labels["app.kubernetes.io/component"] == "worker"
     assert {key: labels[f"heterps.io/{key}"] for key in ("job", "role", "process", "pool", "stage", "index")} == {
         "job": "flights", "role": "worker", "process": "worker-1-0", "pool": "v100", "stage": "1", "index": "0",
     }  # fmt: skip
-    coordinator = names.pod_labels("flights", ProcessSpec("coordinator", "coordinator"))
+    coordinator = names.pod_labels("flights", ProcessSpec("coordinator", Role.COORDINATOR))
     assert not {"heterps.io/pool", "heterps.io/stage", "heterps.io/index"} & coordinator.keys()
 
 

@@ -10,16 +10,19 @@ import pytest
 
 from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
-from heterps_runtime.contract import PlanDocument, ServersDocument, StageDocument
+from heterps_operator.state.plan import JobPlan
+from heterps_runtime.contract import ServersDocument, StageDocument
 from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
 from tests.heterps_operator.helpers.structure import check
 
-PLAN = PlanDocument(
-    (
+PLAN = JobPlan(
+    document={},
+    method="optimal",
+    stages=(
         StageDocument("stage-0", "cpu", 0, 2, ("a", "b", "c"), 12, 3),
         StageDocument("stage-1", "v100", 3, 4, ("d", "e"), 1, 1),
     ),
-    ServersDocument("cpu", 2, 3),
+    servers=ServersDocument("cpu", 2, 3),
 )
 
 

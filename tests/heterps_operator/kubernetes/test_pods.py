@@ -14,6 +14,7 @@ from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.building.templates import merge
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import (
     COORDINATOR,
     CPU_WORKER,
@@ -95,7 +96,7 @@ def test_an_accelerator_comes_with_a_core_and_its_place() -> None:
 def test_a_server_is_held_to_its_memory() -> None:
     resources = container_of(pod_of(SERVER))["resources"]
     assert resources == {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"cpu": "2", "memory": "8Gi"}}
-    shared = ProcessSpec("ps-3", "ps", ("--index", "3", "--pool", "cpu"), "cpu", 0)
+    shared = ProcessSpec("ps-3", Role.PS, "cpu", 0, index=3)
     assert container_of(pod_of(shared, make_job(parameterServer={})))["resources"] == {"requests": {"cpu": "100m"}}
 
 

@@ -13,6 +13,7 @@ from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
 from heterps_operator.kubernetes.reading.processes import process_of, process_text
 from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.values import ProcessSpec
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import SPECS
 
 NAMES = {
@@ -23,7 +24,7 @@ NAMES = {
 }
 HUGE = 10**30
 GOOD = {
-    "name": "worker-0-1", "role": "worker", "arguments": ["--stage", "0"], "pool": "cpu", "units": 2, "threads": 2,
+    "name": "worker-0-1", "role": "worker", "stage": 0, "index": 1, "pool": "cpu", "units": 2, "threads": 2,
     "incarnation": 1, "attempt": 1,
 }  # fmt: skip
 
@@ -39,11 +40,14 @@ def processes(draw: st.DrawFn) -> ProcessSpec:
     pool = draw(st.none() | st.text(min_size=1, max_size=5))
     return ProcessSpec(
         draw(NAMES[role]),
-        role,
-        tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
+        Role(role),
         pool,
         draw(st.integers(0, 64)) if pool else 0,
-        *(draw(st.integers(1, most)) for most in (64, 9, 9)),
+        draw(st.integers(1, 64)),
+        stage=draw(st.none() | st.integers(0, 64)),
+        index=draw(st.none() | st.integers(0, 64)),
+        incarnation=draw(st.integers(1, 9)),
+        attempt=draw(st.integers(1, 9)),
     )
 
 

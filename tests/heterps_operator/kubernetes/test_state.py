@@ -12,14 +12,14 @@ from heterps_operator.state.status import Condition, Failure, Phase, Status
 from heterps_operator.state.values import ProcessView
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW
 from tests.heterps_operator.helpers.mutants import MISSING, WRONG, changed, job, paths
-from tests.heterps_operator.helpers.world import PLAN
+from tests.heterps_operator.helpers.world import JOB_PLAN
 
 
 def memory() -> dict[str, str]:
     condition = Condition("Planned", "True", "PlanComputed", "x", NOW)
     failure = Failure("x", "x", last_lines=("x",))
     status = Status(
-        Phase.RUNNING, NOW, NOW, conditions=(condition,), plan=PLAN, attempts={"ps-0": 2}, failure=failure,
+        Phase.RUNNING, NOW, NOW, conditions=(condition,), plan=JOB_PLAN, attempts={"ps-0": 2}, failure=failure,
         gang=("ps-0",), planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1},
         result={"committedSteps": 1},
     )  # fmt: skip

@@ -13,6 +13,7 @@ from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import (
     COORDINATOR,
     CPU_WORKER,
@@ -237,7 +238,7 @@ def test_a_member_is_one_of_its_gang_only_if_the_gang_knows_it(
     substrate.job = make_job(runPolicy={"schedulingPolicy": {"gang": "Kueue", "queue": "ads"}})
     substrate.follow(Status(gang=("ps-0", "worker-0-0", "worker-0-1")))
     substrate.start(CPU_WORKER)
-    substrate.start(ProcessSpec("worker-0-2", "worker", pool="cpu", units=4))
+    substrate.start(ProcessSpec("worker-0-2", Role.WORKER, pool="cpu", units=4))
     counts = [
         pod["metadata"]["annotations"].get("kueue.x-k8s.io/pod-group-total-count")
         for pod in cluster.pods.values()

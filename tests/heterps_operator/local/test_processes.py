@@ -15,11 +15,12 @@ import pytest
 from heterps_operator.documents import write_json
 from heterps_operator.local.processes import ProcessSubstrate, end_leftovers, guarded, read_last_lines, start_identity
 from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_runtime.contract import Role
 
-# Each role is a one-line program; variables such as `$HOME` come from the environment of the substrate.
+# The coordinator listens; what another process does is the name of its pool.
 PROGRAM = """
 import os, signal, sys, time
-role = sys.argv[1]
+role = sys.argv[sys.argv.index('--pool') + 1] if '--pool' in sys.argv else sys.argv[1]
 if role == 'coordinator':
     ready = sys.argv[sys.argv.index('--ready-file') + 1]
     if '--mute' not in sys.argv:
@@ -30,7 +31,7 @@ if role == 'coordinator':
     signal.pause()
 elif role == 'stubborn':
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    open(sys.argv[2], 'w').close()
+    open('up', 'w').close()
     while True: signal.pause()
 elif role == 'talker':
     for i in range(100): print('line', i)
@@ -39,8 +40,8 @@ elif role == 'talker':
 elif role == 'parent':
     import subprocess
     child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])
-    open(sys.argv[2] + '.tmp', 'w').write(str(child.pid))
-    os.replace(sys.argv[2] + '.tmp', sys.argv[2])
+    open('child.tmp', 'w').write(str(child.pid))
+    os.replace('child.tmp', 'child')
     signal.pause()
 """
 
@@ -49,7 +50,7 @@ elif role == 'parent':
 def substrate(tmp_path: Path) -> Iterator[ProcessSubstrate]:
     command = (sys.executable, "-c", PROGRAM)
     made = ProcessSubstrate(tmp_path, tmp_path / "run.json", "secret", runtime_command=command)
-    made.start(ProcessSpec("coordinator", "coordinator"))
+    made.start(ProcessSpec("coordinator", Role.COORDINATOR))
     while made.coordinator_address() is None:
         made.wait(0.01)
     yield made
@@ -82,7 +83,7 @@ def await_pid_gone(pid: int) -> None:
 
 
 def test_a_process_ends_with_its_exit_code_and_last_lines(substrate: ProcessSubstrate) -> None:
-    substrate.start(ProcessSpec("worker-0-0", "talker", threads=3))
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "talker", threads=3))
     ended = await_end(substrate, "worker-0-0")
     assert ended.exit_code == 7
     assert len(ended.last_lines) == 20
@@ -98,7 +99,7 @@ def test_a_process_killed_by_a_signal_says_which(substrate: ProcessSubstrate) ->
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(substrate: ProcessSubstrate, tmp_path: Path) -> None:
-    substrate.start(ProcessSpec("worker-0-0", "stubborn", (str(tmp_path / "up"),)))
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "stubborn"))
     await_file(substrate, tmp_path / "up")
     substrate.stop("worker-0-0", 0.05)
     assert view(substrate, "worker-0-0").stopping
@@ -111,7 +112,7 @@ def test_a_process_that_obeys_is_not_killed(substrate: ProcessSubstrate) -> None
 
 
 def test_what_a_process_started_ends_with_it(substrate: ProcessSubstrate, tmp_path: Path) -> None:
-    substrate.start(ProcessSpec("worker-0-0", "parent", (str(tmp_path / "child"),)))
+    substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "parent"))
     child = int(await_file(substrate, tmp_path / "child"))
     os.kill(view(substrate, "worker-0-0").pid, signal.SIGKILL)
     await_end(substrate, "worker-0-0")
@@ -120,7 +121,7 @@ def test_what_a_process_started_ends_with_it(substrate: ProcessSubstrate, tmp_pa
 
 def test_each_attempt_has_its_own_log(substrate: ProcessSubstrate, tmp_path: Path) -> None:
     for _ in range(3):
-        substrate.start(ProcessSpec("worker-0-0", "talker"))
+        substrate.start(ProcessSpec("worker-0-0", Role.WORKER, "talker"))
         await_end(substrate, "worker-0-0")
     names = sorted(path.name for path in (tmp_path / "logs").glob("worker*"))
     assert names == ["worker-0-0.1.log", "worker-0-0.2.log", "worker-0-0.log"]
@@ -130,7 +131,7 @@ def test_closing_ends_everything(tmp_path: Path, substrate: ProcessSubstrate) ->
     other = ProcessSubstrate(
         tmp_path / "b", tmp_path / "run.json", "t", runtime_command=(sys.executable, "-c", PROGRAM)
     )
-    other.start(ProcessSpec("coordinator", "coordinator"))
+    other.start(ProcessSpec("coordinator", Role.COORDINATOR))
     pid = other.processes()[0].pid
     other.close()
     assert start_identity(pid) is None

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from heterps_operator.errors import UsageError
 from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
@@ -90,7 +91,7 @@ def test_the_queue_is_asked_when_the_metrics_are_read() -> None:
 
 def test_plans_and_new_divisions_are_counted_once_each() -> None:
     metrics, world = make_metrics(), World().training()
-    world.status = world.status.__class__(plan={**PLAN, "seconds": 0.4}, plan_revision=1)
+    world.status = world.status.__class__(plan=JobPlan.from_json({**PLAN, "seconds": 0.4}), plan_revision=1)
     metrics.update("ml", "flights", make_turn(world, Event("Normal", "PlanComputed", "plan 1 by optimal")))
     for _ in range(5):
         metrics.update("ml", "flights", make_turn(world))

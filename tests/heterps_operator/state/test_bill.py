@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_runtime.contract import Role
 
 PRICES = {"cpu": Decimal("0.04"), "gpu": Decimal("2.42")}
 
 
 def view(pool: str | None, units: int, started: float, ended: float | None = None) -> ProcessView:
-    return ProcessView(ProcessSpec("p", "worker", (), pool, units), started, ended)
+    return ProcessView(ProcessSpec("p", Role.WORKER, pool, units), started, ended)
 
 
 def test_an_hour_of_three_units_costs_three_times_the_price() -> None:
