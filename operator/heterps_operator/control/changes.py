@@ -20,7 +20,7 @@ class Effect(IntEnum):
     """What has to be done, the strongest last."""
 
     NONE = 0  # nothing has changed
-    LIVE = 1  # the controller reads the new value at its next look; no process notices
+    LIVE = 1  # the controller reads the new value at its next turn; no process notices
     RESTART = 2  # processes read it when they start: stop in order with a checkpoint, go on from that with new ones
     REPLAN = 3  # the plan may be another one: as RESTART, but the planner is asked first
     REFUSED = 4  # what was trained so far would not be a part of the new job; the API server refuses it already

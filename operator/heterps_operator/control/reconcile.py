@@ -4,8 +4,8 @@
 the same decision, and an observation in which the actions have taken effect gives none. So it does not matter whether
 it runs twice a second, after a crash, or twice for one change, and every situation can be tested as a value.
 
-A job goes through profiling every pool, planning, starting the members, running and rebalancing, and termination. The code
-checks in this order: failures and requests to stop, ending, processes of an earlier incarnation, the next step forward.
+A job is profiled on every pool, planned, started, run with rebalancing, and ended. Each turn looks for a reason to end
+first, then for processes of an earlier incarnation, then for the next step forward.
 """
 
 from __future__ import annotations

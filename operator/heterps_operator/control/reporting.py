@@ -73,7 +73,7 @@ def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) 
 
 
 def observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
-    """Say once per incarnation from which step training goes on; the rest of it may pass between two looks."""
+    """Say once per incarnation from which step training goes on; the coordinator may go on before the next turn."""
     view = observed.coordinator
     if view is None or view.phase in (JobPhase.PROFILING, JobPhase.STARTING):
         return status, ()

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heterps_operator.controller.planners import FairSemaphore
+from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from heterps_operator.controller.store import ObjectStore, PodStore, slim_job, slim_node
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.pools import Ledger
+from heterps_operator.loop.coordinator_client import CoordinatorClient
+from heterps_operator.loop.substrate import Coordinator, Planner
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
 from heterps_operator.state.status import Phase
@@ -41,6 +43,8 @@ class OperatorContext:
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
     # Of a job's throughput and speeds, by namespace and name; None: its coordinator is scraped.
     measurement: Callable[[str, str], Measurement | None] = lambda namespace, name: None
+    connect: Callable[[str, str], Coordinator] = CoordinatorClient  # to a coordinator, by address and token
+    make_planner: Callable[..., Planner] = QueuedPlanner
     jobs: ObjectStore = field(default_factory=lambda: ObjectStore(slim_job))
     pools: ObjectStore = field(default_factory=ObjectStore)
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))

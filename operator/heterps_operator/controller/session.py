@@ -18,7 +18,6 @@ from heterps_operator.control.changes import Effect
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
-from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.store import Key
 from heterps_operator.controller.trial import PlanTrial
 from heterps_operator.documents import Json
@@ -30,6 +29,7 @@ from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
+from heterps_operator.loop.substrate import Planner
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.status import Phase, Status
@@ -63,9 +63,9 @@ class Site:
         """The job's name in the ledger."""
         return job_key(*self.key)
 
-    def planner(self, spec: JobSpec, folder: str) -> QueuedPlanner:
+    def planner(self, spec: JobSpec, folder: str) -> Planner:
         """A planner for a spec, which waits for its turn among those of all jobs."""
-        return QueuedPlanner(
+        return self.cluster.make_planner(
             self.cluster.planner_slots,
             self.folder / folder,
             spec.method,
@@ -134,6 +134,7 @@ class JobSession:
             known_profiles=cache.load([pool.name for pool in spec.pools]),
             status=status,
             bill=stored.bill,
+            connect=cluster.connect,
             measurement=cluster.measurement(*site.key),
             save_seconds=lambda: cluster.save_seconds,
             clock=cluster.clock,

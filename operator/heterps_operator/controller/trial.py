@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.problem import build_problem
-from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.documents import Json
+from heterps_operator.loop.substrate import Planner
 from heterps_operator.state.plan import PlanOutcome
 
 __all__ = ["PlanTrial"]
@@ -25,7 +25,7 @@ class PlanTrial:
         ValueError: the profiles do not belong together.
     """
 
-    def __init__(self, job: JobSpec, planner: QueuedPlanner, profiles: Mapping[str, Json]) -> None:
+    def __init__(self, job: JobSpec, planner: Planner, profiles: Mapping[str, Json]) -> None:
         self.job = job
         self._planner = planner
         planner.start(build_problem(job, profiles))

@@ -188,8 +188,8 @@ def pod_labels(job: str, spec: ProcessSpec) -> dict[str, str]:
     """Labels of a process's pod, without those that do not apply to its role."""
     labels = {
         **job_labels(job),
-        "app.kubernetes.io/component": spec.role,
-        LABEL_ROLE: spec.role,
+        "app.kubernetes.io/component": spec.role.value,
+        LABEL_ROLE: spec.role.value,
         LABEL_PROCESS: host_name(spec.name),
     }
     if spec.pool is not None:

@@ -2,7 +2,7 @@
 
 All judgement is in `reconcile`; this module only carries values between it and the world. A turn is bounded: calls to
 the coordinator have short timeouts, planning is a child process, nothing sleeps. The loop wakes when a process ends,
-when it is asked to stop, and a few times a second to look at the coordinator.
+when it is asked to stop, and a few times a second to ask the coordinator.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Protocol
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.reconcile import reconcile
 from heterps_operator.documents import Json
-from heterps_operator.local.planner import PlannerProcess
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
-from heterps_operator.loop.substrate import ProfileStore, Substrate
+from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
@@ -66,13 +65,14 @@ class ControlLoop:
     Args:
         job: what is wanted.
         substrate: where processes run.
-        planner: makes plans in a child process.
+        planner: makes the plans.
         cache: profiles of earlier runs.
         known_profiles: those that need no measuring, by pool.
         token: the job's secret.
         status: of an earlier run, made ready by `Status.begin_again`, or a new one.
         bill: what was charged so far.
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
+        connect: opens a client of the coordinator at an address, with the job's token.
         measurement: of throughput and workers' speeds; None: the coordinator is scraped.
         save_seconds: between two savings while only the bill grows.
         clock: Unix seconds.
@@ -83,7 +83,7 @@ class ControlLoop:
         self,
         job: JobSpec,
         substrate: Substrate,
-        planner: PlannerProcess,
+        planner: Planner,
         cache: ProfileStore,
         *,
         token: str,
@@ -91,6 +91,7 @@ class ControlLoop:
         known_profiles: Mapping[str, Json] | None = None,
         status: Status | None = None,
         bill: Bill | None = None,
+        connect: Callable[[str, str], Coordinator] = CoordinatorClient,
         measurement: Measurement | None = None,
         save_seconds: Callable[[], float] = lambda: _SAVE_SECONDS,
         clock: Callable[[], float] = time.time,
@@ -106,11 +107,12 @@ class ControlLoop:
         self._cache = cache
         self._token = token
         self._save = save
+        self._connect = connect
         self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
         self._meter = Meter(measurement or Scraping(), clock)
-        self._client: CoordinatorClient | None = None
+        self._client: Coordinator | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
         self._last_contact: float | None = None  # monotonic, as the next but one
@@ -167,7 +169,7 @@ class ControlLoop:
         self._charge(observed.processes, observed.time)
         decision = reconcile(self.job, observed)
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
-        # What was done is kept at the next look: a process that ends unseen must be known to have been there.
+        # What was done is kept at the next turn: a process that ends unseen must be known to have been there.
         matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
         self._acted = bool(decision.actions)
         if matters or observed.time - self._saved >= self._save_seconds():
@@ -212,7 +214,7 @@ class ControlLoop:
             self._client = self._last_contact = None
             return None
         if self._client is None or self._client.address != address:
-            self._client = CoordinatorClient(address, self._token)
+            self._client = self._connect(address, self._token)
             self._accepted.clear()
             self._refused.clear()
             self._last_contact = None

@@ -1,7 +1,7 @@
-"""What a control loop needs of the place where processes run.
+"""What a control loop needs: a place where processes run, a coordinator, a planner, and a store of profiles.
 
-Two implementations are meant to satisfy this protocol: processes on this machine (processes.py), and pods on a
-cluster. The loop knows no difference.
+Processes run on this machine (`local/processes.py`) or as pods (`kubernetes/substrate.py`); the loop does not know
+which.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from heterps_operator.documents import Json
-from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.state.values import Action, ProcessSpec, ProcessView
 
-__all__ = ["ProfileStore", "Substrate"]
+__all__ = ["Coordinator", "Planner", "ProfileStore", "Substrate"]
 
 
 class Substrate(Protocol):
@@ -47,13 +48,61 @@ class Substrate(Protocol):
         ...
 
 
+class Coordinator(Protocol):
+    """A job's coordinator. Every method raises CoordinatorError if there is no answer, or a refusal."""
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """The job as the coordinator sees it."""
+        ...
+
+    def profiles(self) -> dict[str, Any]:
+        """Measured profiles, by pool."""
+        ...
+
+    def send(self, action: Action) -> None:
+        """Carry out an action that is a request to the coordinator."""
+        ...
+
+
+class Planner(Protocol):
+    """Solves one planning problem at a time, outside the loop's thread."""
+
+    @property
+    def running(self) -> bool:
+        """Whether an outcome is pending."""
+        ...
+
+    def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
+        """Start planning.
+
+        Args:
+            problem: planning problem.
+            revision: revision of the plan, returned with the outcome.
+            stages: only provision these; empty: the job's hand-written stages, or else a search.
+        """
+        ...
+
+    def poll(self) -> PlanOutcome | None:
+        """Return the outcome once; None while the planner runs."""
+        ...
+
+    def close(self) -> None:
+        """End a running planner."""
+        ...
+
+
 class ProfileStore(Protocol):
-    """Keeps profiles for later runs; files on this machine, ConfigMaps on a cluster."""
+    """Stores profiles for later runs: files on this machine, ConfigMaps on a cluster."""
 
     def load(self, pools: Sequence[str]) -> dict[str, Any]:
-        """The kept profiles of these pools, by pool; what is missing has to be measured."""
+        """Return the stored profiles of these pools, by pool; the others must be measured."""
         ...
 
     def save(self, pool: str, profile: Json) -> None:
-        """Keep a profile."""
+        """Store a profile."""
         ...

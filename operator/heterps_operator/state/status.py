@@ -1,4 +1,4 @@
-"""The job's status: what the controller remembers between two looks at the world.
+"""The job's status: what the controller remembers between two turns.
 
 It is a value that `reconcile` reads and returns; the loop stores it (a file here, the object's status on a cluster).
 Everything that must happen once is decided by comparing it with what is observed.

@@ -223,8 +223,8 @@ def test_pools_have_limits() -> None:
     assert (first, second) == (7, 2), "8 units of cpu of which the server has one, 2 of gpu"
 
 
-@pytest.mark.parametrize("floor", [None, 20_000.0, 1e9])
-def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: float | None) -> None:
+@pytest.mark.parametrize("floor", [0.0, 20_000.0, 1e9])
+def test_the_number_of_workers_that_somebody_wants_goes_before_the_floor(floor: float) -> None:
     world = trained(running(elasticity={"workers": 5}, min_samples_per_second=floor), 50_000.0)
     [request] = world.turn().actions
     assert isinstance(request, ComputePlan)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import FailureAction, FailureRule, JobSpec
+from heterps_operator.api.job import FailureAction, FailureRule, JobSpec, RunPolicy
+from heterps_operator.api.manifest import read_objects
 from heterps_operator.control.failures import describe_end
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
@@ -168,6 +169,11 @@ def test_an_end_is_told_in_words(role: Role, pool: str | None, code: int | None,
     assert describe_end(process, make_job()) == words
 
 
+def run_policy(job: dict[str, Any]) -> RunPolicy:
+    manifest = read_objects(job, [parsed(CPU), parsed(GPU)])
+    return JobSpec.from_manifests(manifest.job, manifest.pools).run_policy
+
+
 def test_the_policy_is_read_from_the_manifest() -> None:
     policy = {
         "ttlSecondsAfterFinished": 60,
@@ -179,13 +185,10 @@ def test_the_policy_is_read_from_the_manifest() -> None:
             ]
         },
     }
-    manifest = changed(changed(parsed(JOB), "spec.runPolicy", policy), "spec.training.microBatches", 4)
-    read = JobSpec.from_manifests(manifest, [parsed(CPU), parsed(GPU)]).run_policy
+    read = run_policy(changed(parsed(JOB), "spec.runPolicy", policy))
     assert (read.ttl_seconds_after_finished, read.clean_pod_policy) == (60.0, "All")
     assert read.failure_rules == (rule("FailJob", Role.PS, (), ("OOMKilled",)), rule("Ignore", None, (3, 4)))
-    bare = JobSpec.from_manifests(
-        changed(parsed(JOB), "spec.training.microBatches", 4), [parsed(CPU), parsed(GPU)]
-    ).run_policy
+    bare = run_policy(parsed(JOB))
     assert (bare.ttl_seconds_after_finished, bare.clean_pod_policy, bare.failure_rules) == (None, "Running", ())
 
 

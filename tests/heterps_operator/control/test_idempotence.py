@@ -119,10 +119,10 @@ def test_a_healthy_world_trains_whatever_happened_before(events: list[tuple[obje
 
 @pytest.mark.parametrize("seed", range(10))
 def test_at_no_state_of_a_jobs_life_does_a_second_look_or_another_operator_do_anything(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, tmp_path: Path
 ) -> None:
     """The states are those of real job lives, with deaths, deletions, changes and operator crashes."""
-    life, rng, story = Life(tmp_path, monkeypatch), np.random.default_rng(seed), ["begin"]
+    life, rng, story = Life(tmp_path), np.random.default_rng(seed), ["begin"]
     for step in range(30):
         life.settle()
         reached = life.state()

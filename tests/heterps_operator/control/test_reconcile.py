@@ -114,7 +114,7 @@ def test_members_get_their_place_units_and_threads_from_the_plan() -> None:
     world.settle()
     worker = world.processes["worker-0-1"].spec
     assert (worker.arguments, worker.pool, worker.units, worker.threads) == (
-        ("--stage", "0", "--index", "1", "--pool", "cpu"),
+        ("worker", "--stage", "0", "--index", "1", "--pool", "cpu"),
         "cpu",
         2,
         2,

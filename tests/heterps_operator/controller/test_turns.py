@@ -12,8 +12,8 @@ from tests.heterps_operator.helpers.life import Life
 
 
 @pytest.fixture
-def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
-    return Life(tmp_path, monkeypatch)
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path)
 
 
 def pauses(life: Life, looks: int) -> list[float]:

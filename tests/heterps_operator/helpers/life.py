@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from heterps_operator.controller import session as session_module
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.job import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.loop import control_loop as loop
 from heterps_operator.loop.coordinator_client import CoordinatorError
 from heterps_operator.measure.measurement import Figures
 from heterps_operator.state.plan import PlanOutcome
@@ -114,15 +111,13 @@ class Life(World):
 
     Args:
         folder: folder of the planners, which write nothing here.
-        monkeypatch: installs the fake coordinator and planner.
     """
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.coordinators: dict[str, Coordinator] = {}
         self.sent: list[Action] = []
         self.asked = 0  # number of status requests to the coordinator
         self.patience = 0.0  # seconds of waiting for a silent coordinator
-        super().__init__(folder)
         life = self
 
         class Client:
@@ -158,7 +153,7 @@ class Life(World):
             def running(self) -> bool:
                 return self._answer is not None
 
-            def start(self, problem: Json, revision: int = 1, stages: Any = ()) -> None:
+            def start(self, problem: Mapping[str, Any], revision: int = 1, stages: Any = ()) -> None:
                 self._answer = PlanOutcome.from_json(_plan(), revision)
 
             def poll(self) -> PlanOutcome | None:
@@ -168,8 +163,8 @@ class Life(World):
             def close(self) -> None:
                 self._answer = None
 
-        monkeypatch.setattr(loop, "CoordinatorClient", Client)
-        monkeypatch.setattr(session_module, "QueuedPlanner", Planner)
+        self._connect, self._make_planner = Client, Planner
+        super().__init__(folder)
         for pool in self.pools:
             pool["spec"]["maxUnits"] = 8
         self.server = _Server()
@@ -179,6 +174,7 @@ class Life(World):
     def make_cluster(self) -> OperatorContext:
         made = super().make_cluster()
         made.measurement = lambda namespace, name: _Nothing()
+        made.connect, made.make_planner = self._connect, self._make_planner
         return made
 
     # --- looking ------------------------------------------------------------------------------------------------------
