@@ -88,8 +88,9 @@ def load_manifest(path: Path | str) -> Manifest:
     Raises:
         ManifestError: the file cannot be read, or something in it is wrong.
     """
+    job, pools = _completed(load_objects(path))
     folder = Path(os.path.abspath(path)).parent
-    return _manifest(load_objects(path), folder)
+    return Manifest(_with_paths(job, folder), pools, folder)
 
 
 def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manifest:
@@ -99,7 +100,7 @@ def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manife
         ManifestError: something is wrong with them, alone or together.
     """
     documents = [Document({**item, "metadata": _identity(item)}) for item in (job, *pools)]
-    return _manifest(_validate(documents, []), Path("/"))
+    return Manifest(*_completed(_validate(documents, [])), Path("/"))
 
 
 def load_objects(path: Path | str) -> tuple[ValidObject, ...]:
@@ -164,10 +165,11 @@ def _validate(
     )
 
 
-def _manifest(objects: Sequence[ValidObject], folder: Path) -> Manifest:
+def _completed(objects: Sequence[ValidObject]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The job and its pools, with every default."""
     [job] = [item.value for item in objects if item.kind == "HeterPSJob"]
     pools = {item.name: item.value for item in objects if item.kind == "DevicePool"}
-    return Manifest(_with_paths(complete_job(job), folder), _pools_of(job, pools), folder)
+    return complete_job(job), _pools_of(job, pools)
 
 
 def _without_status(value: dict[str, Any]) -> dict[str, Any]:
