@@ -7,13 +7,13 @@ DisruptionTarget), https://kubernetes.io/docs/concepts/scheduling-eviction/node-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import CONTAINER
 from heterps_operator.kubernetes.reading.problems import pod_problem, start_error
 from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.kubernetes.reading.statuses import find_condition, unix_seconds
 from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import EXIT_INTERRUPTED
 
@@ -81,7 +81,7 @@ def view(
     over = ended is not None
     return ProcessView(
         process_of(pod),
-        started=_time(metadata.get("creationTimestamp")) or now,
+        started=unix_seconds(metadata.get("creationTimestamp")) or now,
         ended=ended,
         exit_code=_exit(status, terminated) if over else None,
         stopping=stopping,
@@ -91,14 +91,14 @@ def view(
         reason=_reason(pod, terminated, asked, over) if over or stopping else "",
         problem=None if over or stopping else pod_problem(pod, now, events),
         begun=_begun(status),
-        ready=heard and not over and _condition(status, "Ready").get("status") == "True",
+        ready=heard and not over and find_condition(status, "Ready").get("status") == "True",
     )
 
 
 def runs_well(pod: Json) -> bool:
     """Whether the view of a pod does not depend on time until the pod changes."""
     status = pod.get("status") or {}
-    ready = _condition(status, "Ready").get("status") == "True"
+    ready = find_condition(status, "Ready").get("status") == "True"
     return ready and status.get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
@@ -112,7 +112,7 @@ def exit_code(code: int) -> int:
 
 def deletion_deadline(pod: Json) -> float | None:
     """Time when a deleted pod must be gone; None if it was not deleted."""
-    return _time(pod["metadata"].get("deletionTimestamp"))
+    return unix_seconds(pod["metadata"].get("deletionTimestamp"))
 
 
 def _terminated(status: Json) -> dict[str, Any] | None:
@@ -129,7 +129,7 @@ def _begun(status: Json) -> float | None:
     for container in status.get("containerStatuses") or ():
         if container.get("name") == CONTAINER:
             state = container.get("state") or {}
-            return _time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+            return unix_seconds((state.get("running") or state.get("terminated") or {}).get("startedAt"))
     return None
 
 
@@ -137,7 +137,7 @@ def _ended(pod: Json, terminated: Json | None, now: float, heard: bool) -> float
     """End time of the process; None while it may still run."""
     status = pod.get("status") or {}
     if terminated is not None:
-        return _time(terminated.get("finishedAt")) or _last_change(status) or now
+        return unix_seconds(terminated.get("finishedAt")) or _last_change(status) or now
     if status.get("phase") in ("Succeeded", "Failed"):
         return _last_change(status) or now
     deadline = deletion_deadline(pod)
@@ -147,8 +147,8 @@ def _ended(pod: Json, terminated: Json | None, now: float, heard: bool) -> float
         return min(deadline, now)
     if status.get("phase") == "Unknown":
         return _last_change(status) or now
-    silent = _condition(status, "Ready")
-    since = _time(silent.get("lastTransitionTime"))
+    silent = find_condition(status, "Ready")
+    since = unix_seconds(silent.get("lastTransitionTime"))
     if silent.get("status") == "Unknown" and since is not None and now >= since + _UNKNOWN_SECONDS:
         return since
     return None
@@ -174,10 +174,10 @@ def _reason(pod: Json, terminated: Json | None, asked: bool, over: bool) -> str:
     reason = str(status.get("reason") or "")
     if reason in _POD_REASONS or reason.startswith("OutOf"):
         return _POD_REASONS.get(reason, "Evicted")
-    disruption = _condition(status, "DisruptionTarget")
+    disruption = find_condition(status, "DisruptionTarget")
     if disruption.get("status") == "True":
         return _DISRUPTIONS.get(str(disruption.get("reason")), "Evicted")
-    if _condition(status, "TerminationTarget").get("status") == "True":  # set by Kueue
+    if find_condition(status, "TerminationTarget").get("status") == "True":  # set by Kueue
         return "Preempted"
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     # Kubelets also write ContainerStatusUnknown for a container that never ran when its pod is deleted.
@@ -215,23 +215,11 @@ def _failed_init(status: Json) -> Iterator[Json]:
             yield container
 
 
-def _condition(status: Json, kind: str) -> Json:
-    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
-
-
 def _last_change(status: Json) -> float | None:
     """Time of the pod's last recorded change: stable between calls, unlike the current time."""
-    times = [_time(c.get("lastTransitionTime")) for c in status.get("conditions") or ()]
+    times = [unix_seconds(c.get("lastTransitionTime")) for c in status.get("conditions") or ()]
     for key in ("containerStatuses", "initContainerStatuses"):
         ends = [(c.get("state") or {}).get("terminated") or {} for c in status.get(key) or ()]
-        times += [_time(end.get("finishedAt")) for end in ends]
-    times.append(_time(status.get("startTime")))
+        times += [unix_seconds(end.get("finishedAt")) for end in ends]
+    times.append(unix_seconds(status.get("startTime")))
     return max((time for time in times if time is not None), default=None)
-
-
-def _time(text: Any) -> float | None:
-    """Parse an API timestamp to Unix seconds; None for none, and for the year 1, which means none."""
-    if not text:
-        return None
-    seconds = datetime.fromisoformat(str(text)).timestamp()
-    return seconds if seconds > 0 else None

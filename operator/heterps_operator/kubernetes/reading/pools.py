@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
+from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
 
 __all__ = [
@@ -193,7 +193,7 @@ def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, 
 
 
 def _dated(condition: dict[str, str], before: Json | None, generation: int, now: float) -> dict[str, Any]:
-    since = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = format_time(now)
     if before is not None and before["status"] == condition["status"]:
         since = str(before.get("lastTransitionTime") or since)
     return {**condition, "lastTransitionTime": since, "observedGeneration": generation}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any
 
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import CONTAINER, LABEL_POOL, LABEL_PROCESS
+from heterps_operator.kubernetes.reading.statuses import find_condition, unix_seconds
 from heterps_operator.state.values import PodProblem, ProcessSpec
 
 __all__ = ["REFUSALS", "name_taken", "object_refused", "pod_problem", "refused", "start_error"]
@@ -94,10 +93,10 @@ def pod_problem(pod: Json, now: float, events: Sequence[Json] = ()) -> PodProble
     status = pod.get("status") or {}
     if status.get("phase") not in (None, "Pending", "Running") or pod["metadata"].get("deletionTimestamp"):
         return None
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = find_condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return _not_scheduled(pod, scheduled)
-    age = now - _time(pod["metadata"].get("creationTimestamp"), now)
+    age = now - (unix_seconds(pod["metadata"].get("creationTimestamp")) or now)
     if not scheduled and not (pod.get("spec") or {}).get("nodeName"):
         return _unclaimed(pod, age) if age >= _UNCLAIMED_SECONDS else None
     return _not_created(pod, now, events) or _not_ready(pod, now)
@@ -213,7 +212,9 @@ def _unclaimed(pod: Json, age: float) -> PodProblem:
 def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | None:
     """Containers that wait for something missing."""
     where = f"{_process(pod)} on node {(pod.get('spec') or {}).get('nodeName')}"
-    since = now - _time(_condition(pod.get("status") or {}, "PodScheduled").get("lastTransitionTime"), now)
+    since = now - (
+        unix_seconds(find_condition(pod.get("status") or {}, "PodScheduled").get("lastTransitionTime")) or now
+    )
     creating = False
     for container, waiting in _waiting(pod):
         reason, words = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
@@ -278,12 +279,12 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
 def _not_ready(pod: Json, now: float) -> PodProblem | None:
     """Containers that run but do not answer, or whose node does not."""
     status = pod.get("status") or {}
-    ready = _condition(status, "Ready")
+    ready = find_condition(status, "Ready")
     runtime: Json = next((c for c in status.get("containerStatuses") or () if c.get("name") == CONTAINER), {})
     running = (runtime.get("state") or {}).get("running")
     if running is None or ready.get("status") == "True" or not ready:
         return None
-    since = now - _time(ready.get("lastTransitionTime"), now)
+    since = now - (unix_seconds(ready.get("lastTransitionTime")) or now)
     node = (pod.get("spec") or {}).get("nodeName")
     # The node reports the container as ready; whatever marked the pod unready has lost contact with the node.
     healthy = all(c.get("ready") for c in _containers(status)) and ready.get("reason") != "ReadinessGatesNotReady"
@@ -337,14 +338,6 @@ def _containers(status: Json, *keys: str) -> list[Json]:
 
 def _process(pod: Json) -> str:
     return str((pod["metadata"].get("labels") or {}).get(LABEL_PROCESS) or pod["metadata"].get("name"))
-
-
-def _condition(status: Json, kind: str) -> Json:
-    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
-
-
-def _time(text: Any, default: float) -> float:
-    return datetime.fromisoformat(str(text)).timestamp() if text else default
 
 
 def _quote(words: str) -> str:
