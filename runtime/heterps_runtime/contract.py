@@ -40,6 +40,7 @@ __all__ = [
     "PATH_SHUTDOWN",
     "PATH_STATUS",
     "PATH_STOP",
+    "REASON_HANG",
     "JobPhase",
     "MemberState",
     "PlanDocument",
@@ -101,6 +102,7 @@ class JobPhase(StrEnum):
     FAILED = "Failed"
 
 
+REASON_HANG = "Hang"  # of a failure that a restart may mend: no progress, though all members are connected
 FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED})
 
 

@@ -63,7 +63,7 @@ class RunPolicy:
     backoff_limit: int  # restarts; one more death fails the job
     start_deadline_seconds: float | None  # for profiling, and for all members to be ready; None: no limit
     active_deadline_seconds: float | None  # for the whole job; None: no limit
-    hang_timeout_seconds: float  # without an answer from the coordinator
+    hang_timeout_seconds: float  # without an answer, or without progress
     ttl_seconds_after_finished: float | None  # then the job is deleted; None: never
     clean_pod_policy: str  # pods to delete when the job ends: None | Running | All
     failure_rules: tuple[FailureRule, ...]  # the first match applies

@@ -8,7 +8,8 @@ The first rule of `runPolicy.failurePolicy` that fits decides; without one:
 - A worker or profiler that dies is started again, after a pause that doubles each time.
 - A parameter server or the coordinator takes the state since the last checkpoint with it: everything ends and starts
   again from that checkpoint.
-- Each death counts; one more than backoffLimit fails the job, with the last words of the process.
+- A job without progress, although all its members are connected, starts again from the last checkpoint, too.
+- Each death or hang counts; one more than backoffLimit fails the job, with the last words of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from heterps_operator.api.job import FailureAction, JobSpec, RunPolicy
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
-from heterps_operator.state.values import Observed, ProcessView
+from heterps_operator.state.values import CoordinatorView, Observed, ProcessView
 from heterps_planner.balancing import Pace
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase
 
@@ -84,6 +85,8 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         The status with `outcome` and `failure` set (the job fails), `incarnation` raised (everything starts again), or
         single `attempts` raised (a process is replaced); and what to tell people.
     """
+    if observed.coordinator is not None and observed.coordinator.hung:
+        return _judge_hang(job, observed, status, observed.coordinator)
     dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status)]
     if not dead:
         return status, ()
@@ -101,10 +104,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         if actions[name] == FailureAction.IGNORE:
             status, pause = _excuse(status, observed.time)
         elif status.failures >= job.run_policy.backoff_limit:
-            limit = job.run_policy.backoff_limit
-            message = f"{name} ended ({end}); the limit of {limit} restarts (runPolicy.backoffLimit) is exhausted"
-            failed = replace(status, failures=status.failures + 1)
-            return _fail(failed, "BackoffLimitExceeded", message, process, observed.time), tuple(events)
+            return _give_up(job, status, f"{name} ended ({end})", process, observed.time), tuple(events)
         else:
             status = replace(status, failures=status.failures + 1)
             pause = backoff_seconds(status.failures)
@@ -123,6 +123,19 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
             text = f"{name} ended ({end}): it restarts in {pause:g} s{uncounted}"
             events.append(Event("Warning", "ProcessRestarts", text, observed.time))
     return status, tuple(events)
+
+
+def _judge_hang(
+    job: JobSpec, observed: Observed, status: Status, view: CoordinatorView
+) -> tuple[Status, tuple[Event, ...]]:
+    """Count a hang, and start over."""
+    now, why = observed.time, str((view.error or {}).get("message") or "no progress")
+    if status.failures >= job.run_policy.backoff_limit:
+        return _give_up(job, status, why, observed.process(COORDINATOR), now), ()
+    status = replace(status, failures=status.failures + 1)
+    pause = backoff_seconds(status.failures)
+    text = f"{why}: everything restarts from the last checkpoint in {pause:g} s"
+    return _start_over(status, now, pause), (Event("Warning", "JobRestarts", text, now),)
 
 
 def _action(process: ProcessView, policy: RunPolicy) -> FailureAction:
@@ -214,6 +227,15 @@ def _dropped(process: ProcessView, status: Status) -> bool:
     return process.name not in status.plan.workers
 
 
-def _fail(status: Status, reason: str, message: str, process: ProcessView, now: float) -> Status:
-    failure = Failure(reason, message, process.name, process.exit_code, process.last_lines, process.log)
+def _give_up(job: JobSpec, status: Status, what: str, process: ProcessView | None, now: float) -> Status:
+    """Fail a job that has used up its restarts."""
+    limit = job.run_policy.backoff_limit
+    message = f"{what}; the limit of {limit} restarts (runPolicy.backoffLimit) is exhausted"
+    return _fail(replace(status, failures=status.failures + 1), "BackoffLimitExceeded", message, process, now)
+
+
+def _fail(status: Status, reason: str, message: str, process: ProcessView | None, now: float) -> Status:
+    failure = Failure(reason, message)
+    if process is not None:
+        failure = Failure(reason, message, process.name, process.exit_code, process.last_lines, process.log)
     return replace(status, outcome=Phase.FAILED, outcome_since=now, failure=failure)

@@ -40,7 +40,7 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
             return _end(status, Phase.SUCCEEDED, now, orderly=True)
         if view.phase == JobPhase.STOPPED:
             return _end(status, Phase.SUSPENDED, now, orderly=True)
-        if view.phase == JobPhase.FAILED:
+        if view.phase == JobPhase.FAILED and not view.hung:
             error = view.error or {}
             failure = Failure(
                 str(error.get("reason") or "Unknown"), str(error.get("message") or "the coordinator gave no reason")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Status
-from heterps_runtime.contract import FINAL_PHASES, Role
+from heterps_runtime.contract import FINAL_PHASES, REASON_HANG, JobPhase, Role
 
 __all__ = [
     "Action",
@@ -167,6 +167,11 @@ class CoordinatorView:
     def final(self) -> bool:
         """Whether the coordinator has ended the job, for whatever reason."""
         return self.phase in FINAL_PHASES
+
+    @property
+    def hung(self) -> bool:
+        """Whether the coordinator gave up because there was no progress; a restart may help."""
+        return self.phase == JobPhase.FAILED and (self.error or {}).get("reason") == REASON_HANG
 
     def member(self, name: str) -> MemberView | None:
         """The member of that name, or None if the coordinator does not know it."""

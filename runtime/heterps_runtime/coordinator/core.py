@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import FINAL_PHASES, JobPhase, PlanDocument
+from heterps_runtime.contract import FINAL_PHASES, REASON_HANG, JobPhase, PlanDocument
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
@@ -181,7 +181,7 @@ class CoordinatorCore:
             reported, evaluated = self.steps.reported(step), self.evaluation.reported
             hang = describe_hang(members.roster, at_work, members.forming, step, reported, evaluated)
             if hang is not None:
-                self.fail("Hang", f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
+                self.fail(REASON_HANG, f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 

@@ -260,3 +260,50 @@ def test_exits_are_told_in_words() -> None:
     assert "memory" in describe_exit(-9)
     assert describe_exit(-200) == "killed by signal 200"
     assert describe_exit(None) == "no exit code is known"
+
+
+HANG = {"reason": "Hang", "message": "step 2 waits for worker-0-1 for 121 s (runPolicy.hangTimeoutSeconds)"}
+
+
+def restart(world: World) -> World:
+    """Let the processes of an earlier incarnation end, and the job train again."""
+    for name in world.running():
+        world.end(name, -15)
+    world.time += 60
+    world.settle()
+    world.listen()
+    world.settle()
+    world.join(*MEMBERS)
+    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
+    world.settle()
+    return world
+
+
+def test_a_hang_restarts_everything_from_the_checkpoint_and_counts() -> None:
+    world = World().training()
+    for number in (1, 2):
+        world.set_phase("Failed", error=HANG)
+        actions = world.settle()
+        assert {a.name for a in actions if isinstance(a, StopProcess)} == {*MEMBERS, "coordinator"}
+        assert (world.status.phase, world.status.failures, world.status.incarnation) == (
+            "Restarting",
+            number,
+            number + 1,
+        )
+        assert world.events[-1].reason == "JobRestarts"
+        assert "step 2 waits for worker-0-1" in world.events[-1].message
+        assert restart(world).status.phase == "Running"
+    world.set_phase("Failed", error=HANG)
+    world.settle()
+    failure = world.status.failure
+    assert failure is not None
+    assert (failure.reason, failure.member) == ("BackoffLimitExceeded", "coordinator")
+    assert failure.message == f"{HANG['message']}; the limit of 2 restarts (runPolicy.backoffLimit) is exhausted"
+
+
+def test_another_failure_of_the_coordinator_is_final() -> None:
+    world = World().training()
+    world.set_phase("Failed", error={"reason": "CheckpointFailed", "message": "the disk is full"})
+    world.settle()
+    assert world.status.failure is not None
+    assert world.status.failure.reason == "CheckpointFailed"
