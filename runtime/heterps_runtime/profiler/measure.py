@@ -22,11 +22,10 @@ from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import ServerKernels, WorkerKernels, warm_up
 from heterps_runtime.wire.link import ControlLink, Credentials
-from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.main import open_data
-from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
-from heterps_runtime.worker.source import Data
+from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["measure_pool"]
 

@@ -12,10 +12,9 @@ from heterps_runtime.process import log
 from heterps_runtime.store.warm import WorkerKernels, warm_up
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
-from heterps_runtime.worker.context import Place
-from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
-from heterps_runtime.worker.source import Data
+from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["open_data", "run_worker"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -26,19 +28,29 @@ from heterps_runtime.wire.messages import (
     Shutdown,
 )
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
-from heterps_runtime.worker.collectives import Collectives
-from heterps_runtime.worker.context import Place, WorkerProcess
-from heterps_runtime.worker.engine import Engine
+from heterps_runtime.worker.exchange.collectives import Collectives
+from heterps_runtime.worker.exchange.peers import Upstream
 from heterps_runtime.worker.generation import GenerationSetup
 from heterps_runtime.worker.inbox import Inbox
 from heterps_runtime.worker.model import Workload
-from heterps_runtime.worker.peers import Upstream
-from heterps_runtime.worker.runs import Clock
-from heterps_runtime.worker.source import BatchSource, Data
+from heterps_runtime.worker.steps.context import WorkerProcess
+from heterps_runtime.worker.steps.engine import Engine
+from heterps_runtime.worker.steps.runs import Clock
+from heterps_runtime.worker.steps.source import BatchSource, Data
 
-__all__ = ["WorkerMember"]
+__all__ = ["Place", "WorkerMember"]
 
 POLL_MILLISECONDS = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's position in the plan, and its address."""
+
+    stage: int
+    index: int  # among the workers of the stage
+    pool: str
+    host: str  # address to listen on
 
 
 class WorkerMember:
