@@ -222,7 +222,6 @@ class CoordinatorServer:
             num_rows=progress["numRows"],
             samples=progress["samples"],
             fingerprint=self._config.fingerprint(),
-            slot_map={"servers": plan["parameterServer"]["replicas"]},
             plan=plan,
             tables=tuple(
                 TableRecord(
@@ -237,7 +236,7 @@ class CoordinatorServer:
                 for t in (self._model.tables if self._model else ())
             ),
             files=barrier.entries,
-            extra={"loss": progress["loss"]},
+            loss=progress["loss"],
             folder=barrier.folder,
         )
 
@@ -277,7 +276,7 @@ class CoordinatorServer:
                 initial_rows=draw,
                 state_dict_names=self._model.state_names if self._model else None,
                 metrics=metrics,
-            ).path
+            )
 
         self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
 
