@@ -20,7 +20,7 @@ from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
-from heterps_runtime.store.warm import ServerKernels, warm_up
+from heterps_runtime.store.warm import warm_up_server
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
     Ack,
@@ -89,7 +89,7 @@ class ParameterServer(Member):
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        warm_up([ServerKernels(sparse, dense, self._config.dtype_name, self._config.wire_precision)])
+        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
         self._join()
         poller = zmq.Poller()
         for socket in (self._link.socket, self._socket, self._wakeup):
