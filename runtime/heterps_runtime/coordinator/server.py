@@ -285,7 +285,7 @@ class CoordinatorServer:
 
         merged = metrics_for(self._config.loss)
         for message in messages:
-            merged.merge(type(merged).from_arrays(message.metrics))
+            merged.merge(message.metrics)
         return merged.results()
 
     def _in_background(
