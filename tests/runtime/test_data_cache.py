@@ -248,9 +248,7 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_a_cache_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(
-        DataCacheError, match=r"spec\.data\.cache\.directory: .*cache cannot be used: File exists; use"
-    ):
+    with pytest.raises(DataCacheError, match=r"spec\.data\.cache\.directory: .*cache cannot be used: File exists; use"):
         open_dataset(fixed_spec(tmp_path), "train")
 
 
