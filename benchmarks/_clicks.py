@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from examples.paper.prepare import FIELDS, LABEL, NUMBERS
 from numpy.typing import NDArray
-
-from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS
 
 __all__ = ["NETWORKS", "build_arguments", "read_log"]
 
@@ -20,7 +19,7 @@ _OTHER_LAYERS = 5  # of CTRDNN: three lookups, the concatenation, the output
 
 
 def build_arguments(variant: str) -> dict[str, Any]:
-    """Return the arguments of `heterps_runtime.models.ctrdnn:build` for one of NETWORKS."""
+    """Return the arguments of `examples.paper.clicks.ctrdnn:build` for one of NETWORKS."""
     hidden_layers, hidden = NETWORKS[variant]
     return {"layers": hidden_layers + _OTHER_LAYERS, "hidden": hidden, "embedding_dim": EMBEDDING_DIM}
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks._clicks import build_arguments, read_log
+from examples.paper.clicks.ctrdnn import build
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 
 from heterps_runtime.data import BatchOrder
-from heterps_runtime.models.ctrdnn import build
 
 
 def main(settings: dict[str, Any], rank: int) -> None:

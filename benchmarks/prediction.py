@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._processes import Processes, pool_document, stage_document
+from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
@@ -37,7 +38,6 @@ from heterps_planner import Plan, Problem, evaluate
 from heterps_planner.plans.machine import share_cores
 from heterps_runtime.contract import FINAL_PHASES, PATH_PROFILES, PATH_STATUS, JobPhase
 from heterps_runtime.cores import processor_seconds, usable_cores
-from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 300
@@ -217,7 +217,7 @@ def clicks(folder: Path, steps: int) -> Job:
         "spec": {
             "image": "ghcr.io/heterps/runtime:0.1.0",
             "model": {
-                "entrypoint": "heterps_runtime.models.ctrdnn:build",
+                "entrypoint": "examples.paper.clicks.ctrdnn:build",
                 "arguments": {"layers": 8, "hidden": 400, "embedding_dim": 16},
                 "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
                 "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
@@ -246,7 +246,7 @@ def clicks(folder: Path, steps: int) -> Job:
     }
     manifest = folder / "job.yaml"
     manifest.write_text("---\n".join(json.dumps(part) + "\n" for part in [*pools, job]))
-    return Job(folder, manifest, ROOT / "benchmarks", steps)
+    return Job(folder, manifest, ROOT, steps)
 
 
 def compare(

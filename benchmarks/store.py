@@ -17,20 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from heterps_runtime.store import (
-    Bags,
-    RowStore,
-    SparseOptimizer,
-    TableSpec,
-    UniqueKeys,
-    bag_forward,
-    decode,
-    encode,
-    gather,
-    initial_rows,
-    make_key,
-    scatter_add,
-)
+from heterps_runtime.store.half import decode, encode
+from heterps_runtime.store.initial import TableSpec, initial_rows
+from heterps_runtime.store.keys import UniqueKeys, make_key
+from heterps_runtime.store.lookup import Bags, bag_forward, gather, scatter_add
+from heterps_runtime.store.optimizers import SparseOptimizer
+from heterps_runtime.store.rows import RowStore
 
 DIM = 16
 BATCH_ROWS = 25_600  # distinct rows of a batch
@@ -66,7 +58,6 @@ def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
     grads_tensor = torch.from_numpy(grads)
     table = rng.normal(size=(num_rows, DIM)).astype(np.float32)
     weight = torch.from_numpy(table)
-    out = np.empty_like(grads)
     sums = np.zeros((num_rows, 1), np.float32)
     stores = {name: store_of(name, num_rows) for name in ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")}
     store = stores["rowwise-adagrad"]
@@ -79,7 +70,7 @@ def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
         "pull": (
             BATCH_ROWS,
             {
-                "heterps": lambda b: store.pull(keys[b], out),
+                "heterps": lambda b: store.pull(keys[b]),
                 "numpy": lambda b: table[ids[b]],  # no hash index: the row number is the id
                 "torch": lambda b: weight.index_select(0, tensors[b]),
             },
@@ -155,7 +146,7 @@ def worker_cases() -> dict[str, tuple[int, dict[str, Contender]]]:
         "gather": (
             BATCH_IDS,
             {
-                "heterps": lambda b: gather(rows, inverses[b], out),
+                "heterps": lambda b: gather(rows, inverses[b]),
                 "numpy": lambda b: np.take(rows, inverses[b], 0, out, "clip"),
                 "torch": lambda b: as_tensor["rows"].index_select(0, tensors[b]),
             },

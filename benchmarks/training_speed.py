@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 from benchmarks._clicks import NETWORKS, build_arguments
 from benchmarks._processes import Processes, pool_document, stage_document
+from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import PATH_SHUTDOWN, PATH_STATUS
-from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
@@ -94,7 +94,7 @@ def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, 
         "spec": {
             "image": "ghcr.io/heterps/runtime:0.1.0",
             "model": {
-                "entrypoint": "heterps_runtime.models.ctrdnn:build",
+                "entrypoint": "examples.paper.clicks.ctrdnn:build",
                 "arguments": build_arguments(variant),
                 "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
                 "embeddingInit": {"distribution": "normal", "mean": "0", "std": str(EMBEDDING_STD)},
@@ -142,7 +142,7 @@ class HeterPS(Processes):
     def __init__(self, documents: list[dict[str, Any]], folder: Path) -> None:
         (folder / "job.yaml").write_text("---\n".join(json.dumps(part) + "\n" for part in documents))
         (folder / "work").mkdir()
-        super().__init__(load_manifest(folder / "job.yaml").run_configuration(folder / "work", [HERE]), folder)
+        super().__init__(load_manifest(folder / "job.yaml").run_configuration(folder / "work", [HERE.parent]), folder)
         self._last_layer = documents[1]["spec"]["model"]["arguments"]["layers"] - 1
 
     def __enter__(self) -> HeterPS:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from examples.paper.prepare import FIELDS, Chunk
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.devices import LayerCounts
-from heterps_runtime.data.synthetic import FIELDS, Chunk
 from heterps_runtime.intake import LOGITS, LayeredModel, StageModule, build_model, trace_model
 
 __all__ = ["count_layers"]

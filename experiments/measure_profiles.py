@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -24,13 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from examples.paper.prepare import FIELDS, LABEL, NUMBERS, Chunk, ClickLog, ClickLogSpec, write_click_log
 
 from experiments.counting import count_layers
 from experiments.devices import CPU_CORES, CPU_PARALLEL_FRACTION, DEVICES, add_pool, with_transfer
 from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import ParameterServer, Pool, Problem
 from heterps_planner.search.limits import fastest
-from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, Chunk, ClickLog, ClickLogSpec, write_click_log
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -82,7 +83,9 @@ def measure(model: Model, data: Path, folder: Path) -> Problem:
     job, result = folder / "job.yaml", folder / "problem.json"
     job.write_text(yaml.safe_dump_all(_manifest(model, data)), encoding="utf-8")
     command = [sys.executable, "-m", "heterps_operator", "profile", str(job), "--to", str(result), "--quiet"]
-    ran = subprocess.run([*command, "--work-directory", str(folder / "work")], capture_output=True, text=True)
+    command += ["--work-directory", str(folder / "work")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for the model's entrypoint
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ran.returncode:
         sys.exit(f"heterps profile failed with code {ran.returncode}:\n{ran.stderr[-3000:]}")
     return Problem.from_json(json.loads(result.read_text(encoding="utf-8")))
@@ -94,7 +97,7 @@ def _manifest(model: Model, data: Path) -> list[dict[str, Any]]:
     spec = {
         "image": "ghcr.io/heterps/runtime:0.1.0",
         "model": {
-            "entrypoint": f"heterps_runtime.models.{model.module}:build",
+            "entrypoint": f"examples.paper.clicks.{model.module}:build",
             "arguments": dict(model.arguments),
             "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
             "embeddingInit": _INIT,
@@ -146,7 +149,7 @@ def server_seconds_per_byte(rows: Chunk, dim: int = 16) -> float:
 def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
     """Build the paper's cluster from measured layers: cores as measured, cards derived, servers charged, a floor."""
     model = MODELS[name]
-    counts = count_layers(f"heterps_runtime.models.{model.module}:build", model.arguments, rows)
+    counts = count_layers(f"examples.paper.clicks.{model.module}:build", model.arguments, rows)
     layers = []
     for layer in measured.layers:
         times = replace(
@@ -170,7 +173,7 @@ def complete(measured: Problem, name: str, rows: Chunk) -> Problem:
         global_batch_size=GLOBAL_BATCH,
         parameter_server=ParameterServer("cpu", cores_per_sample_per_second=2 * row_bytes * seconds_per_byte),
         provenance={
-            "model": {"entrypoint": f"heterps_runtime.models.{model.module}:build", "arguments": dict(model.arguments)},
+            "model": {"entrypoint": f"examples.paper.clicks.{model.module}:build", "arguments": dict(model.arguments)},
             "command": f"python -m experiments.measure_profiles {name}",
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "measured": dict(measured.provenance).get("cpu", {}),

@@ -71,11 +71,6 @@ class RunConfig:
         """Numpy's name of the training precision."""
         return "float64" if self.precision == "fp64" else "float32"
 
-    @property
-    def binary(self) -> bool:
-        """Whether the loss is a binary cross-entropy on logits, so labels are 0/1 and AUC means something."""
-        return self.loss.rsplit(":", 1)[-1].endswith("binary_cross_entropy_with_logits")
-
     def fingerprint(self) -> dict[str, Any]:
         """What must agree for a checkpoint of one run to be continued by another."""
         return {

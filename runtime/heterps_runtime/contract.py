@@ -10,47 +10,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "API_GROUP",
-    "API_VERSION",
-    "ENV_CONFIG",
-    "ENV_COORDINATOR",
-    "ENV_TOKEN",
-    "EXIT_BAD_INPUT",
-    "EXIT_FAILED",
-    "EXIT_INFEASIBLE",
-    "EXIT_INTERRUPTED",
-    "EXIT_OK",
-    "FINAL_PHASES",
-    "METRIC_BATCH_SIZE",
-    "METRIC_GENERATION",
-    "METRIC_MEASURED",
-    "METRIC_STAGE_THROUGHPUT",
-    "METRIC_STEP_SECONDS",
-    "METRIC_THROUGHPUT",
-    "PATH_ALLOCATION",
-    "PATH_CHECKPOINT",
-    "PATH_ENDPOINT",
-    "PATH_FAIL",
-    "PATH_HEALTH",
-    "PATH_LOST",
-    "PATH_METRICS",
-    "PATH_PLAN",
-    "PATH_PROFILES",
-    "PATH_SHUTDOWN",
-    "PATH_STATUS",
-    "PATH_STOP",
-    "REASON_HANG",
-    "JobPhase",
-    "MemberState",
-    "PlanDocument",
-    "Role",
-    "ServersDocument",
-    "StageDocument",
-    "ps_name",
-    "worker_name",
-]
-
 API_GROUP = "heterps.io"
 API_VERSION = f"{API_GROUP}/v1alpha1"
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     FileEntry,
-    RowBlock,
     Storage,
     TableRecord,
     commit,
@@ -18,9 +17,10 @@ from heterps_runtime.checkpoint import (
     iterate_rows,
     new_folder,
     row_arrays,
-    write_manifest,
-    write_tensors,
 )
+from heterps_runtime.checkpoint.format import write_tensors
+from heterps_runtime.checkpoint.manifest import write_manifest
+from heterps_runtime.checkpoint.restore import RowBlock
 
 Array = npt.NDArray[Any]
 Rows = dict[int, tuple[bytes, dict[str, bytes]]]  # key -> bytes of its row and of its optimizer state
@@ -110,11 +110,10 @@ def make_manifest(step: int, folder: str, files: tuple[FileEntry, ...]) -> Check
         num_rows=10_000,
         samples=64 * step,
         fingerprint=FINGERPRINT,
-        slot_map={"version": 1},
         plan={},
         tables=TABLES,
         files=files,
-        extra={"bill": {"cpu": "0.25"}},
+        loss=0.25,
         folder=folder,
     )
 

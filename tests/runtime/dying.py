@@ -16,9 +16,9 @@ from typing import Any
 
 from heterps_runtime.__main__ import main
 from heterps_runtime.ps.shard import Shard
-from heterps_runtime.worker.delivery import Delivery
-from heterps_runtime.worker.engine import Engine
-from heterps_runtime.worker.servers import ServerClient
+from heterps_runtime.worker.rows.servers import ServerClient
+from heterps_runtime.worker.steps.delivery import Delivery
+from heterps_runtime.worker.steps.engine import Engine
 
 
 @dataclass(frozen=True)

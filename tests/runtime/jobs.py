@@ -39,7 +39,8 @@ from heterps_runtime.contract import (
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.ps.server import ParameterServer
-from heterps_runtime.store import DenseOptimizer, ServerKernels, SparseOptimizer, WorkerKernels, warm_up
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import Credentials
 from heterps_runtime.worker.main import run_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
@@ -275,8 +276,8 @@ class ThreadedJob:
         config = self.config
         sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(config.dense_optimizer)
-        server = ServerKernels(sparse, dense, config.dtype_name, config.wire_precision)
-        warm_up([server, WorkerKernels(config.dtype_name, config.wire_precision, bags=True)])
+        warm_up_server(sparse, dense, config.dtype_name, config.wire_precision)
+        warm_up_worker(config.dtype_name, config.wire_precision, bags=True)
 
     def start_member(self, name: str, stages: Sequence[Stage]) -> None:
         """Start a server or a worker by its name."""

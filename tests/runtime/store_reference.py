@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_runtime.store import SparseOptimizer, TableSpec, initial_rows
+from heterps_runtime.store.initial import TableSpec, initial_rows
+from heterps_runtime.store.optimizers import SparseOptimizer
 
 ID_MASK = (1 << 48) - 1
 EXAMPLES: dict[str, dict[str, str]] = {

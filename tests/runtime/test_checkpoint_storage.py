@@ -15,16 +15,9 @@ import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from heterps_runtime.checkpoint import (
-    CheckpointWriter,
-    StateFile,
-    Storage,
-    StorageAddressError,
-    StorageError,
-    TensorSpec,
-    find_latest,
-)
-from heterps_runtime.checkpoint.format import create_tensor_file
+from heterps_runtime.checkpoint import CheckpointWriter, StateFile, Storage, StorageError, find_latest
+from heterps_runtime.checkpoint.errors import StorageAddressError
+from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
 from heterps_runtime.checkpoint.storage import PARTIAL
 from tests.runtime.checkpoint_samples import write_checkpoint
 
@@ -41,10 +34,10 @@ def test_what_is_written_is_read_listed_and_deleted(storage: Storage) -> None:
     storage.write_atomic("a/x.bin", b"hello")
     storage.write_atomic("a/b/y.bin", iter([b"12", b"345"]))
     storage.write_atomic("c/z.bin", b"")
-    assert [(f.name, f.bytes) for f in storage.files()] == [("a/b/y.bin", 5), ("a/x.bin", 5), ("c/z.bin", 0)]
-    assert [f.name for f in storage.files("a")] == ["a/b/y.bin", "a/x.bin"]
+    assert storage.files() == ["a/b/y.bin", "a/x.bin", "c/z.bin"]
+    assert [storage.size(name) for name in storage.files()] == [5, 5, 0]
+    assert storage.files("a") == ["a/b/y.bin", "a/x.bin"]
     assert storage.folders() == ["a", "c"]
-    assert storage.folders("a") == ["a/b"]
     assert storage.read("a/b/y.bin") == b"12345"
     with storage.open_file("a/b/y.bin") as stream:
         stream.seek(1)
@@ -55,7 +48,7 @@ def test_what_is_written_is_read_listed_and_deleted(storage: Storage) -> None:
     storage.delete("a/x.bin")
     storage.delete_dir("a/b")
     storage.delete_dir("a/b")
-    assert [f.name for f in storage.files()] == ["c/z.bin"]
+    assert storage.files() == ["c/z.bin"]
 
 
 def test_a_producer_that_fails_leaves_the_old_file_and_nothing_else(storage: Storage) -> None:
@@ -68,7 +61,7 @@ def test_a_producer_that_fails_leaves_the_old_file_and_nothing_else(storage: Sto
     with pytest.raises(RuntimeError, match="producer's own"):
         storage.write_atomic("a/x.bin", broken())
     assert storage.read("a/x.bin") == b"old"
-    assert [f.name for f in storage.files()] == ["a/x.bin"]
+    assert storage.files() == ["a/x.bin"]
 
 
 def test_an_upload_to_an_object_store_that_breaks_off_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +92,7 @@ def test_a_missing_file_is_told_from_an_unreadable_one(storage: Storage) -> None
 
 def test_a_folder_that_cannot_be_made_is_reported_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match=r"could not write .*file/x\.bin: a file stands where a folder"):
+    with pytest.raises(StorageError, match=r"could not write .*file/x\.bin: a file exists where a folder"):
         Storage.open(tmp_path).write_atomic("file/x.bin", b"1")
 
 
@@ -196,7 +189,7 @@ def test_a_process_killed_while_writing_leaves_nothing_that_looks_like_a_checkpo
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     [rest] = storage.files("step-000000020")
-    assert PARTIAL in rest.name
+    assert PARTIAL in rest
     latest, skipped = find_latest(storage)
     assert latest == good
     assert [folder for folder, _ in skipped] == ["step-000000020"]

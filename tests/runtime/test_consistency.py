@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.data.spec import label_kind
 from heterps_runtime.ps.shard import Shard
 
 from .jobs import Stage, configuration, run_job, trained_model
@@ -58,7 +59,7 @@ def losses(folder: Path) -> Callable[[str], Losses]:
 
 def _loss(config: RunConfig, model: dict[str, Any]) -> float:
     figures = evaluate(config, model)
-    return float(figures["logLoss" if config.binary else "crossEntropy"])
+    return float(figures["logLoss" if label_kind(config.loss) == "binary" else "crossEntropy"])
 
 
 @pytest.mark.parametrize("consistency", ["hybrid", "async"])

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_runtime.data import DataCacheError, DataError, Dataset, DataSpec, open_dataset, source
+from heterps_runtime.data import DataError, Dataset, DataSpec, open_dataset, source
+from heterps_runtime.data.errors import DataCacheError
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
 from tests.runtime.data_files import columns, make_spec, write_parquet
 
@@ -218,7 +219,7 @@ def test_the_least_recently_used_data_set_makes_room(tmp_path: Path) -> None:
 def test_a_data_set_in_use_is_never_removed(tmp_path: Path) -> None:
     limit = {"maxBytes": fixed_bytes(1000) + 4000}
     in_use = open_dataset(fixed_spec(tmp_path, rows=1000, cache=limit), "train")
-    with pytest.raises(DataCacheError, match=r"beside .*Ki of data sets in use; raise it to at least"):
+    with pytest.raises(DataCacheError, match=r"in addition to .*Ki of data sets in use; raise it to at least"):
         open_dataset(fixed_spec(tmp_path, rows=500, cache=limit), "train")
     assert in_use.batch(np.array([999]), ["flight"])["flight"].tolist() == [1999]
 
@@ -247,9 +248,7 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_a_cache_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(
-        DataCacheError, match=r"spec\.data\.cache\.directory: .*cache cannot be used: File exists; name"
-    ):
+    with pytest.raises(DataCacheError, match=r"spec\.data\.cache\.directory: .*cache cannot be used: File exists; use"):
         open_dataset(fixed_spec(tmp_path), "train")
 
 

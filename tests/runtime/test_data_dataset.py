@@ -87,10 +87,10 @@ def test_the_schema_names_what_a_model_may_ask_for(dataset: Dataset) -> None:
     ("features", "words"),
     [
         (["carier"], "asks for 'carier', which spec.data does not give; did you mean 'carrier'?"),
-        (["hour"], "asks for 'hour', which spec.data does not give; dense columns come together"),
-        (["flight_offsets"], "that column holds one value per row, so it has no offsets"),
+        (["hour"], "asks for 'hour', which spec.data does not give; dense columns are passed together"),
+        (["flight_offsets"], "that column has one value per row and therefore no offsets"),
         (["x"], r"\(given: flight, carrier, tags, tags_offsets, dense\)"),
-        (["tags"], "column 'tags' holds lists, so the model's forward must take both 'tags' and 'tags_offsets'"),
+        (["tags"], "column 'tags' contains lists, so the model's forward must take both 'tags' and 'tags_offsets'"),
     ],
 )
 def test_a_model_that_asks_for_something_else_is_refused(dataset: Dataset, features: list[str], words: str) -> None:
@@ -101,7 +101,7 @@ def test_a_model_that_asks_for_something_else_is_refused(dataset: Dataset, featu
 def test_a_model_that_asks_for_numbers_which_no_one_named_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", columns(5))
     dataset = open_dataset(make_spec(tmp_path, path, dense=[], sparse=["flight"]), "train")
-    with pytest.raises(DataError, match=r"asks for 'dense'.*list the columns of numbers under spec\.data\.dense"):
+    with pytest.raises(DataError, match=r"asks for 'dense'.*list numeric columns under spec\.data\.dense"):
         dataset.check_features(["flight", "dense"])
     assert dataset.batch(np.array([1]), ["flight"]).keys() == {"flight", "label"}
 

@@ -157,12 +157,12 @@ def test_missing_evaluation_data_names_that_field(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    refused(make_spec(tmp_path, tmp_path / "train"), "spec.data.train", "holds no files")
+    refused(make_spec(tmp_path, tmp_path / "train"), "spec.data.train", "has no files")
 
 
 def test_an_unknown_kind_of_address_is_refused(tmp_path: Path) -> None:
     refused(
-        make_spec(tmp_path, "nosuch://bucket/a"), "spec.data.train", "nosuch://bucket/a", "no usable path or address"
+        make_spec(tmp_path, "nosuch://bucket/a"), "spec.data.train", "nosuch://bucket/a", "not a usable path or address"
     )
 
 
@@ -255,7 +255,7 @@ def test_a_sparse_column_must_have_one_type_in_all_files(tmp_path: Path) -> None
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("hour,hour,late\n1,2,0\n")
     spec = make_spec(tmp_path, tmp_path / "a.csv", format="csv", dense=["hour"], sparse=[])
-    refused(spec, "spec.data.dense", "'hour' stands 2 times", "must be unique")
+    refused(spec, "spec.data.dense", "'hour' occurs 2 times", "must be unique")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -345,9 +345,9 @@ def test_dense_columns_may_be_any_numbers_or_booleans(tmp_path: Path, convert: C
             "spec.data.format: must be one of parquet, arrow, csv, criteo-tsv, is 'parqet'; did you mean",
         ),
         ({"label": ""}, "spec.data.label: is missing"),
-        ({"dense": [], "sparse": []}, "spec.data.sparse: no feature is named"),
+        ({"dense": [], "sparse": []}, "spec.data.sparse: there are no features"),
         ({"dense": ["hour", "hour"]}, "spec.data.dense: column 'hour' is listed 2 times"),
-        ({"sparse": ["late"]}, "spec.data.sparse: holds the label 'late'"),
+        ({"sparse": ["late"]}, "spec.data.sparse: contains the label 'late'"),
         ({"sparse": ["dense"]}, "spec.data.sparse: a column cannot be called 'dense'"),
         ({"sparse": ["a_offsets"]}, "spec.data.sparse: a column cannot be called 'a_offsets'"),
         ({"format": "criteo-tsv", "label": "label"}, "spec.data.dense: criteo-tsv has I1 to I13 there, not 'distance'"),

@@ -15,8 +15,8 @@ from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.rows.lookups import LookupBlock
 
 from .jobs import configuration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.batches import Batches
-from heterps_runtime.worker.schedule import Schedule
+from heterps_runtime.worker.steps.schedule import Schedule
 
 FIRST = Allocation(0, ((6, 2),))
 

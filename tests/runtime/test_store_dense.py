@@ -5,7 +5,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from heterps_runtime.store import DenseOptimizer, DenseStore
+from heterps_runtime.store.dense import DenseStore
+from heterps_runtime.store.optimizers import DenseOptimizer
 
 SHAPES = {"tower.weight": (7, 3), "tower.bias": (7,), "temperature": ()}
 CASES: dict[str, tuple[dict[str, str], Any, dict[str, Any]]] = {
@@ -126,7 +127,7 @@ def test_what_is_pulled_and_pushed_and_added_stays_the_callers_own() -> None:
 def test_misuse_is_refused_by_name() -> None:
     store = dense_store("adam")
     for action, message in (
-        (lambda: store.add("tower.bias", np.zeros(7)), "parameter 'tower.bias': is there already"),
+        (lambda: store.add("tower.bias", np.zeros(7)), "parameter 'tower.bias': exists already"),
         (
             lambda: store.add("half", np.zeros(2, np.float16)),
             "parameter 'half': must be float32 or float64, is float16",
@@ -142,4 +143,4 @@ def test_misuse_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             action()
-    assert len(store) == 3
+    assert len(store.names) == 3

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from heterps_runtime.store import EmbeddingInit, initial_rows
-from heterps_runtime.store.initial import TableDraws, TableSpec, _central_quantile, _log, _tail_quantile
+from heterps_runtime.store.initial import (
+    EmbeddingInit,
+    TableDraws,
+    TableSpec,
+    _central_quantile,
+    _log,
+    _tail_quantile,
+    initial_rows,
+)
 
 UNIFORM = EmbeddingInit("uniform", low=-0.25, high=0.5)
 
@@ -30,7 +37,7 @@ def test_initial_values_never_change() -> None:
 
 def test_another_process_draws_the_same_values() -> None:
     program = (
-        "import numpy as np; from heterps_runtime.store import initial_rows;"
+        "import numpy as np; from heterps_runtime.store.initial import initial_rows;"
         "print(initial_rows(3, 'table', np.arange(5), 4).tobytes().hex())"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_runtime import store
-from heterps_runtime.store import DenseOptimizer, ServerKernels, WorkerKernels, warm_up
 from heterps_runtime.store.kernel import kernel, view
 from heterps_runtime.store.memory import Slab
+from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from tests.runtime.store_reference import EXAMPLES, sparse_optimizer
 
 
@@ -81,7 +81,13 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     program = """
 import sys
 import numpy as np
-from heterps_runtime.store import *
+from heterps_runtime.store.dense import DenseOptimizer, DenseStore
+from heterps_runtime.store.half import decode, encode
+from heterps_runtime.store.initial import TableSpec
+from heterps_runtime.store.keys import UniqueKeys, partition
+from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
+from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from tests.runtime.store_reference import sparse_optimizer
 
 def compiled():
@@ -91,7 +97,8 @@ def compiled():
 
 sparse = sparse_optimizer("rowwise-adagrad")
 dense = DenseOptimizer.from_manifest({"name": "adam", "learningRate": "0.1"})
-warm_up([ServerKernels(sparse, dense, np.float32, "fp16"), WorkerKernels(np.float32, "fp16", 2, bags=True)])
+warm_up_server(sparse, dense, np.float32, "fp16")
+warm_up_worker(np.float32, "fp16", bags=True)
 before = compiled()
 # Kernels that others inline count only where the cache was cold; the ones called from here count always.
 assert sum(count > 0 for count in before.values()) > 10, before
@@ -117,17 +124,13 @@ assert compiled() == before, (before, compiled())
 
 def test_warm_up_takes_every_optimizer() -> None:
     dense = [DenseOptimizer.from_manifest({"name": name, "learningRate": "1"}) for name in ("sgd", "adagrad", "adam")]
-    warm_up([ServerKernels(sparse_optimizer(name), None, np.float64) for name in EXAMPLES])
-    warm_up([ServerKernels(None, optimizer, np.float64, "bf16") for optimizer in dense])
-    warm_up([WorkerKernels(np.float64)])
+    for name in EXAMPLES:
+        warm_up_server(sparse_optimizer(name), dense[0], np.float64, "full")
+    for optimizer in dense:
+        warm_up_server(sparse_optimizer("sgd"), optimizer, np.float64, "bf16")
+    warm_up_worker(np.float64, "full", bags=False)
 
 
 def test_the_package_never_loads_torch() -> None:
-    program = "import sys, heterps_runtime.store; sys.exit('torch' in sys.modules)"
+    program = "import sys, heterps_runtime.store.warm; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_public_names_exist_and_are_sorted() -> None:
-    names = store.__all__
-    assert names == sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
-    assert all(hasattr(store, name) for name in names)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from heterps_runtime.store import NUM_SLOTS, UniqueKeys, make_key, partition, shard_of, slot_of, unique_keys
+from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, make_key, partition, shard_of
 
 
 def test_a_key_is_table_and_id_side_by_side() -> None:
@@ -13,6 +14,10 @@ def test_a_key_is_table_and_id_side_by_side() -> None:
     assert keys.dtype == np.int64
     assert keys.tolist() == [[3 << 48, (3 << 48) + 1], [(3 << 48) + 5, (4 << 48) - 1]]
     assert make_key(2**15 - 1, 2**48 - 1) == 2**63 - 1
+
+
+def slots_of(keys: NDArray[Any]) -> NDArray[np.int32]:
+    return shard_of(keys, np.arange(NUM_SLOTS, dtype=np.int32))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +30,7 @@ def test_a_key_out_of_range_is_refused_by_name(table: int, ids: list[int], field
 
 @given(st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 20), max_size=300))
 def test_unique_keys_come_in_order_of_first_occurrence(values: list[int]) -> None:
-    unique, inverse = unique_keys(np.array(values, np.int64))
+    unique, inverse = UniqueKeys()(np.array(values, np.int64))
     assert unique.tolist() == list(dict.fromkeys(values))
     assert inverse.dtype == np.int32
     assert unique[inverse].tolist() == values
@@ -47,7 +52,7 @@ def test_keys_may_be_strided_or_read_only_or_unaligned() -> None:
     shifted = np.frombuffer(b"x" + keys.tobytes(), np.int64, offset=1)
     variants: list[Any] = [frozen, shifted, np.repeat(keys, 2)[::2], keys.astype(np.int32)]
     for variant in variants:
-        unique, inverse = unique_keys(variant)
+        unique, inverse = UniqueKeys()(variant)
         assert unique.tolist() == list(range(10))
         np.testing.assert_array_equal(inverse, keys)
 
@@ -60,7 +65,7 @@ def test_partition_groups_keys_by_shard_and_keeps_their_order(num_keys: int, num
     slot_to_shard = rng.integers(0, num_shards, NUM_SLOTS).astype(np.int32)
     order, counts = parts = partition(keys, slot_to_shard, num_shards)
     shards = shard_of(keys, slot_to_shard)
-    np.testing.assert_array_equal(shards, slot_to_shard[slot_of(keys)])
+    np.testing.assert_array_equal(shards, slot_to_shard[slots_of(keys)])
     np.testing.assert_array_equal(order, np.argsort(shards, kind="stable"))
     np.testing.assert_array_equal(counts, np.bincount(shards, minlength=num_shards))
     assert parts.starts.tolist() == [0, *np.cumsum(counts).tolist()]
@@ -69,12 +74,12 @@ def test_partition_groups_keys_by_shard_and_keeps_their_order(num_keys: int, num
 def test_the_slot_of_a_key_never_changes() -> None:
     # Checkpoints and shard maps refer to slots: a different hash would orphan every stored row.
     keys = np.concatenate([make_key(0, [0, 1, 2, 12345]), make_key(7, [0, 1, 2**48 - 1])])
-    assert slot_of(keys).tolist() == [0, 485, 138, 337, 610, 427, 320]
+    assert slots_of(keys).tolist() == [0, 485, 138, 337, 610, 427, 320]
 
 
 @pytest.mark.parametrize("stride", [1, 1024, 2**20, 3**9])
 def test_slots_are_filled_evenly_by_any_pattern_of_ids(stride: int) -> None:
-    per_slot = np.bincount(slot_of(make_key(1, np.arange(200_000) * stride)), minlength=NUM_SLOTS)
+    per_slot = np.bincount(slots_of(make_key(1, np.arange(200_000) * stride)), minlength=NUM_SLOTS)
     expected = 200_000 / NUM_SLOTS
     chi_squared = ((per_slot - expected) ** 2 / expected).sum()
     assert abs(chi_squared - NUM_SLOTS) < 6 * np.sqrt(2 * NUM_SLOTS)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from heterps_runtime.store import Bags, bag_backward, bag_forward, gather, scatter_add, unique_keys
-from heterps_runtime.store.lookup import Mode
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.store.lookup import Bags, Mode, bag_backward, bag_forward, gather, scatter_add
 
 NUM_IDS, DIM = 9, 4
 PADDING = 3
@@ -18,7 +18,7 @@ PADDING = 3
 def draw_ids(rng: np.random.Generator, size: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """A full table, ids, and what a worker has in their place: the unique rows and positions among them."""
     table, ids = rng.normal(size=(NUM_IDS, DIM)), rng.integers(0, NUM_IDS, size)
-    unique, inverse = unique_keys(ids)
+    unique, inverse = UniqueKeys()(ids)
     return table, ids, unique, inverse
 
 
@@ -41,20 +41,11 @@ def test_gather_and_scatter_add_are_embedding_and_its_gradient(padding_idx: int 
     backward(expected, grad)
     np.testing.assert_array_equal(gather(table[unique], inverse), expected.detach().numpy())
     skip = None if padding_idx is None else ids == padding_idx
-    accumulator = scatter_add(grad, inverse, np.zeros((len(unique), DIM)), skip)
+    accumulator = np.zeros((len(unique), DIM))
+    scatter_add(grad, inverse, accumulator, skip)
     np.testing.assert_allclose(accumulator, gradient(weight)[unique], rtol=1e-14, atol=1e-14)
     if padding_idx is not None:
         assert not accumulator[unique == padding_idx].any()
-
-
-def test_results_can_be_written_into_given_memory() -> None:
-    rows, inverse = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([2, 0], np.int32)
-    out = torch.empty(2, 2)
-    gather(rows, inverse, out.numpy())
-    assert out.tolist() == [[4, 5], [0, 1]]
-    accumulator = np.ones((3, 2), np.float32)
-    assert scatter_add(out.numpy(), inverse, accumulator) is accumulator
-    assert accumulator.tolist() == [[1, 2], [1, 1], [5, 6]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,20 +53,18 @@ def test_results_can_be_written_into_given_memory() -> None:
     mode=st.sampled_from(["sum", "mean", "max"]),
     weighted=st.booleans(),
     padded=st.booleans(),
-    include_last_offset=st.booleans(),
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12),
     seed=st.integers(0, 2**32),
 )
 def test_bags_are_embedding_bag_and_its_gradients(
-    mode: Mode, weighted: bool, padded: bool, include_last_offset: bool, lengths: list[int], seed: int
+    mode: Mode, weighted: bool, padded: bool, lengths: list[int], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     table, ids, unique, inverse = draw_ids(rng, sum(lengths))
     if padded and lengths[0]:
         ids[: lengths[0]] = PADDING  # one bag with nothing but padding
-        unique, inverse = unique_keys(ids)
-    ends = np.cumsum(lengths)
-    offsets = np.concatenate([[0], ends if include_last_offset else ends[:-1]]).astype(np.int64)
+        unique, inverse = UniqueKeys()(ids)
+    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     weights = rng.normal(size=len(ids)) if weighted and mode == "sum" else None
     grad = rng.normal(size=(len(lengths), DIM))
 
@@ -86,12 +75,11 @@ def test_bags_are_embedding_bag_and_its_gradients(
         torch.from_numpy(offsets),
         mode=mode,
         per_sample_weights=None if weights is None else torch.from_numpy(weights),
-        include_last_offset=include_last_offset,
         padding_idx=PADDING if padded else None,
     )
     backward(expected, grad)
 
-    bags = Bags(inverse, offsets, mode, weights, ids == PADDING if padded else None, include_last_offset)
+    bags = Bags(inverse, offsets, mode, weights, ids == PADDING if padded else None)
     rows, accumulator = table[unique], np.zeros((len(unique), DIM))
     pooled, winners = bag_forward(rows, bags)
     bag_backward(grad, bags, winners, accumulator)
@@ -105,7 +93,8 @@ def test_the_first_of_equal_maxima_gets_the_gradient_as_in_torch() -> None:
     backward(functional.embedding_bag(torch.tensor([2, 1, 0]), weight, torch.tensor([0]), mode="max"), np.ones((1, 1)))
     bags = Bags(np.array([2, 1, 0], np.int32), np.array([0]), "max")
     pooled, winners = bag_forward(table, bags)
-    accumulator = bag_backward(np.ones_like(pooled), bags, winners, np.zeros_like(table))
+    accumulator = np.zeros_like(table)
+    bag_backward(np.ones_like(pooled), bags, winners, accumulator)
     np.testing.assert_array_equal(accumulator, gradient(weight))
     assert accumulator.tolist() == [[0], [1], [0]]
 

@@ -18,7 +18,7 @@ from heterps_runtime.errors import TransientError
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Forward, Go, Shutdown
 from heterps_runtime.wire.transport import TokenAuthority, connect_socket, listen_socket, receive, send
-from heterps_runtime.worker.peers import Downstream, Upstream
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 
 from .jobs import TOKEN, ThreadedJob, configuration
 

@@ -1,15 +1,14 @@
-"""From a checkpoint to files that plain PyTorch loads.
+"""Export a checkpoint to files that plain PyTorch loads.
 
     OUTPUT/
-        model.safetensors                 the user's state_dict: dense parameters, buffers, every table small enough
-        tables/NAME.safetensors           each larger table: `ids` (n,) sorted, `rows` (n, dim) of the rows that
-                                          training touched
-        model.json                        what is where, how ids were made from values, the job and its metrics
-        README.md                         how to load it, for a person who has never heard of HeterPS
+        model.safetensors         the user's state_dict: dense parameters, buffers, small tables
+        tables/NAME.safetensors   each large table: sorted `ids` (n,) and `rows` (n, dim) of the trained rows
+        model.json                the contents, how ids are made from values, the job and its metrics
+        README.md                 how to load the model without HeterPS
 
-Rows that training never touched have the same initial values that training would have read, so a small table comes
-out whole. Memory stays bounded: tables are laid out on disk first and filled in the order in which the checkpoint's
-files hold their rows; only the sorted ids of one large table (8 bytes per row) are kept in memory.
+A small table is exported whole: untrained rows get the initial values that training would have read. Memory stays
+bounded: tables are laid out on disk and filled in the order of the checkpoint's files. Only the sorted ids of one large
+table (8 bytes per row) are held in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,7 +32,7 @@ from heterps_runtime.checkpoint.readme import receiver_readme
 from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows, read_dense
 from heterps_runtime.checkpoint.storage import Storage
 
-__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "ExportedModel", "InitialRows", "export_model"]
+__all__ = ["DEFAULT_DENSE_LIMIT_BYTES", "InitialRows", "export_model"]
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -51,14 +49,6 @@ _HASHING = {
 }
 
 
-@dataclass(frozen=True)
-class ExportedModel:
-    """Where an exported model lies and how large it is."""
-
-    path: str
-    num_bytes: int  # of all files
-
-
 def export_model(
     storage: Storage,
     manifest: CheckpointManifest,
@@ -68,25 +58,24 @@ def export_model(
     state_dict_names: Mapping[str, str] | None = None,
     dense_limit_bytes: int = DEFAULT_DENSE_LIMIT_BYTES,
     metrics: Mapping[str, Any] | None = None,
-) -> ExportedModel:
-    """Write the model of a checkpoint for use without HeterPS.
+) -> str:
+    """Write the model of a checkpoint for use without HeterPS; returns the path or address of the output.
 
-    The model is built beside `output` and takes its place when complete, so `output` is never half a model.
+    The model is built beside `output` and replaces it when complete, so `output` never holds a partial model.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint to export.
         output: a local folder or an address; an older export there is replaced.
-        initial_rows: values of rows that training never touched. The padding row, if untouched, is zero as in PyTorch.
+        initial_rows: values of untrained rows. An untrained padding row is zero, as in PyTorch.
         state_dict_names: name in the user's `state_dict()` -> name of the parameter, buffer or table in the
-            checkpoint. Tied parameters have several names there, and buffers that are not persistent have none. By
-            default the names are the same.
+            checkpoint. Tied parameters have several names, non-persistent buffers none. Default: equal names.
         dense_limit_bytes: tables larger than this are exported as ids and rows.
         metrics: figures for model.json, such as the held-out AUC.
 
     Raises:
-        DamagedError: the checkpoint is not what its manifest says.
-        StorageError: a file could not be read or written (disk full, ...); `output` is as it was.
+        DamagedError: the checkpoint does not match its manifest.
+        StorageError: a file cannot be read or written; `output` is unchanged.
         CheckpointError: a name in `state_dict_names` is not in the checkpoint.
     """
     target = Storage.open(output)
@@ -96,12 +85,11 @@ def export_model(
     else:
         building = Path(tempfile.mkdtemp(prefix="heterps-export-"))
     try:
-        shutil.rmtree(building, ignore_errors=True)  # left by an export that was killed
+        shutil.rmtree(building, ignore_errors=True)  # of an export that was killed
         (building / "tables").mkdir(parents=True)
         export = _Export(storage, manifest, building, initial_rows)
         export.write(state_dict_names, dense_limit_bytes, metrics or {})
         files = [path for path in building.rglob("*") if path.is_file()]
-        num_bytes = sum(path.stat().st_size for path in files)
         if target.local:
             _sync(files)
             _take_place(building, final)
@@ -111,11 +99,11 @@ def export_model(
         raise StorageError.of("export the model to", target.address, error) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return ExportedModel(target.address, num_bytes)
+    return target.address
 
 
 class _Export:
-    """One export: names, layout, and the passes over the checkpoint's files that fill it."""
+    """One export: its names, its layout, and the passes over the checkpoint's files."""
 
     def __init__(self, storage: Storage, manifest: CheckpointManifest, folder: Path, initial_rows: InitialRows) -> None:
         self._storage = storage
@@ -125,7 +113,6 @@ class _Export:
         self._tables = {table.name: table for table in manifest.tables}
 
     def write(self, names: Mapping[str, str] | None, dense_limit_bytes: int, metrics: Mapping[str, Any]) -> None:
-        """Write all files."""
         values = self._dense_values()
         names = {name: name for name in (*values, *self._tables)} if names is None else names
         unknown = sorted(set(names.values()) - set(values) - set(self._tables))
@@ -149,7 +136,7 @@ class _Export:
     def _write_dense(
         self, names: Mapping[str, str], values: Mapping[str, Array], whole: Mapping[str, TableRecord]
     ) -> dict[str, TensorSpec]:
-        """Write model.safetensors; a tied parameter is written once per name, so that any loader finds it."""
+        """Write model.safetensors. A tied parameter is written under each of its names, so that any loader finds it."""
         specs = {}
         for name, source in names.items():
             if source in values:
@@ -157,8 +144,7 @@ class _Export:
             elif source in whole:
                 table = whole[source]
                 specs[name] = TensorSpec(np.dtype(table.dtype), (table.num_embeddings, table.dim))
-        # "format": some loaders refuse a file that does not say which framework its tensors are meant for.
-        arrays = create_tensor_file(self._folder / "model.safetensors", specs, {"format": "pt"})
+        arrays = create_tensor_file(self._folder / "model.safetensors", specs)
         first: dict[str, str] = {}  # source -> the first name under which it is written
         for name in specs:
             source = names[name]
@@ -171,7 +157,6 @@ class _Export:
                 continue
             self._fill_initial(whole[source], arrays[name])
             self._fill_trained(whole[source], arrays[name])
-            # The second name of a tied table is copied above, from the finished first one.
         return specs
 
     def _fill_initial(self, table: TableRecord, out: Array) -> None:
@@ -186,16 +171,16 @@ class _Export:
             out[block.keys & _ID_MASK] = block.rows
 
     def _write_rows(self, table: TableRecord) -> int:
-        """Write a large table's touched rows, sorted by id; returns their number."""
+        """Write the trained rows of a large table, sorted by id; returns their number."""
         keep = _of_table(table)
-        parts = [keys[keep(keys)] & _ID_MASK for _, keys in iterate_keys(self._storage, self._manifest)]
+        parts = [keys[keep(keys)] & _ID_MASK for keys in iterate_keys(self._storage, self._manifest)]
         ids = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         ids.sort()
         specs = {
             "ids": TensorSpec(np.dtype(np.int64), (len(ids),)),
             "rows": TensorSpec(np.dtype(table.dtype), (len(ids), table.dim)),
         }
-        arrays = create_tensor_file(self._folder / _table_file(table.name), specs, {"format": "pt"})
+        arrays = create_tensor_file(self._folder / _table_file(table.name), specs)
         arrays["ids"][...] = ids
         for block in iterate_rows(self._storage, self._manifest, keep, with_state=False):
             arrays["rows"][np.searchsorted(ids, block.keys & _ID_MASK)] = block.rows
@@ -254,12 +239,12 @@ def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
 
 
 def _table_file(name: str) -> str:
-    """A module's name may hold any character but a dot between its parts; a file's name may not."""
+    """Quote a module's name, which may contain any character, for use as a file name."""
     return f"tables/{quote(name, safe='')}.safetensors"
 
 
 def _sync(files: list[Path]) -> None:
-    """Put the files on the disk itself: mapped pages are written back at leisure otherwise."""
+    """Flush the files to disk; mapped pages are written back at some later time otherwise."""
     for path in files:
         descriptor = os.open(path, os.O_RDWR)
         try:
@@ -269,7 +254,7 @@ def _sync(files: list[Path]) -> None:
 
 
 def _take_place(building: Path, final: Path) -> None:
-    """Rename a finished export to its final name; an older one there steps aside first and is deleted last."""
+    """Rename a finished export to its final name. An older one is renamed first and deleted last."""
     older = final.with_name(f".{final.name}.replaced")
     shutil.rmtree(older, ignore_errors=True)
     if final.exists():
@@ -279,7 +264,7 @@ def _take_place(building: Path, final: Path) -> None:
 
 
 def _upload(building: Path, files: list[Path], target: Storage) -> None:
-    """Copy a finished export to an object store; model.json goes last, as the sign that the rest is there."""
+    """Copy a finished export to an object store; model.json goes last and shows that the export is complete."""
     for path in sorted(files, key=lambda p: (p.name == "model.json", p)):
         with path.open("rb") as stream:
             target.write_atomic(path.relative_to(building).as_posix(), iter(lambda s=stream: s.read(8 << 20), b""))  # type: ignore[misc]

@@ -1,13 +1,12 @@
 """One state file: named arrays in the safetensors layout, written as a stream and read in slices.
 
-The layout is eight bytes with the header's length, a JSON header and the arrays' bytes one after the other
-(https://huggingface.co/docs/safetensors). It needs no pickle, every language reads it, and an array's place in the
-file is known before its bytes are, so a file can be written without a second copy in memory. The safetensors
-library builds the whole file in memory first, which would double a shard's memory at every checkpoint; so writing is
-done here, and a test reads the result with the library.
+A file is the header's length in eight bytes, a JSON header, and the bytes of the arrays
+(https://huggingface.co/docs/safetensors). The format needs no pickle and is readable from many languages. The place of
+an array is known before its bytes are, so a file is written without a second copy in memory. The safetensors library
+builds the whole file in memory first, which would double a shard's memory at each checkpoint.
 
-A CRC-32 over the whole file is computed while it is written. It guards against truncation and decay, not against
-malice; zlib's reaches 3.5 GB/s per core here, SHA-256 1.5 GB/s, and reading a checkpoint back waits for it.
+A CRC-32 of the whole file is computed on the way. It detects truncation and bit rot, not tampering. It was chosen for
+its speed, since restoring waits for it: 3.5 GB/s per core, where SHA-256 reaches 1.5 GB/s.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["FileEntry", "TensorFile", "TensorSpec", "create_tensor_file", "verif
 
 Array = npt.NDArray[Any]
 
-_CHUNK_BYTES = 8 << 20  # large enough that system calls do not show, small against a shard's memory
+_CHUNK_BYTES = 8 << 20  # few system calls, yet small against a shard's memory
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 _NAMES: dict[np.dtype[Any], str] = {
     np.dtype("<f8"): "F64",
@@ -60,12 +59,12 @@ class FileEntry:
     bytes: int
     checksum: str  # "crc32:" and eight hexadecimal digits, over the whole file
     role: str  # "rows" | "dense" | "buffers"
-    index: int = 0  # the shard's index for rows, the stage's for the rest
+    index: int = 0  # of the shard for rows, of the stage otherwise
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Type and place of one array in a file."""
+    """Type, shape and place of one array in a file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -73,7 +72,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole array."""
+        """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -90,12 +89,11 @@ def write_tensors(
     *,
     role: str,
     index: int = 0,
-    metadata: Mapping[str, str] | None = None,
 ) -> FileEntry:
-    """Write `folder/name` with all arrays; the file is there in full or not at all.
+    """Write `folder/name` with all arrays, completely or not at all.
 
-    The arrays must not change until this returns. No copy of them is made (but of 8 MB at a time if one is not
-    contiguous).
+    The arrays must not change until this returns. They are not copied, except those that are not contiguous (8 MB at a
+    time).
 
     Args:
         storage: where to write.
@@ -104,14 +102,13 @@ def write_tensors(
         arrays: name -> array of any shape; float, integer or bool.
         role: what the file holds: "rows", "dense" or "buffers".
         index: the shard's or stage's index.
-        metadata: further text for the file's header.
 
     Raises:
-        StorageError: it could not be written; nothing of it is left behind.
+        StorageError: the file cannot be written; nothing is left behind.
         ValueError: an array's type cannot be stored.
     """
     specs = {key: TensorSpec(_little_endian(key, value.dtype), value.shape) for key, value in arrays.items()}
-    header, placed = _header(specs, metadata or {})
+    header, placed = _header(specs, {})
     checksum, size = 0, 0
 
     def chunks() -> Iterator[memoryview]:
@@ -127,17 +124,17 @@ def write_tensors(
 
 
 def verify_file(storage: Storage, folder: str, entry: FileEntry, *, contents: bool = True) -> None:
-    """Check that a file is what was written.
+    """Check that a file matches its entry.
 
     Args:
-        storage: where it lies.
+        storage: where the file is.
         folder: the checkpoint's folder.
-        entry: name, size and checksum it must have.
-        contents: also read it all and compare the checksum; otherwise the size only.
+        entry: expected name, size and checksum.
+        contents: read the file and compare the checksum; otherwise compare the size only.
 
     Raises:
-        DamagedError: it is missing, has another size or another checksum.
-        StorageError: it cannot be read.
+        DamagedError: the file is missing, or its size or checksum differs.
+        StorageError: the file cannot be read.
     """
     name = f"{folder}/{entry.name}"
     size = storage.size(name)
@@ -165,23 +162,23 @@ def verify_file(storage: Storage, folder: str, entry: FileEntry, *, contents: bo
 
 
 class TensorFile:
-    """Reads arrays, or slices of them, from a safetensors file; memory-mapped if the file is local.
+    """Reads arrays, or slices of them, from a safetensors file. A local file is memory-mapped.
 
-    Arrays are read-only. Not for use by several threads at once.
+    Arrays are read-only. Not thread-safe.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
         """Read the header.
 
         Raises:
-            DamagedError: this is no safetensors file, or it is shorter than its header says.
-            StorageError: it cannot be opened.
+            DamagedError: the file is not a safetensors file, or is truncated.
+            StorageError: the file cannot be opened.
         """
         self._storage = storage
         self._name = name
         self._stream = storage.open_file(name)
         try:
-            self.specs, self.metadata = self._read_header()
+            self.specs = self._read_header()
         except BaseException:
             self._stream.close()
             raise
@@ -193,19 +190,19 @@ class TensorFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; arrays that were read stay usable."""
+        """Close the file; arrays read from it stay valid."""
         self._stream.close()
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Entries `start:stop` along the first axis of an array (all of it by default).
+        """Read the entries `start:stop` along the first axis of an array, by default all.
 
         Raises:
             DamagedError: the file has no such array.
-            StorageError: it cannot be read.
+            StorageError: the file cannot be read.
         """
         spec = self.specs.get(name)
         if spec is None:
-            raise DamagedError(f"{self._name} holds no array {name!r}")
+            raise DamagedError(f"{self._name} has no array {name!r}")
         if not spec.shape:
             return self._bytes_at(spec.start, spec.num_bytes).view(spec.dtype).reshape(())
         stop = spec.shape[0] if stop is None else min(stop, spec.shape[0])
@@ -221,16 +218,16 @@ class TensorFile:
             raise DamagedError(f"{self._name} ended {count - buffer.size} bytes early")
         return np.frombuffer(buffer, dtype=np.uint8)
 
-    def _read_header(self) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+    def _read_header(self) -> dict[str, TensorSpec]:
         size = self._stream.size()
         if size < 8:
             raise DamagedError(f"{self._name} has only {size} bytes")
         (length,) = struct.unpack("<Q", self._bytes_at(0, 8).tobytes())
         if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise DamagedError(f"{self._name} is no safetensors file or was cut short")
+            raise DamagedError(f"{self._name} is not a safetensors file, or is truncated")
         try:
             header = json.loads(self._bytes_at(8, length).tobytes())
-            metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
+            header.pop("__metadata__", None)
             specs = {
                 str(key): TensorSpec(
                     _DTYPES[value["dtype"]], tuple(value["shape"]), 8 + length + value["data_offsets"][0]
@@ -240,24 +237,22 @@ class TensorFile:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DamagedError(f"{self._name} has an unreadable header ({error})") from error
         if any(spec.start + spec.num_bytes > size for spec in specs.values()):
-            raise DamagedError(f"{self._name} was cut short")
-        return specs, metadata
+            raise DamagedError(f"{self._name} is truncated")
+        return specs
 
 
-def create_tensor_file(
-    path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
-) -> dict[str, Array]:
+def create_tensor_file(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
     """Lay out a local safetensors file and map its arrays into memory, to be filled in any order.
 
-    The space is reserved first: writing to a mapped file on a disk that runs full would otherwise kill the process.
+    The space is reserved first, because a write to a mapped file kills the process if the disk is full.
 
     Returns:
-        name -> writable array backed by the file, zero at first. Empty arrays are not backed by anything.
+        name -> writable array backed by the file, initially zero.
 
     Raises:
-        StorageError: there is not enough space, or the file cannot be created.
+        StorageError: the disk is full, or the file cannot be created.
     """
-    header, placed = _header(specs, metadata or {})
+    header, placed = _header(specs, {"format": "pt"})  # some loaders refuse a file without it
     total = len(header) + sum(spec.num_bytes for spec in placed.values())
     try:
         with path.open("wb") as stream:
@@ -275,7 +270,7 @@ def create_tensor_file(
 
 
 def _reserve(descriptor: int, total: int) -> None:
-    """Make a file `total` bytes long with every block allocated."""
+    """Extend a file to `total` bytes and allocate all its blocks."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, total)
         return
@@ -286,9 +281,9 @@ def _reserve(descriptor: int, total: int) -> None:
 
 
 def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, TensorSpec]]:
-    """The file's first bytes, and where each array goes, in the order of writing.
+    """The first bytes of a file, and the place of each array, in the order of writing.
 
-    Wide types come first, as in the library, so that every array is aligned to its type.
+    Wide types come first, as in the library, so that each array is aligned.
     """
     order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -312,7 +307,7 @@ def _header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
 
 
 def _array_chunks(array: Array, spec: TensorSpec) -> Iterable[memoryview]:
-    """An array's bytes in pieces of at most about 8 MB, copied only if it is not contiguous."""
+    """The bytes of an array in pieces of about 8 MB, copied only if the array is not contiguous."""
     flat = array.reshape(1) if not array.shape else array
     step = max(1, _CHUNK_BYTES // max(1, spec.item_bytes))
     for start in range(0, len(flat), step):

@@ -1,15 +1,14 @@
-"""What a checkpoint is, and which one of a folder to trust.
+"""The manifest of a checkpoint, and the choice of the checkpoint to restore.
 
     CHECKPOINT_PATH/
         step-000000120/            state after the commit of 120 steps
-            rows-0.safetensors     the files of shards and stages (names are the writers' choice)
+            rows-0.safetensors     files of shards and stages, named by their writers
             dense-0.safetensors
-            manifest.json          written last: with it the checkpoint is valid, without it it is nothing
-        step-000000120.1/          the same step once more (a second attempt never touches the first)
+            manifest.json          written last; it makes the checkpoint valid
+        step-000000120.1/          a second attempt at the same step, which never touches the first
 
-A folder whose manifest is missing, or whose files have another size or checksum than the manifest says, is passed
-over, with the reason in words, and the next older one is taken (`find_latest`). A folder found damaged can be marked
-(`mark_damaged`), so that it is neither read again nor counted among those to keep.
+`find_latest` skips a folder without a manifest, or with a file whose size or checksum differs from the manifest. It
+returns the newest valid checkpoint, and the reason for each folder that it skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from heterps_runtime.checkpoint.errors import DamagedError, StorageError
@@ -32,47 +31,44 @@ __all__ = [
     "check_checkpoint",
     "explain_mismatch",
     "find_latest",
-    "mark_damaged",
     "new_folder",
     "retain",
     "write_manifest",
 ]
 
 MANIFEST_NAME = "manifest.json"
-_DAMAGED_NAME = "damaged.txt"  # holds the reason why this checkpoint must not be used
 _VERSION = 1
 _FOLDER = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
 class TableRecord:
-    """An embedding table as the checkpoint knows it."""
+    """An embedding table."""
 
     index: int  # the upper 16 bits of its rows' keys
-    name: str  # the qualified name of the parameter in the user's module
+    name: str  # qualified name of the parameter in the user's module
     num_embeddings: int
     dim: int
-    init: dict[str, Any]  # distribution of rows that were never touched
+    init: dict[str, Any]  # distribution of untrained rows
     dtype: str = "float32"
     padding_idx: int | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """Everything needed to go on from a checkpoint, or to export its model."""
+    """Everything needed to resume from a checkpoint, or to export its model."""
 
     step: int  # number of committed steps
     epoch: int
     seed: int
     global_batch_size: int
     num_rows: int  # of the training data
-    samples: int  # samples seen so far, all epochs together
-    fingerprint: dict[str, Any]  # what a job that resumes must agree with; see `explain_mismatch`
-    slot_map: dict[str, Any]  # slots -> shards when it was written
-    plan: dict[str, Any]  # the plan when it was written
+    samples: int  # trained on so far, over all epochs
+    fingerprint: dict[str, Any]  # what a resuming job must have in common; see `explain_mismatch`
+    plan: dict[str, Any]  # in force when the checkpoint was written
     tables: tuple[TableRecord, ...]
     files: tuple[FileEntry, ...]
-    extra: dict[str, Any] = field(default_factory=dict)  # the bill so far and whatever else the coordinator keeps
+    loss: float | None = None  # of training, smoothed; None before the first step
     folder: str = ""  # the checkpoint's folder in its storage
     version: int = _VERSION
 
@@ -81,7 +77,7 @@ class CheckpointManifest:
         return tuple(sorted((f for f in self.files if f.role == role), key=lambda f: (f.index, f.name)))
 
     def to_json(self) -> bytes:
-        """The manifest as a JSON document that carries its own checksum."""
+        """The manifest as a JSON document with a checksum."""
         body = asdict(self)
         return json.dumps({"manifest": body, "checksum": _checksum(body)}, indent=1).encode()
 
@@ -90,7 +86,7 @@ class CheckpointManifest:
         """Read what `to_json` wrote.
 
         Raises:
-            DamagedError: it is cut short, was changed, or is of a version that this program does not know.
+            DamagedError: the text is truncated, was changed, or has an unknown version.
         """
         try:
             document = json.loads(text)
@@ -105,11 +101,11 @@ class CheckpointManifest:
             files = tuple(FileEntry(**f) for f in body.pop("files"))
             return cls(**body, tables=tables, files=files)
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"{MANIFEST_NAME} is cut short or malformed ({error})") from error
+            raise DamagedError(f"{MANIFEST_NAME} is truncated or malformed ({error})") from error
 
 
 def new_folder(storage: Storage, step: int) -> str:
-    """Name of a fresh folder for a checkpoint of `step`: never one that exists, complete or not."""
+    """Name of a new folder for a checkpoint of `step`."""
     taken = set(storage.folders())
     name, attempt = f"step-{step:09d}", 0
     while name in taken:
@@ -119,11 +115,11 @@ def new_folder(storage: Storage, step: int) -> str:
 
 
 def write_manifest(storage: Storage, manifest: CheckpointManifest) -> None:
-    """Make a checkpoint valid: check that its files are there in full, then write its manifest.
+    """Make a checkpoint valid: check the sizes of its files, then write its manifest.
 
     Raises:
         DamagedError: a file is missing or has the wrong size.
-        StorageError: the manifest could not be written.
+        StorageError: the manifest cannot be written.
     """
     for entry in manifest.files:
         verify_file(storage, manifest.folder, entry, contents=False)
@@ -131,26 +127,22 @@ def write_manifest(storage: Storage, manifest: CheckpointManifest) -> None:
 
 
 def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) -> CheckpointManifest:
-    """Read a checkpoint's manifest and verify all its files.
+    """Read a checkpoint's manifest and verify its files.
 
     Args:
-        storage: the storage of all checkpoints of a job.
-        folder: the checkpoint's folder in it.
-        contents: compare checksums too, not only sizes.
+        storage: the storage of the job's checkpoints.
+        folder: the checkpoint's folder.
+        contents: compare checksums as well as sizes.
 
     Raises:
-        DamagedError: it must not be used; the text says why.
-        StorageError: it could not be read.
+        DamagedError: the checkpoint must not be used, with the reason.
+        StorageError: the checkpoint cannot be read.
     """
-    if storage.exists(f"{folder}/{_DAMAGED_NAME}"):
-        raise DamagedError(storage.read(f"{folder}/{_DAMAGED_NAME}").decode(errors="replace").strip())
     try:
         text = storage.read(f"{folder}/{MANIFEST_NAME}")
     except StorageError as error:
         if error.missing:
-            raise DamagedError(
-                f"it is incomplete: {MANIFEST_NAME} is missing, so writing it was never finished"
-            ) from error
+            raise DamagedError(f"it is incomplete: {MANIFEST_NAME} is missing") from error
         raise
     manifest = CheckpointManifest.from_json(text)
     if manifest.folder != folder:
@@ -160,56 +152,40 @@ def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) ->
     return manifest
 
 
-def find_latest(
-    storage: Storage, *, contents: bool = True
-) -> tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]:
-    """The newest valid checkpoint, and why newer ones were passed over.
+def find_latest(storage: Storage) -> tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]:
+    """The newest valid checkpoint, and the reasons for skipping newer ones.
 
     Returns:
         (manifest, skipped): manifest is None if there is no valid checkpoint; skipped is `((folder, reason), ...)`,
         newest first.
 
     Raises:
-        StorageError: the storage could not be read, which says nothing about the checkpoints in it.
+        StorageError: the storage cannot be read, which does not mean that its checkpoints are damaged.
     """
     skipped: list[tuple[str, str]] = []
     for folder in _checkpoint_folders(storage):
         try:
-            return check_checkpoint(storage, folder, contents=contents), tuple(skipped)
+            return check_checkpoint(storage, folder), tuple(skipped)
         except DamagedError as error:
             skipped.append((folder, str(error)))
     return None, tuple(skipped)
 
 
-def mark_damaged(storage: Storage, folder: str, reason: str) -> None:
-    """Leave a note in a checkpoint's folder that rules it out for good.
+def retain(storage: Storage, newest: CheckpointManifest, keep: int) -> None:
+    """Delete old checkpoints once `newest` is valid.
 
-    Without it, a file with the right size but the wrong contents would count among the checkpoints to keep.
-    """
-    storage.write_atomic(f"{folder}/{_DAMAGED_NAME}", reason.encode())
-
-
-def retain(storage: Storage, newest: CheckpointManifest, keep: int) -> list[str]:
-    """Delete what is no longer needed once `newest` is valid.
-
-    `newest` and the `keep - 1` valid ones before it stay; older ones go, and so do incomplete or damaged ones that are
-    older than `newest`. Whatever is newer is left alone: it may be in the making. Leftovers of broken-off writes inside
-    `newest` go as well.
-
-    Returns:
-        names of what was deleted.
+    `newest` and the `keep - 1` valid ones before it stay. All other older folders are deleted, and so are leftovers of
+    interrupted writes inside `newest`. Newer folders stay: they may be checkpoints in progress.
 
     Raises:
-        StorageError: something could not be deleted; `newest` is valid all the same.
+        StorageError: a file cannot be deleted; `newest` is valid nevertheless.
     """
     if keep < 1:
         raise ValueError(f"checkpoint.keep: must be >= 1, is {keep}")
-    deleted = []
     known = {MANIFEST_NAME, *(entry.name for entry in newest.files)}
     for stored in storage.files(newest.folder):
-        if stored.name.removeprefix(f"{newest.folder}/") not in known:
-            storage.delete(stored.name)
-            deleted.append(stored.name)
+        if stored.removeprefix(f"{newest.folder}/") not in known:
+            storage.delete(stored)
     kept = 1
     for folder in _checkpoint_folders(storage):
         if _order(folder) >= _order(newest.folder):
@@ -217,22 +193,20 @@ def retain(storage: Storage, newest: CheckpointManifest, keep: int) -> list[str]
         if kept < keep and _is_valid(storage, folder):
             kept += 1
             continue
-        # The manifest goes first: a deletion that breaks off must not leave a checkpoint that looks valid.
+        # The manifest goes first: an interrupted deletion must not leave a checkpoint that looks valid.
         storage.delete(f"{folder}/{MANIFEST_NAME}")
         storage.delete_dir(folder)
-        deleted.append(folder)
-    return deleted
 
 
 def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any], *, _prefix: str = "") -> list[str]:
-    """Say in which fields a job differs from the one that wrote a checkpoint.
+    """List the differences between a job and the one that wrote a checkpoint.
 
     Args:
         checkpoint: fingerprint in the checkpoint's manifest.
         job: fingerprint of the job that wants to resume.
 
     Returns:
-        one sentence per field that differs, naming the field and both values; empty if they agree.
+        One sentence per differing field, with both values.
     """
     sentences = []
     for key in sorted({*checkpoint, *job}):
@@ -254,7 +228,7 @@ def _is_valid(storage: Storage, folder: str) -> bool:
 
 
 def _checkpoint_folders(storage: Storage) -> list[str]:
-    """Folders that hold checkpoints, newest first; other folders are none of our business."""
+    """Folders of checkpoints, newest first; other folders are ignored."""
     return sorted((name for name in storage.folders() if _FOLDER.fullmatch(name)), key=_order, reverse=True)
 
 
@@ -269,7 +243,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _canonical(value: Any) -> str:
-    """Text that is equal for equal JSON values, whatever the order of keys and however Python spells a list."""
+    """A text that is the same for equal JSON values, whatever the order of keys and the Python type of lists."""
     return json.dumps(value, sort_keys=True, separators=(", ", ": "), ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The README that lies beside an exported model, for the person who receives it."""
+"""The README of an exported model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Values become ids as `model.json` says under "hashing".
 
 _BY_ROWS = """\
 
-Tables too large for one tensor lie in `tables/`: `ids` are sorted, `rows` has one row for each. Only rows that were
-trained are there; any other id had its initial value, drawn as `model.json` says under "init".
+Tables too large for one tensor are in `tables/`: `ids` are sorted, and `rows` has one row for each id. Only trained
+rows are included. Any other id has its initial value, drawn as `model.json` says under "init".
 
 ```python
 table = load_file("{file}")
@@ -42,11 +42,11 @@ row = dict(zip(table["ids"].tolist(), table["rows"]))  # id -> tensor ({dim},)
 
 
 def receiver_readme(manifest: CheckpointManifest, by_rows: Sequence[tuple[TableRecord, str]]) -> str:
-    """Text of the README.
+    """The text of the README.
 
     Args:
-        manifest: the checkpoint that was exported; its fingerprint names the model's entrypoint if it is known.
-        by_rows: tables that were exported as ids and rows, with their files.
+        manifest: the exported checkpoint.
+        by_rows: tables exported as ids and rows, with their files.
     """
     build = "model = ...  # your own module, built as for training"
     module, _, name = str(manifest.fingerprint.get("model.entrypoint", "")).partition(":")

@@ -1,7 +1,7 @@
-"""Reading a checkpoint back, into any number of shards.
+"""Reading a checkpoint, into any number of shards.
 
-Row files are read in bounded pieces and filtered by key, so a shard that takes over a part of every old shard's rows
-never holds more than one piece beyond its own. Dense tensors are small and read whole.
+Row files are read in bounded pieces and filtered by key, so that a shard never holds more than one piece beyond its own
+rows. Dense tensors are small and read whole.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.int64]
 Wanted = Callable[[Keys], npt.NDArray[np.bool_]]
 
-_BLOCK_ROWS = 65_536  # 4 MB of rows at dim 16: large against the cost of a call, small against a shard
+_BLOCK_ROWS = 65_536  # 4 MB of rows at dim 16
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Some rows of one dim, with their optimizer state. The arrays may be read-only views of the file."""
+    """Rows of one dim with their optimizer state. The arrays may be read-only views of the file."""
 
     dim: int
     keys: Keys  # (n,)
@@ -45,26 +45,25 @@ def iterate_rows(
     with_state: bool = True,
     block_rows: int = _BLOCK_ROWS,
 ) -> Iterator[RowBlock]:
-    """All rows of a checkpoint that are wanted, in bounded pieces.
+    """Read the wanted rows of a checkpoint, in bounded pieces.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint.
-        wanted: keys (n,) -> mask (n,) of those to return, e.g. "its slot is mine"; all if None.
+        wanted: keys (n,) -> mask (n,) of the rows to return; None: all.
         with_state: also read the optimizer's state.
-        block_rows: rows read at a time.
+        block_rows: rows to read at a time.
 
     Yields:
-        non-empty blocks; every wanted key is in exactly one.
+        Non-empty blocks; each wanted key is in exactly one.
 
     Raises:
-        DamagedError: a file is not what the manifest says.
+        DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
     for file, dim, start, keys in _key_blocks(storage, manifest, block_rows):
         stop = start + len(keys)
-        # Rows lie in files in an order that has nothing to do with keys: reading the piece and picking is faster
-        # than many small reads. A piece without wanted keys is not read at all.
+        # Files hold rows in no order of keys, so reading a piece and selecting is faster than many small reads.
         mask = None if wanted is None else wanted(keys)
         if mask is not None and not mask.any():
             continue
@@ -80,30 +79,28 @@ def iterate_rows(
             yield RowBlock(dim, keys[mask], rows[mask], {name: values[mask] for name, values in state.items()})
 
 
-def iterate_keys(
-    storage: Storage, manifest: CheckpointManifest, *, block_rows: int = 16 * _BLOCK_ROWS
-) -> Iterator[tuple[int, Keys]]:
-    """All keys of a checkpoint as (dim, keys (n,)) in bounded pieces, without reading the rows."""
-    for _, dim, _, keys in _key_blocks(storage, manifest, block_rows):
-        yield dim, keys
+def iterate_keys(storage: Storage, manifest: CheckpointManifest) -> Iterator[Keys]:
+    """Read all keys of a checkpoint (n,) in bounded pieces, without the rows."""
+    for _, _, _, keys in _key_blocks(storage, manifest, 16 * _BLOCK_ROWS):
+        yield keys
 
 
 def read_dense(
     storage: Storage, manifest: CheckpointManifest, names: Collection[str] | None = None, *, role: str = "dense"
 ) -> dict[str, Array]:
-    """Dense parameters with their optimizer state, or buffers.
+    """Read dense parameters with their optimizer state, or buffers.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint.
-        names: parameters wanted; all if None. The state of `NAME` comes along as `NAME::exp_avg` and so on.
+        names: parameters to read; None: all. The state of `NAME` is included as `NAME::exp_avg` and so on.
         role: "dense" or "buffers".
 
     Returns:
         name -> writable copy of the array.
 
     Raises:
-        DamagedError: a wanted parameter is in no file, or a file is not what the manifest says.
+        DamagedError: a parameter is missing, or a file does not match the manifest.
         StorageError: a file cannot be read.
     """
     found: dict[str, Array] = {}
@@ -117,14 +114,14 @@ def read_dense(
                     found[name] = file.read(stored).copy()
     absent = sorted(set(names or ()) - set(found))
     if absent:
-        raise DamagedError(f"{manifest.folder} holds no {role} state of {', '.join(absent)}")
+        raise DamagedError(f"{manifest.folder} has no {role} state of {', '.join(absent)}")
     return found
 
 
 def _key_blocks(
     storage: Storage, manifest: CheckpointManifest, block_rows: int
 ) -> Iterator[tuple[TensorFile, int, int, Keys]]:
-    """(file, dim, index of the first row, keys) for every piece of every row file."""
+    """Yield (file, dim, index of the first row, keys) for each piece of each row file."""
     for entry in manifest.files_of("rows"):
         with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
             for name, spec in file.specs.items():

@@ -1,4 +1,4 @@
-"""One coordinator per job: membership, the commit of every step, checkpoints, the job's figures.
+"""The coordinator of a job: membership, commits, checkpoints, metrics.
 
-`core` decides and has no I/O; `server` gives it sockets, HTTP, threads and a clock.
+`core` decides, without I/O; `server` provides sockets, HTTP, threads and a clock.
 """

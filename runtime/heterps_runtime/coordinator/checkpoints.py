@@ -1,6 +1,6 @@
-"""The books of a job's checkpoints: which one is valid, which one is being written, what went wrong.
+"""The checkpoints of a job: the newest valid one, the one in progress, and failures.
 
-One checkpoint is written at a time. It becomes valid with its manifest, which is written when all parts are reported.
+One checkpoint is written at a time. Its manifest makes it valid, and is written when all members have reported.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ class Checkpoints:
 
     Args:
         effects: writes and deletes them.
-        journal: is told of them.
-        latest: the newest valid one.
+        journal: records events.
+        latest: the newest valid checkpoint.
     """
 
     def __init__(self, effects: Effects, journal: Journal, latest: CheckpointRecord | None) -> None:
         self._effects = effects
         self._event = journal.note
         self.latest = latest
-        self.time: float | None = None  # when the latest became valid, Unix seconds; None: in an earlier run
-        self.asked = False  # for one at the next commit
+        self.time: float | None = None  # at which the latest became valid, Unix seconds; None: in an earlier run
+        self.requested = False  # at the next commit
         self.failures = 0
         self.error = ""  # of the last failure
-        self._barrier: Barrier | None = None  # of the one being written
-        self._progress: dict[str, Any] = {}  # that it holds; training goes on meanwhile
+        self._barrier: Barrier | None = None  # of the checkpoint in progress
+        self._progress: dict[str, Any] = {}  # of the job at its commit
 
     @property
     def step(self) -> int:
-        """Committed steps that the newest valid checkpoint holds; 0 if there is none."""
+        """Committed steps in the newest valid checkpoint; 0 if there is none."""
         return self.latest.step if self.latest else 0
 
     @property
     def writing(self) -> bool:
-        """Whether one is being written."""
+        """Whether a checkpoint is in progress."""
         return self._barrier is not None
 
     def begin(self, step: int, writers: Iterable[str], progress: dict[str, Any]) -> str:
-        """Begin one; returns its folder.
+        """Begin a checkpoint; returns its folder.
 
         Args:
             step: committed steps.
-            writers: members that write a part of it.
+            writers: members that write its parts.
             progress: for its manifest.
         """
         assert self._barrier is None
-        self.asked = False
+        self.requested = False
         self._barrier = Barrier(step, self._effects.checkpoint_folder(step), list(writers))
         self._progress = progress
         return self._barrier.folder
 
     def report(self, member: str, report: Checkpointed, plan: dict[str, Any]) -> str:
-        """Take a writer's report; returns the error that it tells of, empty if there is none or it comes too late."""
+        """Take a writer's report; returns its error, or an empty string if there is none or the report is too late."""
         barrier = self._barrier
         if barrier is None or barrier.complete or report.folder != barrier.folder:
-            return ""  # once all parts are there, only the manifest can fail
+            return ""  # once all parts are written, only the manifest can fail
         if report.error:
             return f"{member}: {report.error}"
         if barrier.report(member, report.step, report.entries) and barrier.complete:
@@ -72,7 +72,7 @@ class Checkpoints:
         return ""
 
     def written(self, record: CheckpointRecord) -> bool:
-        """One has become valid; returns whether it is the one that was being written."""
+        """Note that a checkpoint is valid; returns whether it is the one in progress."""
         self.latest = record
         self.time = self._event("CheckpointWritten", f"step {record.step}")
         if self._barrier is None or record.folder != self._barrier.folder:
@@ -81,7 +81,7 @@ class Checkpoints:
         return True
 
     def fail(self, folder: str, reason: str) -> int | None:
-        """One could not be written, and the last good one stays; returns its step, None if it was given up before."""
+        """Note that a checkpoint failed; returns its step, or None if it is not the one in progress."""
         if self._barrier is None or folder != self._barrier.folder:
             return None
         step, self._barrier = self._barrier.step, None
@@ -92,7 +92,7 @@ class Checkpoints:
         return step
 
     def abandon(self, why: str) -> None:
-        """Members changed: unless only the manifest is missing, what was written is of no use."""
+        """Give up the checkpoint in progress, unless only its manifest is missing."""
         if self._barrier is not None and not self._barrier.complete:
             abandoned, self._barrier = self._barrier, None
             self._event("CheckpointAbandoned", f"step {abandoned.step}: {why}", warning=True)
@@ -100,5 +100,5 @@ class Checkpoints:
 
     @property
     def kept(self) -> str:
-        """What is left after a failure, in words."""
+        """Describe the checkpoint that remains after a failure."""
         return f"checkpoint of step {self.latest.step} stays" if self.latest else "there is no earlier checkpoint"

@@ -1,12 +1,11 @@
 """The coordinator's decisions: a state machine over messages, without sockets, threads or clock.
 
-The one rule (docs/protocol.md): a step is committed once, here, when every worker of the generation has reported that
-its share of the step is computed and acknowledged by the servers. Everything else follows: a lost worker costs the
-uncommitted step, a checkpoint is the state at a commit, a new allocation takes effect at a step that no worker has
-begun.
+The central rule (docs/protocol.md): a step is committed once, here, when each worker of the generation has reported
+that its share is computed and acknowledged by the servers. A lost worker therefore costs the uncommitted step, a
+checkpoint is the state at a commit, and a new allocation takes effect at a step that no worker has begun.
 
 `membership`, `steps`, `checkpoints` and `evaluation` each keep one part of the state. This module decides what a change
-of one means for the others.
+in one part means for the others.
 """
 
 from __future__ import annotations
@@ -47,17 +46,18 @@ __all__ = ["CoordinatorCore"]
 
 
 class CoordinatorCore:
-    """State of one job. Every public method is one input; `effects` are the outputs.
+    """State of one job. Each public method is an input; `effects` are the outputs.
 
     Args:
         config: the job.
-        effects: carries out what is decided.
+        effects: carries out decisions.
         clock: monotonic seconds.
-        journal: takes the job's events.
-        latest: the checkpoint to go on from.
-        resumed_samples, resumed_rows: that it holds.
-        merge_evaluation: makes the job's metrics from what the last stage's workers report.
-        heartbeat_seconds: silence after which a member counts as lost.
+        journal: records events.
+        latest: the checkpoint to resume from.
+        resumed_samples: trained on up to that checkpoint.
+        resumed_rows: of the training data at that checkpoint.
+        merge_evaluation: merges the metrics of the last stage's workers.
+        heartbeat_seconds: silence after which a member is considered lost.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CoordinatorCore:
         self._event = journal.note
         self.error: dict[str, str] | None = None
         self.model_path: str | None = None
-        self._stop_asked = False
+        self._stop_requested = False
 
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class CoordinatorCore:
         """Fix stages, workers and servers; a later plan may change the number of workers.
 
         Raises:
-            ValueError: unknown pools, a later plan that differs in more than workers, or a job that is over.
+            ValueError: a pool is unknown, a later plan differs in more than workers, or the job is over.
         """
         if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
@@ -109,12 +109,12 @@ class CoordinatorCore:
         self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(roster.expected)} processes")
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
-        """Change the number of workers; those that stay keep process, model and caches."""
+        """Change the number of workers; remaining ones keep process, model and caches."""
         if roster.plan == plan or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
-            return  # a plan that comes too late is no fault: what is left to do needs no other workers
+            return  # a late plan is no error: the remaining work needs no other workers
         retired = self.membership.rescale(plan)
         self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {retired} present ones end")
-        if retired:  # newcomers are heard of when they join
+        if retired:  # new workers are noticed when they join
             self._after_departure("the number of workers changed")
         if not self.membership.lineage and roster.complete():
             self._form_generation()
@@ -123,20 +123,20 @@ class CoordinatorCore:
         """Change batch sizes; returns the first step that uses them.
 
         Raises:
-            ValueError: wrong number of stages or workers, sizes that do not add up to the global batch, or a time at
-                which there is nothing to divide.
+            ValueError: the numbers of stages or workers are wrong, the sizes do not add up to the global batch, or the
+                job is not training.
         """
         if self.steps.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
         allocation = self.steps.change_allocation(batches, self.progress.committed)
-        # Also while members set up: the generation they set up for has been announced with the sizes before.
+        # Also while members set up: their generation was announced with the earlier sizes.
         self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
         sizes = [list(s) for s in allocation.batches]
         self._event("RebalanceApplied", f"batch sizes {sizes} from step {allocation.from_step}")
         return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:
-        """A process is known to be gone."""
+        """Remove a member whose process has ended."""
         if self.membership.member(name) is None or self.phase in FINAL_PHASES:
             return
         del self.membership.planned.present[name]
@@ -145,13 +145,13 @@ class CoordinatorCore:
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""
-        self.checkpoints.asked = True
+        self.checkpoints.requested = True
 
     def request_stop(self) -> None:
-        """Write a checkpoint, then end all members in order."""
-        if self.phase in FINAL_PHASES or self._stop_asked:
+        """Write a checkpoint, then end all members."""
+        if self.phase in FINAL_PHASES or self._stop_requested:
             return
-        self._stop_asked = True
+        self._stop_requested = True
         self._event("StopRequested", "ending after a checkpoint")
         if self.phase == JobPhase.TRAINING and self.membership.running:
             self._between_steps()
@@ -167,7 +167,7 @@ class CoordinatorCore:
         self._finish(JobPhase.FAILED)
 
     def tick(self) -> None:
-        """Look at the clock: lost heartbeats, hangs. To be called more often than every two seconds."""
+        """Detect lost members and hangs. Must be called more often than every two seconds."""
         self.liveness.tick()
         members = self.membership
         if members.roster is None or self.phase in FINAL_PHASES:
@@ -186,22 +186,21 @@ class CoordinatorCore:
     # --- inputs from members ------------------------------------------------------------------------------------------
 
     def handle(self, sender: str, incarnation: str, message: FromMember) -> None:
-        """Take a member's message; messages of other generations are passed over, strangers are told what to do.
+        """Handle a message of a process. Messages of other generations are ignored.
 
         Args:
             sender: name of the process.
-            incarnation: tells it from other processes of that name.
-            message: what it says.
+            incarnation: distinguishes processes of the same name.
+            message: its content.
         """
         if self.phase in FINAL_PHASES:
-            # A process that comes (or comes back) after the end is told so.
             if isinstance(message, Join):
                 self._effects.send(sender, incarnation, Shutdown(self.phase))
             return
         if isinstance(message, Join):
             self._join(sender, incarnation, message)
             return
-        if not self.membership.heeds(sender, incarnation, message):
+        if not self.membership.accepts(sender, incarnation, message):
             return
         self.liveness.hear(sender)
         match message:
@@ -215,7 +214,6 @@ class CoordinatorCore:
                     self._take_report(member, message)
 
     def _take_report(self, member: Member, message: Ready | Done | Checkpointed | Evaluated) -> None:
-        """A member of the generation in force has done something."""
         match message:
             case Ready():
                 self._ready(member)
@@ -255,11 +253,11 @@ class CoordinatorCore:
         self.checkpoints.abandon(why)
         if self.membership.lineage and self.membership.planned.viable():
             self._form_generation()
-        elif self._stop_asked and not self.checkpoints.writing:
-            self._finish(JobPhase.STOPPED)  # and not wait for a replacement
+        elif self._stop_requested and not self.checkpoints.writing:
+            self._finish(JobPhase.STOPPED)  # instead of waiting for a replacement
 
     def _member_failed(self, name: str, failed: Failed) -> None:
-        """A process says why it ends; wrong input ends the job, anything else is for the controller to judge."""
+        """Wrong input ends the job; the controller decides about any other failure."""
         text = f"{name}: {failed.message}"
         if failed.permanent:
             self.fail(failed.reason, text)
@@ -269,11 +267,11 @@ class CoordinatorCore:
     # --- generations --------------------------------------------------------------------------------------------------
 
     def _form_generation(self) -> None:
-        """Announce the present members as the new generation; work goes on at the first uncommitted step."""
+        """Announce the present members as a new generation, which continues at the first uncommitted step."""
         self.checkpoints.abandon("the membership changed")
         must_restore = self.membership.must_restore()
         if must_restore and self.checkpoints.writing:
-            return  # a manifest is being written: it decides which step all members return to
+            return  # a manifest in progress decides which step all members return to
         self.liveness.move()
         self.progress.stop_clock(self.clock())
         self.evaluation.begin()
@@ -311,7 +309,7 @@ class CoordinatorCore:
         if not self.membership.running or self.phase != JobPhase.TRAINING or report.step < self.progress.committed:
             return
         if not self.steps.take(member, report):
-            return  # said before
+            return  # a repeated report
         self.liveness.move()
         if report.step == self.progress.committed:
             self._commit_ready_steps()
@@ -319,8 +317,8 @@ class CoordinatorCore:
     def _commit_ready_steps(self) -> None:
         roster = self.membership.planned
         workers = roster.all_workers()
-        # Not after the last step, nor once a stop waits for its checkpoint.
-        while self.membership.running and not self.progress.finished and not self._stop_asked:
+        # Not after the last step, nor while a stop waits for its checkpoint.
+        while self.membership.running and not self.progress.finished and not self._stop_requested:
             step = self.progress.committed
             if not self.steps.complete(step, workers):
                 return
@@ -339,11 +337,11 @@ class CoordinatorCore:
             self._between_steps()
 
     def _between_steps(self) -> None:
-        """After a commit: checkpoint when due, stop when asked, finish after the last step."""
+        """After a commit: write a checkpoint if due, stop if requested, finish after the last step."""
         progress = self.progress
-        ending = self._stop_asked or progress.finished
-        due = self.checkpoints.asked or progress.committed % self.config.checkpoint_every == 0
-        fresh = progress.committed == self.checkpoints.step  # nothing that is not saved
+        ending = self._stop_requested or progress.finished
+        due = self.checkpoints.requested or progress.committed % self.config.checkpoint_every == 0
+        fresh = progress.committed == self.checkpoints.step  # everything is saved
         if ending and fresh:
             self._after_checkpoint()
         elif (ending or due) and not fresh and not self.checkpoints.writing:
@@ -364,37 +362,37 @@ class CoordinatorCore:
             self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
-        """A checkpoint has become valid."""
+        """Note that a checkpoint is valid."""
         if self.checkpoints.written(record):
             self._after_barrier()
 
     def checkpoint_failed(self, folder: str, reason: str) -> None:
-        """A checkpoint could not be written: training goes on, the last good one stays."""
+        """Note that a checkpoint failed: training continues, and the last good one stays."""
         step = self.checkpoints.fail(folder, reason)
         if step is None:
             return
         waited_for = self.membership.running and step == self.progress.committed
-        if waited_for and self._stop_asked:
+        if waited_for and self._stop_requested:
             self._finish(JobPhase.STOPPED)
         elif waited_for and self.progress.finished:
             text = f"training has ended but the model could not be saved: {reason}; {self.checkpoints.kept}"
             self.fail("CheckpointFailed", text)
-        elif not waited_for:  # the step that failed is not tried again at once
+        elif not waited_for:  # a failed step is not retried at once
             self._after_barrier()
 
     def _after_barrier(self) -> None:
-        """No checkpoint is under way any more: go on with what waited for it."""
+        """No checkpoint is in progress: continue what waited for it."""
         if self.phase in FINAL_PHASES or self.membership.forming:
             return
         if self.membership.running:
             self._between_steps()
-        elif self._stop_asked:
+        elif self._stop_requested:
             self._finish(JobPhase.STOPPED)
         elif self.membership.planned.viable():
             self._form_generation()
 
     def _after_checkpoint(self) -> None:
-        if self._stop_asked:
+        if self._stop_requested:
             self._finish(JobPhase.STOPPED)
         elif self.progress.finished and self.phase == JobPhase.TRAINING:
             if self.evaluation.rows:
@@ -425,7 +423,7 @@ class CoordinatorCore:
         self._effects.export(self.checkpoints.latest.step)
 
     def exported(self, path: str) -> None:
-        """The model has been written."""
+        """Note that the model is exported."""
         if self.phase == JobPhase.EXPORTING:
             self.model_path = path
             self._event("ModelExported", path)

@@ -1,4 +1,4 @@
-"""What the core asks of the world, and what it needs to know of a checkpoint."""
+"""The interface between the core and the process around it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["CheckpointRecord", "Effects"]
 
 
 class CheckpointRecord(Protocol):
-    """What the core needs to know of a valid checkpoint."""
+    """A valid checkpoint."""
 
     @property
     def step(self) -> int:
-        """Committed steps that it holds."""
+        """Committed steps in it."""
 
     @property
     def folder(self) -> str:
@@ -23,19 +23,19 @@ class CheckpointRecord(Protocol):
 
 
 class Effects(Protocol):
-    """What the core asks of the world. Each call returns at once; results come back as calls to the core."""
+    """Actions that the core requests. Calls return at once; results are reported by calls to the core."""
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
-        """Queue a message for one process, not for the one that replaces it; messages to it stay in order."""
+        """Queue a message for one process, not for its replacement; messages stay in order."""
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
-        """Make a checkpoint valid; answers with `manifest_written` or `checkpoint_failed`."""
+        """Make a checkpoint valid; reported by `manifest_written` or `checkpoint_failed`."""
 
     def checkpoint_folder(self, step: int) -> str:
-        """A fresh folder for a checkpoint of `step`."""
+        """A new folder for a checkpoint of `step`."""
 
     def discard_checkpoint(self, folder: str) -> None:
-        """Remove what an unfinished checkpoint left behind."""
+        """Remove the files of an unfinished checkpoint."""
 
     def export(self, step: int) -> None:
-        """Write the model from the checkpoint of `step`; answers with `exported` or `fail`."""
+        """Export the model from the checkpoint of `step`; reported by `exported` or `fail`."""

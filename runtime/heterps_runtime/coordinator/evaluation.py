@@ -1,4 +1,4 @@
-"""The evaluation of the final model: each worker of the last stage measures its share."""
+"""The evaluation of the final model, of which each worker of the last stage computes a share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from heterps_runtime.wire.messages import Evaluated
 
 __all__ = ["Evaluation", "Merge"]
 
-Merge = Callable[[Sequence[Evaluated]], dict[str, Any]]  # the job's metrics from what the last stage's workers report
+Merge = Callable[[Sequence[Evaluated]], dict[str, Any]]  # reports of the last stage's workers -> the job's metrics
 
 
 class Evaluation:
-    """Shares that have been reported, and what they come to.
+    """The reported shares and the job's metrics.
 
     Args:
-        merge: makes the job's metrics.
+        merge: merges reports.
     """
 
     def __init__(self, merge: Merge) -> None:
@@ -28,19 +28,19 @@ class Evaluation:
 
     @property
     def reported(self) -> Mapping[str, Evaluated]:
-        """Workers that have computed their share, with their reports."""
+        """Reports by worker."""
         return self._reports
 
     def begin(self) -> None:
-        """Begin, or begin again with other members."""
+        """Start, or start again with other members."""
         self._reports.clear()
 
     def take(self, worker: str, report: Evaluated) -> None:
-        """A worker has computed its share."""
+        """Take a worker's report."""
         self._reports[worker] = report
 
     def finish(self, last_stage: Collection[Member]) -> bool:
-        """Take the results if the whole last stage has reported; returns whether it has."""
+        """Compute the results if the whole last stage has reported; returns whether it has."""
         if any(m.name not in self._reports for m in last_stage):
             return False
         self.results = self._merge([self._reports[m.name] for m in last_stage])

@@ -1,4 +1,4 @@
-"""The job's figures: the status document, and Prometheus metrics for the one target that a job has."""
+"""The job's status document and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["JobMetrics", "describe_job"]
 
 _STAGE_LABELS = ("stage", "pool")
 _WORKER_LABELS = ("stage", "pool", "worker")
-_SUMS = frozenset({"step", "compute", "wait"})  # the other activities are their parts
+_SUMS = frozenset({"step", "compute", "wait"})  # of the other activities
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """Families of some names, as a collector."""
+    """Some metric families, as a collector."""
 
     families: tuple[Metric, ...]
 
@@ -32,7 +32,7 @@ class _Selection:
 
 
 def _stages(core: CoordinatorCore) -> list[dict[str, Any]]:
-    """What each stage could do by itself, and how much of the time it computes."""
+    """The throughput of each stage alone, and the fraction of time it computes."""
     roster = core.membership.roster
     if roster is None:
         return []
@@ -64,8 +64,8 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
     for name in expected:
         member = membership.member(name)
         absent = {"name": name, "state": contract.MemberState.ABSENT, "message": membership.notes.get(name, "")}
-        said = absent if member is None else member.describe()
-        members.append({**said, "silentSeconds": core.liveness.silent_seconds(name)})
+        entry = absent if member is None else member.describe()
+        members.append({**entry, "silentSeconds": core.liveness.silent_seconds(name)})
     return {
         "phase": core.phase,
         "generation": membership.generation,
@@ -103,14 +103,14 @@ def describe_job(core: CoordinatorCore, config: RunConfig) -> dict[str, Any]:
 
 
 class JobMetrics:
-    """Prometheus metrics of one job (docs/metrics.md), read from the core when they are scraped.
+    """Prometheus metrics of one job (docs/metrics.md), read from the core at each scrape.
 
-    Every series carries the job's name as `job_name`: `job` is the label that Prometheus itself gives to a target.
-    Labels are bounded by the plan: members that have left are not told of any more.
+    Each series has the job's name as `job_name`, since Prometheus sets `job` for the target. The plan bounds the
+    labels: there are no series of former members.
 
     Args:
         core: the job.
-        config: names the job.
+        config: has the job's name.
         clock: Unix seconds.
     """
 
@@ -120,15 +120,15 @@ class JobMetrics:
         self._clock = clock
 
     def render(self, names: Collection[str] = ()) -> bytes:
-        """The text that is scraped.
+        """The text of a scrape.
 
         Args:
-            names: of the only series that are wanted, as Prometheus clients let one choose by `name[]`; empty: all.
+            names: series to include (Prometheus' `name[]`); empty: all.
         """
         return generate_latest(_Selection(tuple(f for f in self.collect() if not names or f.name in names)))
 
     def collect(self) -> Iterator[Metric]:
-        """The core's present figures."""
+        """The current metrics."""
         core, progress = self._core, self._core.progress
         training = "heterps_training"
         yield self._gauge(contract.METRIC_MEASURED, "Unix time at which these figures were taken", self._clock())
@@ -153,7 +153,7 @@ class JobMetrics:
         yield from self._stages()
 
     def _stages(self) -> Iterator[Metric]:
-        """Of every stage, and of every worker by stage, pool and index."""
+        """Metrics of stages, and of workers by stage, pool and index."""
         stages = [((str(i), stage["pool"]), stage) for i, stage in enumerate(_stages(self._core))]
         rates = [(labels, float(stage["samplesPerSecond"])) for labels, stage in stages]
         busy = [(labels, float(stage["busyFraction"])) for labels, stage in stages]
@@ -178,7 +178,7 @@ class JobMetrics:
         yield self._family("heterps_worker_computed_samples", text, _WORKER_LABELS, samples)
 
     def _members(self) -> Iterator[Metric]:
-        """How many members are in which state, and what the servers hold."""
+        """Numbers of members by state, and the contents of servers."""
         roster = self._core.membership.roster
         counts: Counter[tuple[str, ...]] = Counter()
         servers = roster.servers() if roster else []
@@ -197,7 +197,7 @@ class JobMetrics:
             yield self._family(name, text, ("server", "pool"), rows)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
-        """A series without further labels; no sample while its value is unknown."""
+        """A series without further labels; it has no sample while its value is unknown."""
         return self._family(name, text, (), [] if value is None else [((), float(value))])
 
     def _family(

@@ -1,4 +1,4 @@
-"""What happened to a job, for people: a bounded list of events, newest last."""
+"""The events of a job, for users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_EVENTS = 200
 
 
 class Journal:
-    """Events with the time at which they were noted.
+    """The latest events, with their times.
 
     Args:
         clock: Unix seconds.
@@ -23,11 +23,11 @@ class Journal:
         self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
 
     def note(self, reason: str, message: str, *, warning: bool = False) -> float:
-        """Add an event and return its time; `reason` is CamelCase, for programs."""
+        """Add an event; returns its time. `reason` is in CamelCase, for programs."""
         kind, now = "Warning" if warning else "Normal", self._clock()
         self._events.append({"time": now, "type": kind, "reason": reason, "message": message})
         return now
 
     def events(self) -> list[dict[str, Any]]:
-        """The events as in the status document, the oldest first."""
+        """The events as in the status document, oldest first."""
         return list(self._events)

@@ -1,8 +1,8 @@
-"""Who has been heard from, and when the job last moved, by the coordinator's own clock.
+"""Times since the last message of each process and since the last progress of the job.
 
-The clock is monotonic: setting the machine's time, or a laptop's sleep, makes no member look lost. Time in which the
-coordinator itself did not run (it was stopped, migrated or starved of CPU) does not count either: the members' messages
-waited for it.
+The clock is monotonic, so changes of the system time and a laptop's sleep do not make members look lost. Time during
+which the coordinator itself did not run (stopped, migrated, starved of CPU) does not count either, because the messages
+of members were waiting for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 __all__ = ["HEARTBEAT_TIMEOUT_SECONDS", "Liveness"]
 
 HEARTBEAT_TIMEOUT_SECONDS = 20.0
-_LONGEST_TICK_SECONDS = 2.0  # ticks come every half second; after a longer pause the coordinator was away
+_LONGEST_TICK_SECONDS = 2.0  # ticks come every half second; in a longer pause the coordinator did not run
 
 
 class Liveness:
@@ -20,7 +20,7 @@ class Liveness:
 
     Args:
         clock: monotonic seconds.
-        timeout_seconds: silence after which a member counts as lost.
+        timeout_seconds: silence after which a member is considered lost.
     """
 
     def __init__(self, clock: Callable[[], float], timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
@@ -30,15 +30,15 @@ class Liveness:
         self._moved = self._ticked = clock()
 
     def hear(self, name: str) -> None:
-        """A process has said something."""
+        """Note a message of a process."""
         self._heard[name] = self._clock()
 
     def move(self) -> None:
-        """The job has made progress."""
+        """Note progress of the job."""
         self._moved = self._clock()
 
     def tick(self) -> None:
-        """Notice time in which the coordinator did not run; to be called more often than every two seconds."""
+        """Detect pauses of the coordinator. Must be called more often than every two seconds."""
         now = self._clock()
         away, self._ticked = now - self._ticked, now
         if away > _LONGEST_TICK_SECONDS:
@@ -46,7 +46,7 @@ class Liveness:
             self._moved = min(now, self._moved + away)
 
     def silent_seconds(self, name: str) -> float | None:
-        """Seconds since a process was heard from; None: it never was."""
+        """Seconds since the last message of a process; None: there was none."""
         heard = self._heard.get(name)
         return None if heard is None else self._clock() - heard
 

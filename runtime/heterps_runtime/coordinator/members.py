@@ -1,4 +1,4 @@
-"""Who takes part in a job, and what each of them last said."""
+"""The members of a job and their latest reports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Member:
     """A process that has joined.
 
     Attributes:
-        incarnation: drawn by the process at its start: tells a replacement from the process it replaces.
-        joins: times that this process has joined: more than once if it was given up for lost and came back.
-        address: where other members reach it.
-        state_at: (lineage, commits) of the rows and parameters that it holds; (0, -1): it holds none.
-        holds_state: they are those of the last commit.
+        incarnation: drawn by the process at its start; distinguishes it from its replacement.
+        joins: number of joins of this process; more than 1 if it was considered lost and came back.
+        address: for other members.
+        state_at: (lineage, commits) of its rows and parameters; (0, -1): it has none.
+        holds_state: whether they are those of the last commit.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Member:
     stage: int = -1
     index: int = 0
     state_at: tuple[int, int] = (0, -1)
-    store_address: str = ""  # rendezvous of its process group, for workers that all-reduce
+    store_address: str = ""  # of its rendezvous, for workers that all-reduce
     metrics_port: int = 0
     state: MemberState = MemberState.JOINED
     holds_state: bool = False
@@ -47,7 +47,7 @@ class Member:
 
     @classmethod
     def joining(cls, name: str, incarnation: str, words: Join) -> Member:
-        """A member from the words with which it joins."""
+        """The member that a join describes."""
         return cls(
             name=name,
             role=words.role,
@@ -63,13 +63,13 @@ class Member:
         )
 
     def take_batch_size(self, size: int) -> None:
-        """Its share of a global batch; running means of another size say nothing about this one."""
+        """Set the share of a global batch. A new size resets the running means."""
         if self.batch_size != size:
             self.batch_size = size
             self.figures.clear()
 
     def observe_step(self, figures: dict[str, float]) -> None:
-        """Take a step's times into the running means."""
+        """Add a step's times to the running means."""
         for name, value in figures.items():
             previous = self.figures.get(name)
             self.figures[name] = value if previous is None else previous + _SMOOTHING * (value - previous)
@@ -95,7 +95,7 @@ class Member:
 
 
 class Roster:
-    """The members that a plan asks for, and those that are there."""
+    """The expected and the present members of a plan."""
 
     def __init__(self, plan: PlanDocument) -> None:
         self.present: dict[str, Member] = {}
@@ -109,13 +109,13 @@ class Roster:
         self.server_names = tuple(ps_name(i) for i in range(plan.parameterServer.replicas))
 
     def rescale(self, plan: PlanDocument) -> list[Member]:
-        """Take over a plan that differs in the number of workers only.
+        """Change to a plan that differs only in the number of workers.
 
         Returns:
-            The members that it has no use for; they are no longer present.
+            The members that the plan no longer needs; they are removed.
 
         Raises:
-            ValueError: the plan differs in more.
+            ValueError: the plan differs in something else.
         """
 
         def shape(of: PlanDocument) -> tuple[Any, ...]:
@@ -136,44 +136,44 @@ class Roster:
         return (*(name for stage in self.stage_names for name in stage), *self.server_names)
 
     def workers(self, stage: int) -> list[Member]:
-        """Workers of a stage that are there, by index."""
+        """Present workers of a stage, by index."""
         return [self.present[name] for name in self.stage_names[stage] if name in self.present]
 
     def replicas(self, stage: int) -> list[Member]:
-        """Workers of a stage that hold its parameters as of the last commit; newcomers do not yet."""
+        """Workers of a stage that have its parameters of the last commit; new ones do not."""
         return [m for m in self.workers(stage) if m.holds_state]
 
     def all_workers(self) -> list[Member]:
-        """Workers that are there, stage by stage."""
+        """Present workers, by stage and index."""
         return [m for stage in range(len(self.stage_names)) for m in self.workers(stage)]
 
     def servers(self) -> list[Member]:
-        """Parameter servers that are there, by index."""
+        """Present parameter servers, by index."""
         return [self.present[name] for name in self.server_names if name in self.present]
 
     def holds_state(self, pools: Mapping[str, PoolConfig]) -> bool:
-        """Whether the members together hold the state of the last commit: rows, and parameters of every stage."""
+        """Whether the members have the state of the last commit: all rows, and the parameters of each stage."""
         stages = enumerate(self.plan.stages)
         return all(server.holds_state for server in self.servers()) and all(
             self.replicas(i) for i, stage in stages if pools[stage.pool].all_reduces
         )
 
     def complete(self) -> bool:
-        """Whether every process of the plan is there."""
+        """Whether all processes of the plan are present."""
         return all(name in self.present for name in self.expected)
 
     def viable(self) -> bool:
-        """Whether training can go on: all parameter servers, and a worker for every stage."""
+        """Whether training is possible: all parameter servers, and a worker for each stage."""
         return len(self.servers()) == len(self.server_names) and all(
             self.workers(stage) for stage in range(len(self.stage_names))
         )
 
 
 def check_pools(plan: PlanDocument, pools: Collection[str]) -> None:
-    """Check that a plan's stages are on pools of the job.
+    """Check that a plan uses pools of the job.
 
     Raises:
-        ValueError: a stage is on another pool.
+        ValueError: a stage is on an unknown pool.
     """
     for i, stage in enumerate(plan.stages):
         if stage.pool not in pools:
@@ -188,12 +188,12 @@ def describe_hang(
     reported: Container[str],
     evaluated: Container[str],
 ) -> str | None:
-    """Return what holds up the others; None: nothing. A missing process is no hang: the controller replaces it.
+    """Describe what the members wait for; None: nothing. A missing process is no hang: the controller replaces it.
 
     Args:
-        roster: who is there.
+        roster: the members.
         at_work: the job's phase while its members are at work.
-        forming: whether they set themselves up for it.
+        forming: whether they are setting up.
         step: the step to be committed next.
         reported: workers that have computed it.
         evaluated: workers that have computed their share of the evaluation data.

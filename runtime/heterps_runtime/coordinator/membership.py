@@ -1,4 +1,4 @@
-"""Who takes part in a job, and the generations that they form."""
+"""The members of a job, and the generations that they form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Membership:
     """The processes of a plan, and the generation in force.
 
     Args:
-        effects: carries messages.
+        effects: sends messages.
         pools: of the job, by name.
     """
 
@@ -28,26 +28,26 @@ class Membership:
         self._pools = pools
         self.roster: Roster | None = None  # None until there is a plan
         self.generation = 0
-        self.lineage = 0  # times that all members took their state from a checkpoint (or from nothing)
-        self.running = False  # `go` has been given for the generation in force
-        self.forming = False  # the generation in force has been announced, and no member of it was lost since
-        self.notes: dict[str, str] = {}  # what processes say that are not members yet
+        self.lineage = 0  # number of times that all members restored a checkpoint, or started from scratch
+        self.running = False  # whether the generation in force was told to go
+        self.forming = False  # whether the generation in force is setting up
+        self.notes: dict[str, str] = {}  # status of processes that are not members
         self._formed: tuple[Member, ...] = ()  # members of the generation in force
 
     @property
     def planned(self) -> Roster:
-        """The roster, once there is a plan."""
-        assert self.roster is not None, "there is a plan"
+        """The roster; there must be a plan."""
+        assert self.roster is not None, "there must be a plan"
         return self.roster
 
     # --- processes come and go ----------------------------------------------------------------------------------------
 
     def member(self, name: str) -> Member | None:
-        """The member of this name, None if there is none now."""
+        """The present member of this name, if any."""
         return self.roster.present.get(name) if self.roster is not None else None
 
-    def heeds(self, sender: str, incarnation: str, message: object) -> bool:
-        """Whether a process may speak; one that another has replaced may not, and is told so when it pulses."""
+    def accepts(self, sender: str, incarnation: str, message: object) -> bool:
+        """Whether to handle a process's messages. A replaced process is ignored, and told to end when it pulses."""
         member = self.member(sender)
         if member is None or member.incarnation == incarnation:
             return True
@@ -56,13 +56,13 @@ class Membership:
         return False
 
     def pulse(self, sender: str, incarnation: str, pulse: Pulse) -> None:
-        """A process is alive."""
+        """Note that a process is alive."""
         member = self.member(sender)
         if member is not None:
             member.message = pulse.status
             member.totals.update(pulse.totals)
             return
-        # It is on its way, or it was given up for lost and is back.
+        # It has not joined yet, or was considered lost and is back.
         self.notes[sender] = pulse.status
         if not pulse.joins or self.roster is None:
             return
@@ -76,16 +76,16 @@ class Membership:
         return self.roster is not None and sender in self.roster.expected
 
     def send_away(self, sender: str, incarnation: str) -> None:
-        """Tell a process to end that the plan does not know."""
+        """Tell a process that is not in the plan to end."""
         self._effects.send(sender, incarnation, Shutdown(f"the plan has no member {sender}"))
 
     def admit(self, sender: str, incarnation: str, words: Join, committed: int) -> None:
-        """A process has joined; it is a member from now on, and of the next generation.
+        """Admit a process as a member, from the next generation on.
 
         Args:
             sender: name of the process.
-            incarnation: tells it from other processes of that name.
-            words: with which it joins.
+            incarnation: distinguishes processes of the same name.
+            words: its join.
             committed: steps that are part of the model.
         """
         member = Member.joining(sender, incarnation, words)
@@ -93,35 +93,35 @@ class Membership:
         self.planned.present[sender] = member
 
     def rescale(self, plan: PlanDocument) -> int:
-        """Take over a plan that differs in the number of workers; returns how many members it has no use for.
+        """Change to a plan that differs only in the number of workers; returns how many members are told to end.
 
         Raises:
-            ValueError: the plan differs in more.
+            ValueError: the plan differs in something else.
         """
         retired = self.planned.rescale(plan)
         for member in retired:
-            self.tell(member, Shutdown("the plan has no more use for it"))
+            self.tell(member, Shutdown("the plan no longer needs it"))
         return len(retired)
 
     # --- generations --------------------------------------------------------------------------------------------------
 
     def can_form(self) -> bool:
-        """Whether the members that are there can work: at first all of the plan, later a viable set."""
+        """Whether the present members can form a generation: at first all of the plan, later a viable set."""
         return self.planned.viable() if self.lineage else self.planned.complete()
 
     def must_restore(self) -> bool:
-        """Whether the members lack the state of the last commit, and all must go back to a checkpoint."""
+        """Whether state of the last commit is missing, so that all members must restore a checkpoint."""
         return not self.lineage or not self.planned.holds_state(self._pools)
 
     def announce(self, progress: Progress, allocation: Allocation, restore: Restore | None) -> int:
-        """Announce the members that are there as the new generation; returns how many they are.
+        """Announce the present members as a new generation; returns their number.
 
         Args:
-            progress: where work goes on; knows the size of the data.
-            allocation: batch sizes at its start.
-            restore: the state that all members return to, None if they keep theirs.
+            progress: of the job.
+            allocation: batch sizes at the start.
+            restore: state for all members to restore; None: they keep theirs.
         """
-        assert progress.total_steps is not None, "a worker of the first stage is there, and has said how many rows"
+        assert progress.total_steps is not None, "a worker of the first stage has reported the number of rows"
         assert progress.num_rows is not None
         roster = self.planned
         self.generation += 1
@@ -142,12 +142,12 @@ class Membership:
         )
         for member in self._formed:
             member.state = MemberState.JOINED
-            member.holds_state = member.holds_state and restore is None  # until it is ready again
+            member.holds_state = member.holds_state and restore is None  # otherwise not until it is ready
             self.tell(member, announcement)
         return len(self._formed)
 
     def ready(self, member: Member) -> bool:
-        """A member is set up; returns whether it was the last one, and all have been told to go."""
+        """Note that a member is ready; if it is the last one, tell all to go and return True."""
         member.state = MemberState.READY
         member.holds_state = True
         if not self.forming or any(m.state != MemberState.READY for m in self.planned.present.values()):
@@ -157,27 +157,27 @@ class Membership:
         return True
 
     def halt(self) -> None:
-        """The generation in force can work no more."""
+        """Stop the generation in force."""
         self.running = self.forming = False
 
-    # --- words to members ---------------------------------------------------------------------------------------------
+    # --- messages to members ------------------------------------------------------------------------------------------
 
     def tell(self, member: Member, message: FromCoordinator) -> None:
-        """Say something to one member."""
+        """Send a message to one member."""
         self._effects.send(member.name, member.incarnation, message)
 
     def tell_formed(self, message: FromCoordinator) -> None:
-        """Say something to all members of the generation in force."""
+        """Send a message to all members of the generation in force."""
         for member in self._formed:
             self.tell(member, message)
 
     def tell_workers(self, message: FromCoordinator) -> None:
-        """Say something to all workers that are there."""
+        """Send a message to all present workers."""
         for member in self.planned.all_workers():
             self.tell(member, message)
 
     def tell_present(self, message: FromCoordinator) -> None:
-        """Say something to all members that are there."""
+        """Send a message to all present members."""
         for member in self.roster.present.values() if self.roster is not None else ():
             self.tell(member, message)
 

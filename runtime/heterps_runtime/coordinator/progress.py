@@ -1,4 +1,4 @@
-"""How far a job is: steps, epochs, samples, loss, throughput."""
+"""A job's progress: steps, epochs, samples, loss, throughput."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _RATE_WINDOW_SECONDS = 10.0
 
 
 class Progress:
-    """Counts committed steps and knows how many there are to be."""
+    """Committed steps, and the total."""
 
     def __init__(self, config: RunConfig, committed: int, samples: int, num_rows: int | None = None) -> None:
         self._config = config
         self.committed = committed
         self.samples = samples
-        # Rows are those of the checkpoint that is continued, or as the first worker says.
+        # From the checkpoint, or as reported by the first worker.
         self.batches = Batches(num_rows, config.global_batch_size) if num_rows else None
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
         self._started: float | None = None
-        self._seconds = 0.0  # training time of this run, pauses left out
+        self._seconds = 0.0  # training time of this run, without pauses
         self._samples_this_run = 0
 
     # --- size of the job ----------------------------------------------------------------------------------------------
 
     def set_rows(self, rows: int) -> str | None:
-        """Learn the size of the training data; returns a complaint if it differs from what was known."""
+        """Set the number of training rows; returns an error message if it differs from the known number."""
         if self.num_rows is not None and self.num_rows != rows:
             return (
                 f"data.train: {rows} rows, but another worker (or the checkpoint) saw {self.num_rows}; "
@@ -47,12 +47,12 @@ class Progress:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the training data, None while they are unknown."""
+        """Rows of the training data, None while unknown."""
         return None if self.batches is None else self.batches.num_rows
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole job, None while the number of rows is unknown."""
+        """Steps of the job, None while the number of rows is unknown."""
         if self.batches is None:
             return None
         if self._config.steps:
@@ -72,13 +72,13 @@ class Progress:
 
     def batch_size(self, step: int) -> int:
         """Samples of a step."""
-        assert self.batches is not None, "a worker of the first stage has said how many rows there are"
+        assert self.batches is not None, "a worker of the first stage has reported the number of rows"
         return self.batches.size(step)
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
     def commit(self, loss: float, now: float) -> None:
-        """A step has been committed with this mean loss."""
+        """Note the commit of a step with this mean loss."""
         size = self.batch_size(self.committed)
         self.committed += 1
         self.samples += size
@@ -90,7 +90,7 @@ class Progress:
             self._commits.popleft()
 
     def rewind(self, step: int) -> None:
-        """Go back to a checkpoint: samples of dropped steps no longer count."""
+        """Go back to a checkpoint; samples of dropped steps do not count."""
         if self.batches is not None and step < self.committed:
             dropped = sum(self.batch_size(s) for s in range(step, self.committed))
             self.samples -= dropped
@@ -99,37 +99,37 @@ class Progress:
         self.committed = step
 
     def start_clock(self, now: float) -> None:
-        """Training (re)starts now."""
+        """Training starts or continues."""
         if self._started is None:
             self._started = now
             self._commits.clear()
             self._commits.append((now, self._samples_this_run))
 
     def stop_clock(self, now: float) -> None:
-        """Training pauses or has ended."""
+        """Training pauses or ends."""
         if self._started is not None:
             self._seconds += now - self._started
             self._started = None
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput over the last commits, about ten seconds of them."""
+        """Throughput over about the last ten seconds."""
         if len(self._commits) < 2:
             return 0.0
         (t0, n0), (t1, n1) = self._commits[0], self._commits[-1]
         return (n1 - n0) / (t1 - t0) if t1 > t0 else 0.0
 
     def seconds_training(self, now: float) -> float:
-        """Wall time spent training in this run."""
+        """Training time of this run."""
         return self._seconds + (now - self._started if self._started is not None else 0.0)
 
     def mean_samples_per_second(self, now: float) -> float:
-        """Throughput over this run's whole training time."""
+        """Throughput over the training time of this run."""
         seconds = self.seconds_training(now)
         return self._samples_this_run / seconds if seconds > 0 else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint's manifest keeps of the progress."""
+        """The progress for a checkpoint's manifest."""
         return {
             "step": self.committed,
             "epoch": self.epoch,
@@ -140,12 +140,12 @@ class Progress:
 
 
 def non_finite(step: int, reports: Mapping[str, Done], last_good: int | None) -> tuple[str, str] | None:
-    """Why a step must not be committed: (reason, message) if a loss or gradient is NaN or infinite, else None.
+    """(reason, message) if a loss or gradient of a step is NaN or infinite, else None.
 
     Args:
-        step: the step that all workers have reported.
-        reports: each worker's report.
-        last_good: step of the newest checkpoint, if there is one.
+        step: reported by all workers.
+        reports: by worker.
+        last_good: step of the newest checkpoint, if any.
     """
     in_loss = [name for name, r in reports.items() if not math.isfinite(r.loss_sum)]
     in_gradient = [name for name, r in reports.items() if not r.finite]

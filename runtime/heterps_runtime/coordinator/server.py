@@ -18,6 +18,7 @@ import zmq.asyncio
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from heterps_runtime import contract
 from heterps_runtime.checkpoint import (
     Barrier,
     CheckpointManifest,
@@ -31,22 +32,6 @@ from heterps_runtime.checkpoint import (
     new_folder,
 )
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import (
-    FINAL_PHASES,
-    PATH_ALLOCATION,
-    PATH_CHECKPOINT,
-    PATH_ENDPOINT,
-    PATH_FAIL,
-    PATH_HEALTH,
-    PATH_LOST,
-    PATH_METRICS,
-    PATH_PLAN,
-    PATH_PROFILES,
-    PATH_SHUTDOWN,
-    PATH_STATUS,
-    PATH_STOP,
-    PlanDocument,
-)
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.journal import Journal
@@ -72,9 +57,9 @@ class CoordinatorServer:
     Args:
         config: the job.
         token: the job's shared secret.
-        host, port: where to serve HTTP; port 0 takes a free one.
-        ready_file: told the address once the coordinator listens.
-        heartbeat_seconds: silence after which a member counts as lost.
+        host, port: address for HTTP; port 0: any free port.
+        ready_file: written with the address once the coordinator listens.
+        heartbeat_seconds: silence after which a member is considered lost.
     """
 
     def __init__(
@@ -118,14 +103,14 @@ class CoordinatorServer:
         self._control_port = int(address.rsplit(":", 1)[1])
 
     def _find_checkpoint(self) -> CheckpointManifest | None:
-        """The checkpoint to go on from, if there is one and it is this job's.
+        """The checkpoint to resume from, if any.
 
         Raises:
             UserError: the newest checkpoint belongs to a job with other settings.
         """
         manifest, skipped = find_latest(self._storage)
         for folder, reason in skipped:
-            log(f"checkpoint {folder} is passed over: {reason}")
+            log(f"checkpoint {folder} is skipped: {reason}")
         self._skipped = skipped
         if manifest is None:
             return None
@@ -142,7 +127,7 @@ class CoordinatorServer:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until the controller ends the coordinator."""
         for folder, reason in self._skipped:
             self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
         runner = web.AppRunner(self._application(), access_log=None)
@@ -181,13 +166,13 @@ class CoordinatorServer:
             try:
                 message = decode(frames[1:])
                 if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
-                    raise TransientError(f"sent a {message.op!r}, which it may not send here")
+                    raise TransientError(f"sent an unexpected {message.op!r} message")
                 if isinstance(message, Join) and message.model is not None:
                     self._model = message.model
                 self.core.handle(sender, incarnation, message)
             except TransientError as error:
                 log(f"{sender}: {error}")
-            except Exception as error:  # a coordinator that no longer listens would leave all members waiting
+            except Exception as error:  # a coordinator that stops listening would leave all members waiting
                 log(traceback.format_exc())
                 self.core.fail("InternalError", f"a message of {sender}: {type(error).__name__}: {error}")
 
@@ -201,7 +186,7 @@ class CoordinatorServer:
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """See `Effects.send`."""
         identity = member_identity(member, incarnation).encode()
-        # Through the asyncio socket: a send beside it would swallow the wake-up of a message that has arrived.
+        # With the asyncio socket: sending on the plain one could swallow the event of an arrived message.
         self._socket.send_multipart([identity, *encode(message)], copy=False)
 
     def checkpoint_folder(self, step: int) -> str:
@@ -222,7 +207,6 @@ class CoordinatorServer:
             num_rows=progress["numRows"],
             samples=progress["samples"],
             fingerprint=self._config.fingerprint(),
-            slot_map={"servers": plan["parameterServer"]["replicas"]},
             plan=plan,
             tables=tuple(
                 TableRecord(
@@ -237,7 +221,7 @@ class CoordinatorServer:
                 for t in (self._model.tables if self._model else ())
             ),
             files=barrier.entries,
-            extra={"loss": progress["loss"]},
+            loss=progress["loss"],
             folder=barrier.folder,
         )
 
@@ -262,7 +246,7 @@ class CoordinatorServer:
         metrics = dict(self.core.evaluation.results or {})
 
         def write() -> str:
-            # Only now: a job waits for its coordinator, and compiled kernels take a third of the time it starts in.
+            # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
             from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 
             init = EmbeddingInit.from_manifest(self._config.embedding_init)
@@ -277,16 +261,16 @@ class CoordinatorServer:
                 initial_rows=draw,
                 state_dict_names=self._model.state_names if self._model else None,
                 metrics=metrics,
-            ).path
+            )
 
         self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
 
     def _merge_evaluation(self, messages: Sequence[Evaluated]) -> dict[str, Any]:
-        from heterps_runtime.data import metrics_for  # as late as the kernels of `export`, for the same reason
+        from heterps_runtime.data import metrics_for  # late for the same reason as in `export`
 
         merged = metrics_for(self._config.loss)
         for message in messages:
-            merged.merge(type(merged).from_arrays(message.metrics))
+            merged.merge(message.metrics)
         return merged.results()
 
     def _in_background(
@@ -297,7 +281,7 @@ class CoordinatorServer:
         async def run() -> None:
             try:
                 result = await loop.run_in_executor(self._executor, work)
-            except Exception as error:  # reported on the job; the coordinator lives on
+            except Exception as error:  # becomes an event of the job; the coordinator continues
                 log(f"{type(error).__name__}: {error}")
                 failed(error)
             else:
@@ -313,26 +297,26 @@ class CoordinatorServer:
         application = web.Application(middlewares=[self._guard()], client_max_size=MAX_BODY_BYTES)
         application.add_routes(
             [
-                web.get(PATH_HEALTH, self._health),
-                web.get(PATH_METRICS, self._serve_metrics),
-                web.get(PATH_ENDPOINT, self._endpoint),
-                web.get(PATH_STATUS, self._status),
-                web.get(PATH_PROFILES, self._profiles),
-                web.put(PATH_PROFILES + "/{pool}", self._put_profile),
-                web.put(PATH_PLAN, self._put_plan),
-                web.put(PATH_ALLOCATION, self._put_allocation),
-                web.post(PATH_CHECKPOINT, self._post_checkpoint),
-                web.post(PATH_LOST, self._post_lost),
-                web.post(PATH_STOP, self._post_stop),
-                web.post(PATH_FAIL, self._post_fail),
-                web.post(PATH_SHUTDOWN, self._post_shutdown),
+                web.get(contract.PATH_HEALTH, self._health),
+                web.get(contract.PATH_METRICS, self._serve_metrics),
+                web.get(contract.PATH_ENDPOINT, self._endpoint),
+                web.get(contract.PATH_STATUS, self._status),
+                web.get(contract.PATH_PROFILES, self._profiles),
+                web.put(contract.PATH_PROFILES + "/{pool}", self._put_profile),
+                web.put(contract.PATH_PLAN, self._put_plan),
+                web.put(contract.PATH_ALLOCATION, self._put_allocation),
+                web.post(contract.PATH_CHECKPOINT, self._post_checkpoint),
+                web.post(contract.PATH_LOST, self._post_lost),
+                web.post(contract.PATH_STOP, self._post_stop),
+                web.post(contract.PATH_FAIL, self._post_fail),
+                web.post(contract.PATH_SHUTDOWN, self._post_shutdown),
             ]
         )
         return application
 
     def _guard(self) -> Any:
         expected = f"Bearer {self._token}".encode()
-        open_paths = {PATH_HEALTH, PATH_METRICS}
+        open_paths = {contract.PATH_HEALTH, contract.PATH_METRICS}
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -371,7 +355,7 @@ class CoordinatorServer:
         return web.json_response({})
 
     async def _put_plan(self, request: web.Request) -> web.Response:
-        self.core.set_plan(PlanDocument.from_json(await request.json()))
+        self.core.set_plan(contract.PlanDocument.from_json(await request.json()))
         return web.json_response({})
 
     async def _put_allocation(self, request: web.Request) -> web.Response:
@@ -397,7 +381,7 @@ class CoordinatorServer:
         return web.json_response({})
 
     async def _post_shutdown(self, request: web.Request) -> web.Response:
-        if self.core.phase not in FINAL_PHASES:
+        if self.core.phase not in contract.FINAL_PHASES:
             self.core.fail("Shutdown", "the coordinator was told to end before the job was over")
-        asyncio.get_running_loop().call_later(0.2, self._ended.set)  # let the answer leave first
+        asyncio.get_running_loop().call_later(0.2, self._ended.set)  # after the response is sent
         return web.json_response({})

@@ -1,4 +1,4 @@
-"""Steps that are not committed: who has reported them, and by which batch sizes they are divided."""
+"""Uncommitted steps: the reports of workers, and batch sizes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Steps:
         self._config = config
         self.allocation: Allocation | None = None  # in force; None before the first generation
         self._next: Allocation | None = None  # announced for a later step
-        self._reports: dict[int, dict[str, Done]] = {}  # step -> worker -> what it says
+        self._reports: dict[int, dict[str, Done]] = {}  # by step and worker
 
     # --- batch sizes --------------------------------------------------------------------------------------------------
 
     def begin_generation(self, roster: Roster) -> Allocation:
-        """Drop all reports; returns the batch sizes of the members that are there.
+        """Drop all reports; returns the batch sizes of the present members.
 
-        They are those of before, also if they were announced for a later step, or even ones if workers came or went.
+        These are the latest ones announced, or even ones if the number of workers has changed.
         """
         self._reports.clear()
         kept, self._next = self._next or self.allocation, None
@@ -42,19 +42,19 @@ class Steps:
         return self.allocation
 
     def change_allocation(self, batches: Sequence[Sequence[int]], committed: int) -> Allocation:
-        """Other batch sizes, from a step on that no worker has begun.
+        """Change batch sizes from a step that no worker has begun.
 
         Args:
             batches: samples per stage and worker.
-            committed: steps that are part of the model.
+            committed: committed steps.
 
         Raises:
-            ValueError: wrong number of stages or workers, or sizes that do not add up to the global batch.
+            ValueError: the numbers of stages or workers are wrong, or sizes do not add up to the global batch.
         """
         assert self.allocation is not None
         _check_batches(batches, self.allocation, self._config.global_batch_size)
-        # A worker begins no step later than committed + staleness before the next commit, and commits follow the
-        # announcement on every connection: from here on it is in time for all workers.
+        # Before the next commit, no worker begins a step after committed + staleness. On each connection, the
+        # announcement precedes that commit, so it arrives in time for this step.
         from_step = committed + self._config.max_staleness + 2
         if self._next is not None:
             from_step = max(from_step, self._next.from_step + 1)  # a step names its allocation
@@ -70,7 +70,7 @@ class Steps:
     # --- reports ------------------------------------------------------------------------------------------------------
 
     def take(self, member: Member, report: Done) -> bool:
-        """A worker's report; returns whether it is news."""
+        """Take a worker's report; returns False if it is repeated."""
         reports = self._reports.setdefault(report.step, {})
         if member.name in reports:
             return False
@@ -79,7 +79,7 @@ class Steps:
         return True
 
     def reported(self, step: int) -> Mapping[str, Done]:
-        """Workers that have reported a step, with their reports."""
+        """Reports of a step, by worker."""
         return self._reports.get(step, {})
 
     def complete(self, step: int, workers: Collection[Member]) -> bool:
@@ -87,7 +87,7 @@ class Steps:
         return len(self.reported(step)) == len(workers)
 
     def committed(self, step: int, roster: Roster) -> None:
-        """A step is part of the model; batch sizes that were announced for the one after it are in force."""
+        """Note the commit of a step; batch sizes announced for the next one take effect."""
         del self._reports[step]
         if self._next is not None and step + 1 >= self._next.from_step:
             self.allocation, self._next = self._next, None

@@ -1,19 +1,19 @@
 """The local cache: a split's rows, checked and hashed once, in memory-mapped files of fixed-width rows.
 
-One folder per data set, named by a fingerprint of the source files and the columns:
+Each data set has a folder, named by a fingerprint of the source files and the columns:
 
-    CACHE/<fingerprint>/meta.json        what is there, with each file's size; written last
+    CACHE/<fingerprint>/meta.json        contents and file sizes; written last
                         label.npy        (N,) float32, or int64 for classes
                         dense.npy        (N, D) float32
                         sparse.npy       (N, S) int64, the single-valued columns
                         <k>.values.npy   (nnz,) int64 and
                         <k>.offsets.npy  (N + 1,) int64, the k-th multi-valued column
-    CACHE/<fingerprint>.lock             locked while building or opening; holds the progress in per cent
+    CACHE/<fingerprint>.lock             locked while building or opening; contains the progress in per cent
     CACHE/<fingerprint>.building/        an unfinished build, renamed when complete
 
-Processes of a machine share a cache: one builds, the others wait. An interrupted build leaves only a `.building`
-folder, which the next one replaces. `maxBytes` bounds all data sets of a cache folder together; the least recently used
-ones make room, except those that are open somewhere. docs/decisions/0003-data-cache.md has the reasons for this format.
+Processes of a machine share a cache: one builds, the others wait. A new build replaces the `.building` folder of an
+interrupted one. `maxBytes` limits all data sets of a cache folder together; the least recently used ones are removed,
+unless a process has them open. docs/decisions/0003-data-cache.md gives the reasons for this format.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from heterps_runtime.data.source import Source
 
 __all__ = ["CachedSplit", "Progress", "fingerprint", "open_cached"]
 
-#: Called with the fraction done (0 to 1) and a sentence for people.
+#: Called with the fraction done (0 to 1) and a description for users.
 Progress = Callable[[float, str], None]
 
 _VERSION = 1  # of the layout; part of the fingerprint
@@ -52,7 +52,7 @@ _SAY_SECONDS = 1.0  # between messages
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """A complete cache folder. While this object lives, a shared lock on meta.json keeps it from being evicted."""
+    """A complete cache folder. A shared lock on meta.json prevents its eviction while this object exists."""
 
     folder: Path
     num_rows: int
@@ -62,7 +62,7 @@ class CachedSplit:
 
 
 def fingerprint(source: Source) -> str:
-    """Identity of the rows and columns of a source: 32 hexadecimal digits."""
+    """Identity of a source's rows and columns: 32 hexadecimal digits."""
     spec = source.spec
     value = {
         "version": _VERSION,
@@ -77,11 +77,11 @@ def fingerprint(source: Source) -> str:
 
 
 def open_cached(source: Source, progress: Progress) -> CachedSplit:
-    """Open the cache of a source, building it first if it is not there or is damaged.
+    """Open the cache of a source; build it first if it is missing or damaged.
 
     Raises:
-        DataError: the data is wrong (see columns.py and source.py).
-        DataCacheError: the cache's folder cannot be written, is full, or `maxBytes` does not suffice.
+        DataError: the data is wrong (see `columns` and `source`).
+        DataCacheError: the cache's folder cannot be written or is full, or `maxBytes` is too small.
     """
     directory = source.spec.cache_directory
     name = fingerprint(source)
@@ -103,17 +103,16 @@ def _explained(error: OSError, directory: Path) -> DataCacheError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataCacheError(
             f"spec.data.cache.directory: the disk of {directory} is full ({error.strerror}); free some space, "
-            f"name a folder on another disk, or set spec.data.cache.maxBytes so that old data sets make room"
+            f"use a folder on another disk, or set spec.data.cache.maxBytes so that old data sets are removed"
         )
     return DataCacheError(
-        f"spec.data.cache.directory: {directory} cannot be used: {error.strerror or error}; "
-        f"name a folder that can be written"
+        f"spec.data.cache.directory: {directory} cannot be used: {error.strerror or error}; use a writable folder"
     )
 
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
-    """Hold a data set's lock. While another process has it, say so with that process's progress."""
+    """Hold a data set's lock. While another process holds it, report that process's progress."""
     with path.open("a+") as lock:
         said = -_SAY_SECONDS
         while True:
@@ -129,16 +128,16 @@ def _locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
                     percent = int(text) if text.isdecimal() else 0
                     progress(percent / 100, f"waiting: another process is preparing the data ({percent} %)")
                 time.sleep(_POLL_SECONDS)
-        yield lock  # closing the file releases the lock, as does the end of the process
+        yield lock  # closing the file releases the lock, and so does the end of the process
 
 
 def _open(folder: Path, progress: Progress) -> CachedSplit | None:
-    """Open a complete cache folder; None if there is none or it is damaged (said aloud)."""
+    """Open a complete cache folder; None if there is none, or if it is damaged (which is reported)."""
     try:
         descriptor = os.open(folder / "meta.json", os.O_RDONLY)
     except FileNotFoundError:
         return None
-    # Lock before looking: a locked folder is not evicted, and one that was evicted meanwhile is seen as missing.
+    # Lock before reading: a locked folder is not evicted, and one evicted in the meantime is found to be missing.
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
         meta = json.loads((folder / "meta.json").read_text())
@@ -170,11 +169,11 @@ class _Builder:
         self.progress = progress
         self.single = tuple(n for n in self.spec.sparse if source.kinds[n] in ("integer", "text"))
         self.multi = tuple(n for n in self.spec.sparse if n not in self.single)
-        self._others: int | None = None  # bytes of the other data sets in the cache's folder, once asked for
+        self._others: int | None = None  # bytes of other data sets in the cache's folder; None: not measured yet
 
     def build(self) -> None:
         """Read the source, write the arrays, publish the folder."""
-        # A damaged folder and the rest of an interrupted build: no other process writes here, as we hold the lock.
+        # Remains of a damaged folder or an interrupted build. We hold the lock, so no other process writes here.
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.building, ignore_errors=True)
         self._note(0.0)
@@ -224,7 +223,7 @@ class _Builder:
             "sizes": {w.path.name: w.nbytes for w in writers.values()},
             "singleValued": self.single,
             "multiValued": self.multi,
-            "source": self.source.location,  # for people who look into the folder
+            "source": self.source.location,  # for users who look into the folder
         }
         with (self.building / "meta.json").open("w") as file:
             json.dump(meta, file, indent=1)
@@ -261,7 +260,7 @@ class _Builder:
         self._note(fraction)
 
     def _note(self, fraction: float) -> None:
-        """Leave the progress in the lock file, for those who wait."""
+        """Write the progress to the lock file, for waiting processes."""
         self.lock.seek(0)
         self.lock.truncate()
         self.lock.write(f"{100 * fraction:.0f}\n")
@@ -269,37 +268,37 @@ class _Builder:
 
     # --- spec.data.cache.maxBytes -------------------------------------------------------------------------------------
     def _make_room(self, needed: int, *, exact: bool, fraction: float = 1.0) -> None:
-        """See to it that all data sets together stay within maxBytes, `needed` being this one's size so far."""
+        """Keep all data sets together within maxBytes; `needed` is the size of this one so far."""
         limit = self.spec.cache_max_bytes
         if limit is None:
             return
         if self._others is None or self._others + needed > limit:
             self._others = self._evict(limit - needed)
         if self._others + needed > limit:
-            # While writing, the rest of the source is guessed from what was read of it.
+            # While writing, the total is extrapolated from the part read so far.
             total = needed if exact else int(needed / max(fraction, 1e-3))
-            used = f", beside {_size(self._others)} of data sets in use" if self._others else ""
+            used = f", in addition to {_size(self._others)} of data sets in use" if self._others else ""
             raise DataCacheError(
                 f"spec.data.cache.maxBytes: is {_size(limit)}, but {self.source.field} needs "
                 f"{'' if exact else 'about '}{_size(total)} in {self.folder.parent}{used}; "
-                f"raise it to at least {total + self._others} or leave it out"
+                f"raise it to at least {total + self._others} or omit it"
             )
 
     def _evict(self, allowed: int) -> int:
         """Remove the other data sets, least recently used first, until they take at most `allowed` bytes.
 
         Returns:
-            The bytes that remain; more than `allowed` if those are in use.
+            The bytes that remain, more than `allowed` if they are in use.
         """
         directory = self.folder.parent
-        for left in directory.glob("*.building"):
-            if left != self.building:
-                _remove_unless_locked(left, directory / f"{left.stem}.lock")  # of a build that was killed
+        for leftover in directory.glob("*.building"):
+            if leftover != self.building:
+                _remove_unless_locked(leftover, directory / f"{leftover.stem}.lock")  # of a killed build
         used, sizes = {}, {}
         for meta in directory.glob("*/meta.json"):
             if meta.parent in (self.folder, self.building):
                 continue
-            with suppress(FileNotFoundError):  # another process may be evicting, too
+            with suppress(FileNotFoundError):  # another process may evict at the same time
                 used[meta.parent] = meta.parent.stat().st_mtime_ns
                 sizes[meta.parent] = sum(f.stat().st_size for f in meta.parent.iterdir())
         for folder in sorted(sizes, key=lambda f: used[f]):
@@ -312,7 +311,7 @@ class _Builder:
 
 
 def _remove_unless_locked(folder: Path, lock_file: Path) -> bool:
-    """Remove a folder unless another process holds its lock; whether it is gone."""
+    """Remove a folder unless another process holds its lock; returns whether it is gone."""
     try:
         with lock_file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -325,7 +324,7 @@ def _remove_unless_locked(folder: Path, lock_file: Path) -> bool:
 
 
 def _size(count: int) -> str:
-    """Bytes in a manifest's units."""
+    """A number of bytes in the units of manifests."""
     value, unit = float(count), ""
     for unit in ("", "Ki", "Mi", "Gi", "Ti"):
         if value < 1024 or unit == "Ti":
@@ -335,7 +334,7 @@ def _size(count: int) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk."""
+    """Flush a folder's entries to disk."""
     descriptor: Any = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

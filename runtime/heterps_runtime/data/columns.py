@@ -1,8 +1,8 @@
-"""Checks of columns and their values, and what a valid column becomes.
+"""Checks and conversions of columns.
 
-Types are checked on every file's schema before anything is read; values (labels that are not 0/1, NaN, missing numbers)
-are checked while the cache is built, so that training itself never meets a bad one. Every error names the file, the
-column, the first bad row and what to do.
+Types are checked on the schema of each file before any data is read. Values (labels other than 0 and 1, NaN, missing
+numbers) are checked while the cache is built, so that training never meets a bad one. Each error names the file, the
+column, the first bad row, and a remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heterps_runtime.data.spec import DataSpec
 
 __all__ = ["BatchLocation", "SparseKind", "check_columns", "dense_values", "label_values", "missing_as_zero"]
 
-#: What a sparse column holds; `integers` and `texts` are lists of them (multi-valued).
+#: The values of a sparse column; `integers` and `texts` are lists (multi-valued).
 SparseKind = Literal["integer", "text", "integers", "texts"]
 
 _SHOWN_COLUMNS = 30
@@ -29,29 +29,29 @@ _SHOWN_COLUMNS = 30
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Where a record batch comes from, for messages."""
+    """The origin of a record batch, for messages."""
 
     file: str
     first_row: int  # of the batch in its file, from 0
 
     def row(self, index: int) -> str:
-        """`row 12 of train.parquet`, counted from 1 for people."""
+        """`row 12 of train.parquet`, counted from 1."""
         return f"row {self.first_row + index + 1} of {self.file}"
 
 
 def check_columns(schema: Any, spec: DataSpec, file: str) -> Mapping[str, SparseKind]:
-    """Check that a file has the columns that the job names, with types that can be used.
+    """Check that a file has the columns of the job, with suitable types.
 
     Args:
         schema: the file's pyarrow Schema.
         spec: the job's data.
-        file: name of the file, for messages.
+        file: its name, for messages.
 
     Returns:
-        The kind of every sparse column.
+        The kind of each sparse column.
 
     Raises:
-        DataError: a column is missing, stands there twice or has a type that does not fit its use.
+        DataError: a column is missing, duplicated, or of an unsuitable type.
     """
     named = [("label", spec.label), *(("dense", n) for n in spec.dense), *(("sparse", n) for n in spec.sparse)]
     for field, name in named:
@@ -64,7 +64,7 @@ def check_columns(schema: Any, spec: DataSpec, file: str) -> Mapping[str, Sparse
                 f"(columns there: {shown}{more})"
             )
         if count > 1:
-            raise DataError(f"spec.data.{field}: column {name!r} stands {count} times in {file}; names must be unique")
+            raise DataError(f"spec.data.{field}: column {name!r} occurs {count} times in {file}; names must be unique")
     for field, name in named[: 1 + len(spec.dense)]:
         kind = schema.field(name).type
         if not _is_number(kind):
@@ -113,14 +113,14 @@ def _sparse_kind(name: str, kind: Any, file: str) -> SparseKind:
 
 
 def _floats(column: Any) -> npt.NDArray[np.float64]:
-    """A numeric pyarrow Array (N,) as float64, NaN where it is null."""
+    """A numeric pyarrow Array (N,) as float64; null becomes NaN."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def missing_as_zero(batch: Any, names: tuple[str, ...]) -> Any:
-    """A record batch with 0 for what is missing in the columns `names` (Criteo logs leave counts out)."""
+    """A record batch with 0 for nulls in the columns `names` (Criteo logs omit counts)."""
     columns = [
         pc.fill_null(batch.column(i), 0) if name in names else batch.column(i)
         for i, name in enumerate(batch.schema.names)
@@ -132,12 +132,12 @@ def dense_values(batch: Any, names: tuple[str, ...], place: BatchLocation) -> np
     """The dense columns of a record batch, float32 (n, D).
 
     Raises:
-        DataError: a value is missing, NaN or infinite (also one too large for float32).
+        DataError: a value is missing, NaN, infinite, or too large for float32.
     """
     values = np.empty((batch.num_rows, len(names)), dtype=np.float32)
     for j, name in enumerate(names):
         column = batch.column(name)
-        with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite and is reported below
+        with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is reported below
             values[:, j] = _floats(column)
         bad = ~np.isfinite(values[:, j])
         if bad.any():
@@ -146,16 +146,16 @@ def dense_values(batch: Any, names: tuple[str, ...], place: BatchLocation) -> np
             what = "is missing (null)" if found is None else f"is {found}, which is not finite in float32"
             raise DataError(
                 f"spec.data.dense: column {name!r} {what} in {place.row(row)}; fill it when preparing the data, "
-                f"for example with the column's mean and a second column that says it was missing, or drop such rows"
+                f"for example with the column's mean and an indicator column, or drop such rows"
             )
     return values
 
 
 def label_values(batch: Any, spec: DataSpec, place: BatchLocation) -> npt.NDArray[np.float32] | npt.NDArray[np.int64]:
-    """The labels of a record batch: float32 (n,), or int64 (n,) if they are classes.
+    """The labels of a record batch: float32 (n,), or int64 (n,) for classes.
 
     Raises:
-        DataError: a label is missing or not what the loss needs.
+        DataError: a label is missing, or does not suit the loss.
     """
     column = batch.column(spec.label)
     values = _floats(column)
@@ -175,6 +175,6 @@ def label_values(batch: Any, spec: DataSpec, place: BatchLocation) -> npt.NDArra
         shown = "missing (null)" if found is None else repr(found)
         raise DataError(
             f"spec.data.label: column {spec.label!r} must be {need}, but is {shown} in {place.row(row)}; "
-            "correct the data, or choose the label or the loss (spec.model.loss) that is meant"
+            "correct the data, or choose another label or loss (spec.model.loss)"
         )
     return values.astype(np.int64) if spec.label_kind == "class" else values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""A split of the job's data as arrays: any rows by number, features by the names of the model's arguments."""
+"""A split of the job's data as arrays: rows by number, features by the names of the model's arguments."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Dataset", "DatasetSchema", "open_dataset"]
 
 Rows = npt.NDArray[np.int64]
 
-# np.load parses a file's header with `ast`, which fails in CPython 3.11 when two threads do it at once ("AST
-# constructor recursion depth mismatch": its depth counter belongs to the interpreter).
+# np.load parses a file's header with `ast`. In CPython 3.11, two threads must not do so at the same time ("AST
+# constructor recursion depth mismatch").
 _PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class DatasetSchema:
-    """What a data set holds."""
+    """The columns of a data set."""
 
     dense: tuple[str, ...]  # columns of `dense`, in order
     single_valued: tuple[str, ...]
@@ -36,13 +36,13 @@ class DatasetSchema:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names that a model's `forward` may ask for."""
+        """Names that a model's `forward` may use as parameters."""
         multi = [n for name in self.multi_valued for n in (name, f"{name}_offsets")]
         return (*self.single_valued, *multi, *(("dense",) if self.dense else ()))
 
 
 class Dataset:
-    """Rows of one split, memory-mapped from the local cache. Safe to read from several threads.
+    """Rows of a split, memory-mapped from the local cache. Thread-safe.
 
     Args:
         spec: the job's data.
@@ -52,32 +52,32 @@ class Dataset:
     def __init__(self, spec: DataSpec, cached: CachedSplit) -> None:
         self.num_rows = cached.num_rows
         self.schema = DatasetSchema(spec.dense, cached.single_valued, cached.multi_valued, spec.label, spec.label_kind)
-        self._cached = cached  # keeps the folder from being evicted
-        # Plain views: indexing a np.memmap costs a subclass's bookkeeping per call.
+        self._cached = cached  # prevents the eviction of the folder
+        # Plain views: indexing a np.memmap has the overhead of a subclass.
         with _PARSING:
             self._arrays: dict[str, npt.NDArray[Any]] = {
                 name: np.asarray(np.load(cached.folder / file, mmap_mode="r")) for name, file in cached.arrays.items()
             }
 
     def check_features(self, features: Sequence[str]) -> None:
-        """Check that the data has what a model asks for.
+        """Check that the data has the features of a model.
 
         Args:
             features: the parameter names of the model's `forward`.
 
         Raises:
-            DataError: a name is no feature of the data, or a multi-valued feature is asked for without its offsets.
+            DataError: a feature does not exist, or a multi-valued feature is used without its offsets.
         """
         known = self.schema.features
         for name in features:
             if name in known:
                 continue
             if name in self.schema.dense:
-                hint = "; dense columns come together, in the order of spec.data.dense, as `dense`"
+                hint = "; dense columns are passed together as `dense`, in the order of spec.data.dense"
             elif name == "dense":
-                hint = "; list the columns of numbers under spec.data.dense"
+                hint = "; list numeric columns under spec.data.dense"
             elif name.removesuffix("_offsets") in self.schema.single_valued:
-                hint = "; that column holds one value per row, so it has no offsets (use nn.Embedding)"
+                hint = "; that column has one value per row and therefore no offsets (use nn.Embedding)"
             else:
                 hint = nearest(name, known)
             raise DataError(
@@ -87,22 +87,21 @@ class Dataset:
         for name in self.schema.multi_valued:
             if (name in features) != (f"{name}_offsets" in features):
                 raise DataError(
-                    f"spec.model.entrypoint: column {name!r} holds lists, so the model's forward must take "
+                    f"spec.model.entrypoint: column {name!r} contains lists, so the model's forward must take "
                     f"both {name!r} and '{name}_offsets' (as nn.EmbeddingBag does)"
                 )
 
     def batch(self, rows: Rows, features: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-        """Gather rows.
+        """Read rows.
 
         Args:
-            rows: int64 (n,), row numbers, in any order.
-            features: names out of `schema.features`, checked by `check_features`.
+            rows: int64 (n,), row numbers in any order.
+            features: names from `schema.features`.
 
         Returns:
-            New, writable, contiguous arrays (ready for `torch.from_numpy`): a single-valued feature int64 (n,); a
-            multi-valued one int64 (nnz,) and its `<name>_offsets` int64 (n,), as nn.EmbeddingBag takes them; `dense`
-            float32 (n, D); and always `label` (n,), float32, or int64 for classes. Ids are signed 64-bit, not yet
-            modulo any table's size.
+            New, writable, contiguous arrays: int64 (n,) for a single-valued feature; int64 (nnz,) for a multi-valued
+            one, with `<name>_offsets` int64 (n,) as in nn.EmbeddingBag; float32 (n, D) for `dense`; and always `label`
+            (n,), float32, or int64 for classes. Ids are signed 64-bit, not reduced modulo a table's size.
         """
         result: dict[str, npt.NDArray[Any]] = {"label": self._arrays["label"].take(rows)}
         if "dense" in features:
@@ -119,7 +118,7 @@ class Dataset:
         return result
 
     def _lists(self, name: str, rows: Rows) -> tuple[Rows, Rows]:
-        """The lists of a multi-valued feature, one after the other, and where each begins."""
+        """The concatenated lists of a multi-valued feature, and the start of each."""
         stored = self._arrays[f"{name}:offsets"]  # (N + 1,)
         begins = stored.take(rows)
         lengths = stored.take(rows + 1) - begins
@@ -131,15 +130,15 @@ class Dataset:
 
 
 def open_dataset(spec: DataSpec, split: Split, progress: Progress | None = None) -> Dataset:
-    """Open a split of the job's data; the first process on a machine builds its cache, others wait for it.
+    """Open a split of the job's data. The first process of a machine builds the cache, the others wait.
 
     Args:
         spec: the job's data.
         split: `train` or `evaluation`.
-        progress: called now and then with the fraction done (0 to 1) and a sentence for people.
+        progress: see `cache.Progress`.
 
     Raises:
-        DataError: the data is wrong or cannot be read or cached; the message names what and how to mend it.
+        DataError: the data is wrong, or cannot be read or cached; the message names the remedy.
     """
     source = Source(spec, split)
     return Dataset(spec, open_cached(source, progress or (lambda fraction, text: None)))

@@ -1,8 +1,8 @@
-"""What can be wrong with training data, in words that a user can act on.
+"""Errors of training data.
 
 UserError (heterps_runtime.errors, a ValueError)
 └── DataError            a field of spec.data, a file, a column or a value is wrong
-    └── DataCacheError   the local cache cannot be written: maxBytes, a full disk, no permission
+└── DataCacheError   the local cache cannot be written: maxBytes, a full disk, no permission
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DataCacheError", "DataError", "nearest"]
 
 
 class DataError(UserError):
-    """Wrong data: the message names the manifest's field or the file, the value, and what to do."""
+    """Wrong data: the message names the field or file, the value, and a remedy."""
 
 
 class DataCacheError(DataError):

@@ -1,15 +1,14 @@
-"""Figures of a model on held-out data, in a form that workers compute apart and the coordinator merges.
+"""Metrics of a model on held-out data, which workers compute apart and the coordinator merges.
 
-AUC is the probability that a positive sample gets a higher logit than a negative one, ties counting half. It needs the
-ranks of all logits, so workers send a histogram. A bin holds the logits with equal leading bits, under the mapping of
-floats to integers that keeps their order; it starts with all 32 bits, which makes the result exact, and gives up its
-last bits one by one only when there are more than `max_bins` different ones. Resolution is thus relative to where the
-logits lie, whatever their scale, memory is bounded, and the error has a bound that is reported (`auc_error`).
+AUC is the probability that a positive sample has a higher logit than a negative one; ties count half. It needs the
+ranks of all logits, so workers send histograms. Floats are mapped to integers of the same order, and a bin contains the
+logits with equal leading bits. With all 32 bits the result is exact. Trailing bits are dropped one by one while there
+are more than `max_bins` bins. Memory is therefore bounded, the resolution is relative to the logits, and the error is
+at most half the share of (positive, negative) pairs in common bins.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,25 +18,28 @@ import numpy.typing as npt
 from heterps_runtime.data.errors import DataError
 from heterps_runtime.data.spec import label_kind
 
-__all__ = ["BinaryMetrics", "ClassMetrics", "LossMetrics", "Metrics", "metrics_for"]
+__all__ = ["BinaryMetrics", "ClassMetrics", "Metrics", "metrics_for"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-_PENDING_SAMPLES = 1 << 16  # collected before they are sorted into bins
+_PENDING_SAMPLES = 1 << 16  # before they are sorted into bins
 
 
 def metrics_for(loss: str) -> Metrics:
-    """Empty metrics that suit a loss (`spec.model.loss`): AUC if binary, accuracy for classes, else the loss only."""
-    kinds: dict[str, type[Metrics]] = {"binary": BinaryMetrics, "class": ClassMetrics, "number": LossMetrics}
+    """Empty metrics for a loss (`spec.model.loss`): AUC if binary, accuracy for classes, otherwise the loss only."""
+    kinds: dict[str, type[Metrics]] = {"binary": BinaryMetrics, "class": ClassMetrics, "number": Metrics}
     return kinds[label_kind(loss)]()
 
 
-class Metrics(ABC):
-    """Sums over samples. Merging in any grouping gives the figures of all samples together."""
+class Metrics:
+    """The mean loss, and the base of metrics with more figures.
+
+    All are sums over samples: merging in any grouping gives the metrics of all samples together.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
-        self.loss_sum = 0.0  # of the job's own loss, over samples
+        self.loss_sum = 0.0  # of the job's own loss
 
     def update(self, logits: npt.NDArray[Any], labels: npt.NDArray[Any], loss_sum: float) -> None:
         """Add samples.
@@ -62,63 +64,33 @@ class Metrics(ABC):
         self.loss_sum += float(loss_sum)
         self._add(logits, labels)
 
-    def merge(self, other: Metrics) -> None:
-        """Add the samples of another instance of the same class."""
-        assert type(self) is type(other), (type(self), type(other))
-        self.samples += other.samples
-        self.loss_sum += other.loss_sum
-        self._merge(other)
+    def merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add the samples of another instance of the same class, from its `to_arrays`."""
+        self.samples += int(arrays["samples"][0])
+        self.loss_sum += float(arrays["lossSum"][0])
+        self._merge(arrays)
 
     def to_arrays(self) -> Arrays:
-        """Everything as plain arrays, for the wire."""
+        """All sums as arrays, for messages."""
         return {"samples": np.array([self.samples]), "lossSum": np.array([self.loss_sum]), **self._arrays()}
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Metrics:
-        """The inverse of `to_arrays`."""
-        metrics = cls()
-        metrics.samples = int(arrays["samples"][0])
-        metrics.loss_sum = float(arrays["lossSum"][0])
-        metrics._load(arrays)
-        return metrics
-
     def results(self) -> dict[str, Any]:
-        """The figures, as in the status: `samples`, `loss` and the class's own; a figure that is undefined is None."""
+        """The figures of the job's status: `samples`, `loss` and those of the class; None if undefined."""
         mean = self.loss_sum / self.samples if self.samples else None
         return {"samples": self.samples, "loss": mean, **self._results()}
 
-    @abstractmethod
-    def _add(self, logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None: ...
-
-    @abstractmethod
-    def _merge(self, other: Any) -> None: ...
-
-    @abstractmethod
-    def _arrays(self) -> Arrays: ...
-
-    @abstractmethod
-    def _load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None: ...
-
-    @abstractmethod
-    def _results(self) -> dict[str, Any]: ...
-
-
-class LossMetrics(Metrics):
-    """The mean loss, for losses that are neither a binary nor a multi-class cross-entropy."""
-
     def _add(self, logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-        return None
+        """Add the samples to further sums."""
 
-    def _merge(self, other: LossMetrics) -> None:
-        return None
+    def _merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add the further sums of another instance."""
 
     def _arrays(self) -> Arrays:
+        """The further sums."""
         return {}
 
-    def _load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        return None
-
     def _results(self) -> dict[str, Any]:
+        """The further figures."""
         return {}
 
 
@@ -137,16 +109,12 @@ class ClassMetrics(Metrics):
         self.entropy_sum += float((log_sum - wide[np.arange(len(labels)), labels]).sum())
         self.correct += int((wide.argmax(axis=1) == labels).sum())
 
-    def _merge(self, other: ClassMetrics) -> None:
-        self.correct += other.correct
-        self.entropy_sum += other.entropy_sum
-
     def _arrays(self) -> Arrays:
         return {"correct": np.array([self.correct]), "entropySum": np.array([self.entropy_sum])}
 
-    def _load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.correct = int(arrays["correct"][0])
-        self.entropy_sum = float(arrays["entropySum"][0])
+    def _merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.correct += int(arrays["correct"][0])
+        self.entropy_sum += float(arrays["entropySum"][0])
 
     def _results(self) -> dict[str, Any]:
         if not self.samples:
@@ -165,9 +133,9 @@ class BinaryMetrics(Metrics):
         super().__init__()
         self.max_bins = max_bins
         self.log_loss_sum = 0.0
-        self._shift = 0  # bits that the bins have given up
-        self._keys = np.empty(0, dtype=np.uint64)  # (n,) sorted: the logits' leading bits
-        self._counts = np.empty((2, 0), dtype=np.int64)  # (2, n) negatives, positives of each bin
+        self._shift = 0  # trailing bits that were dropped
+        self._keys = np.empty(0, dtype=np.uint64)  # (n,) sorted; leading bits of the logits
+        self._counts = np.empty((2, 0), dtype=np.int64)  # (2, n); negatives and positives of each bin
         self._pending: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
 
@@ -193,16 +161,6 @@ class BinaryMetrics(Metrics):
         below = np.cumsum(negatives) - negatives  # negatives in lower bins
         return float((positives.astype(np.float64) * (below + 0.5 * negatives)).sum() / pairs)
 
-    @property
-    def auc_error(self) -> float | None:
-        """Bound on |auc - exact AUC|: half the share of pairs that fell into one bin; 0 while no bits were given up."""
-        self._settle()
-        negatives, positives = self._counts
-        pairs = int(negatives.sum()) * int(positives.sum())
-        if not pairs:
-            return None
-        return float((positives.astype(np.float64) * negatives).sum() / pairs / 2) if self._shift else 0.0
-
     def _add(self, logits: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
         z, y = logits.astype(np.float64), labels.astype(np.float64)
         # log(1 + exp(z)) - y z, without overflow and without 0 * infinity
@@ -211,11 +169,6 @@ class BinaryMetrics(Metrics):
         self._collect(
             _ordered_bits(logits) >> np.uint64(self._shift), np.stack([labels == 0, labels == 1]).astype(np.int64)
         )
-
-    def _merge(self, other: BinaryMetrics) -> None:
-        other._settle()
-        self.log_loss_sum += other.log_loss_sum
-        self._collect_shifted(other._keys, other._counts, other._shift)
 
     def _arrays(self) -> Arrays:
         self._settle()
@@ -227,8 +180,8 @@ class BinaryMetrics(Metrics):
             "positives": self._counts[1],
         }
 
-    def _load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self.log_loss_sum = float(arrays["logLossSum"][0])
+    def _merge(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.log_loss_sum += float(arrays["logLossSum"][0])
         counts = np.stack([arrays["negatives"], arrays["positives"]])
         self._collect_shifted(arrays["keys"], counts, int(arrays["shift"][0]))
 
@@ -237,7 +190,7 @@ class BinaryMetrics(Metrics):
 
     # --- the histogram ------------------------------------------------------------------------------------------------
     def _collect_shifted(self, keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64], shift: int) -> None:
-        """Add bins that have given up `shift` bits."""
+        """Add bins whose last `shift` bits were dropped."""
         if shift > self._shift:
             self._settle()
             self._keys = self._keys >> np.uint64(shift - self._shift)
@@ -253,7 +206,7 @@ class BinaryMetrics(Metrics):
             self._settle()
 
     def _settle(self) -> None:
-        """Sort what is pending into bins, then give up bits until there are few enough."""
+        """Sort pending samples into bins, then drop bits while there are too many bins."""
         if not self._pending:
             return
         keys = np.concatenate([self._keys, *(k for k, _ in self._pending)])
@@ -268,7 +221,7 @@ class BinaryMetrics(Metrics):
 def _grouped(
     keys: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Sort bins by key and add up equal ones."""
+    """Sort bins by key and merge equal ones."""
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[:, order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -276,7 +229,7 @@ def _grouped(
 
 
 def _ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Map float32 values to integers with the same order; -0 and 0 are equal."""
+    """Map float32 values to integers of the same order; -0 equals 0."""
     bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32).astype(np.uint64)
     negative = bits >> np.uint64(31) == 1
     return np.where(negative, np.uint64(0xFFFFFFFF) - bits, bits + np.uint64(0x80000000))

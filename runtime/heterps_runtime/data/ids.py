@@ -1,6 +1,6 @@
-"""From a column's values to 64-bit ids: the rule that a model in use must apply, too.
+"""From a column's values to 64-bit ids.
 
-It is short enough to be repeated in plain Python wherever a trained model serves:
+Code that serves a trained model must apply the same rule:
 
     def feature_id(value):  # an int, a str, or None for a missing value
         if isinstance(value, int):
@@ -9,10 +9,10 @@ It is short enough to be repeated in plain Python wherever a trained model serve
 
     row = feature_id(value) % num_embeddings  # of that table
 
-Integers are used as they are, so a table of `num_embeddings` rows holds the ids 0 .. num_embeddings - 1 without
-collisions; `%` is Python's (and torch's and numpy's), never negative. Text is hashed with blake2b, whose value depends
-on nothing but the text. A missing value, of either kind, counts as the empty text. Booleans are 0 and 1. Ids are signed
-because that is what tensors hold; unsigned integers of 2^63 and above are taken as their two's complement.
+Integers are used as they are, so ids 0 .. num_embeddings - 1 do not collide; `%` is never negative, as in Python, torch
+and numpy. Text is hashed with blake2b, which depends on the text only. A missing value counts as the empty text.
+Booleans are 0 and 1. Ids are signed like the elements of tensors; unsigned integers from 2^63 on become their two's
+complement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["MISSING_ID", "column_ids", "list_ids", "text_id"]
 Ids = npt.NDArray[np.int64]
 
 
-@lru_cache(maxsize=1 << 18)  # a column's frequent values come again in every batch; about 40 MB at most
+@lru_cache(maxsize=1 << 18)  # frequent values repeat in each batch; about 40 MB at most
 def text_id(value: str | bytes) -> int:
     """The signed 64-bit id of a text (as UTF-8) or of bytes."""
     data = value.encode() if isinstance(value, str) else value
@@ -43,9 +43,7 @@ MISSING_ID = text_id("")
 
 
 def column_ids(values: Any) -> Ids:
-    """Ids of a single-valued column.
-
-    Each distinct text of the column is hashed once.
+    """Ids of a single-valued column. Each distinct text is hashed once.
 
     Args:
         values: a pyarrow Array (N,) of integers, booleans, strings, binaries, nulls, or a dictionary of those.
@@ -56,7 +54,7 @@ def column_ids(values: Any) -> Ids:
     kind = values.type
     if pa.types.is_dictionary(kind):
         ids = column_ids(values.dictionary)
-        # One more entry stands for the missing values, whose indices are null.
+        # An additional entry is for missing values, whose indices are null.
         ids = np.append(ids, MISSING_ID)
         return ids[_indices(values, len(ids) - 1)]
     if pa.types.is_null(kind):
@@ -81,10 +79,10 @@ def list_ids(values: Any) -> tuple[Ids, Ids]:
     """Ids of a multi-valued column.
 
     Args:
-        values: a pyarrow list Array (N,) of what `column_ids` takes; a missing list counts as an empty one.
+        values: a pyarrow list Array (N,) of values as for `column_ids`; a missing list counts as empty.
 
     Returns:
-        The ids of all lists one after the other, int64 (nnz,), and the lists' lengths, int64 (N,).
+        The ids of all lists, int64 (nnz,), and the lengths of the lists, int64 (N,).
     """
     lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64)
     return column_ids(values.flatten()), lengths

@@ -1,7 +1,7 @@
 """Writing .npy files whose number of rows is not known in advance.
 
-The header is written with room for any number of rows, data is appended, and the header is rewritten at the end. The
-result is an ordinary .npy file (format 1.0 of numpy.lib.format), which `numpy.load(mmap_mode="r")` reads.
+The header has room for any number of rows and is rewritten at the end. The result is an ordinary .npy file, format 1.0
+of numpy.lib.format.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 __all__ = ["HEADER_BYTES", "NpyWriter"]
 
-#: Fixed length of the header; the format wants a multiple of 64.
+#: Length of the header; the format requires a multiple of 64.
 HEADER_BYTES = 192
 
 
@@ -39,7 +39,7 @@ class NpyWriter:
 
     @property
     def nbytes(self) -> int:
-        """Size of the file so far."""
+        """Current size of the file."""
         return HEADER_BYTES + self.num_rows * self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
 
     def append(self, rows: npt.NDArray[Any]) -> None:
@@ -50,7 +50,7 @@ class NpyWriter:
         self.num_rows += len(rows)
 
     def finish(self) -> None:
-        """Write the final header and force everything to the disk."""
+        """Write the final header and flush the file to disk."""
         self._file.seek(0)
         self._write_header()
         self._file.flush()
@@ -63,7 +63,7 @@ class NpyWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Closing flushes: on a full disk that fails again, and must not hide the first error.
+        # Closing flushes. On a full disk this fails again, and must not hide the first error.
         try:
             self._file.close()
         except OSError:

@@ -1,9 +1,9 @@
-"""The order in which a job sees its rows: a pure function of (seed, step), the same for any plan, split or restart.
+"""The order of a job's rows: a pure function of (seed, step), independent of plan, split and restarts.
 
-An epoch is a seeded permutation of blocks of 64 rows and a seeded permutation inside each block. Blocks keep reads
-local, so that a worker fetches about as many cache lines and pages as it trains rows; shuffling both levels makes
-batches of 4,096 rows draw from 64 places of the data at once. Both permutations sort hashes of (seed, epoch, position)
-instead of using a library's generator, whose streams may change between versions: resuming must not depend on that.
+An epoch is a seeded permutation of blocks of 64 rows, and a seeded permutation of the rows of each block. Blocks keep
+reads local: a worker reads about as many cache lines and pages as it trains rows. A batch of 4,096 rows comes from 64
+places of the data. Both permutations sort hashes of (seed, epoch, position), because the streams of a library's
+generator may change between versions, and a resumed job must see the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _Words = npt.NDArray[np.uint64]
 
 
 def _hash(x: _Words) -> _Words:
-    """Hash 64-bit words."""
     return mix64(x + GOLDEN)
 
 
@@ -35,14 +34,12 @@ class _BlockOrder:
     """The order of blocks in one epoch."""
 
     epoch: int
-    blocks: Rows  # the block at each place of the order
-    gap: int  # the position in the order at which the data's short last block ends
+    blocks: Rows  # in their order
+    gap: int  # position at which the data's short last block ends
 
 
 class BatchOrder:
-    """Which rows belong to which step.
-
-    Every row comes once per epoch. `batches` tells how steps divide it.
+    """The rows of each step. Each row occurs once per epoch; `batches` divides an epoch into steps.
 
     Args:
         num_rows: rows of the data set, >= 1.
@@ -58,16 +55,13 @@ class BatchOrder:
         self.batches = Batches(num_rows, global_batch_size)
         self.seed = seed
         self._num_blocks = -(-num_rows // BLOCK_ROWS)
-        self._missing = self._num_blocks * BLOCK_ROWS - num_rows  # rows that the data's last block lacks
+        self._missing = self._num_blocks * BLOCK_ROWS - num_rows  # rows missing from the data's last block
         self._latest = self._prepared(0)
 
     def rows(self, step: int, start: int, stop: int) -> Rows:
-        """The rows of samples `start` to `stop` (exclusive) of a step's batch.
+        """Row numbers of the samples `start` to `stop` (exclusive) of a step's batch, int64 (stop - start,).
 
-        Any cut of `[0, batches.size(step))` into intervals gives the same rows in the same order.
-
-        Returns:
-            int64 (stop - start,), row numbers of the data set.
+        Any division of `[0, batches.size(step))` into intervals gives the same rows in the same order.
         """
         assert 0 <= start <= stop <= self.batches.size(step), (step, start, stop)
         epoch = self.batches.epoch(step)
@@ -78,10 +72,10 @@ class BatchOrder:
         positions = np.arange(first + start, first + stop, dtype=np.int64)  # (n,)
         if not len(positions):
             return positions
-        # With the short block padded to full length, a position's block is a division away.
+        # As if the short block were padded: then a division gives the block of a position.
         positions += np.where(positions >= order.gap, self._missing, 0)
         places, offsets = positions // BLOCK_ROWS, positions % BLOCK_ROWS
-        blocks = order.blocks[places[0] : places[-1] + 1]  # (b,) the blocks concerned, in order
+        blocks = order.blocks[places[0] : places[-1] + 1]  # (b,), in order
         inside = self._shuffled(epoch, blocks)  # (b, BLOCK_ROWS)
         where = places - places[0]
         rows: Rows = blocks[where] * BLOCK_ROWS + inside[where, offsets]
@@ -98,10 +92,9 @@ class BatchOrder:
         return np.uint64(_hash(_hash(words[:1]) + words[1:])[0])
 
     def _shuffled(self, epoch: int, blocks: Rows) -> Rows:
-        """A permutation of each block's rows, (b, BLOCK_ROWS); rows that a short block lacks stand last."""
-        inner = _hash(
-            self._key(epoch) ^ np.full(1, 0x5BF0_3635_4A0F_9C11, dtype=np.uint64)
-        )  # another stream than blocks'
+        """A permutation of each block's rows, (b, BLOCK_ROWS); rows missing from a short block are last."""
+        # The constant gives another stream than that of the blocks.
+        inner = _hash(self._key(epoch) ^ np.full(1, 0x5BF0_3635_4A0F_9C11, dtype=np.uint64))
         rows = blocks[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS, dtype=np.int64)  # (b, BLOCK_ROWS)
         keys = _hash(inner + rows.astype(np.uint64)) >> np.uint64(1)
         keys[rows >= self.batches.num_rows] = np.uint64(0xFFFFFFFFFFFFFFFF)

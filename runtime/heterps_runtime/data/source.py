@@ -1,7 +1,7 @@
-"""The user's files, read in record batches: parquet, Arrow, CSV, and the Criteo click logs.
+"""The user's files as record batches: parquet, Arrow, CSV, and the Criteo click logs.
 
-A source is a file or a folder, on any filesystem that pyarrow knows. Files are read one at a time in the order of their
-paths, so that a row has the same number on every machine and an unreadable file can be named.
+A source is a file or a folder on any filesystem of pyarrow. Files are read one at a time, in the order of their paths,
+so that a row has the same number on each machine, and errors can name the file.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from heterps_runtime.data.spec import CRITEO_DENSE, CRITEO_LABEL, CRITEO_SPARSE,
 
 __all__ = ["Source", "SourceBatch", "SourceFile"]
 
-BATCH_ROWS = 65_536  # of a record batch: some MiB, so that a build needs little memory whatever the row groups
+BATCH_ROWS = 65_536  # of a record batch: some MiB, independent of row groups
 _CSV_BLOCK_BYTES = 8 * 2**20  # CSV types are inferred from the first block
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file; what of it goes into the cache's fingerprint."""
+    """A file, as it enters the cache's fingerprint."""
 
     path: str  # in its filesystem
     size: int  # bytes
-    mtime_ns: int | None  # None where the filesystem keeps none
+    mtime_ns: int | None  # None if the filesystem has none
 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Some rows, the columns of the job only."""
+    """Rows with the columns of the job."""
 
     batch: Any  # pyarrow RecordBatch
     place: BatchLocation
-    fraction: float  # of the whole source, read by now
+    fraction: float  # of the source, read so far
 
 
 class _Counted:
@@ -67,27 +67,27 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _CsvProgress:
-    """How far a CSV file has been parsed. The parser reads ahead, so what was read says little by itself."""
+    """Progress in a CSV file. The parser reads ahead, so the number of bytes read is not enough."""
 
     stored: _Counted  # the file
-    plain: _Counted  # what was unpacked from it; the same if it is not compressed
+    plain: _Counted  # decompressed from it; the same object if it is not compressed
     size: int  # bytes of the file
 
     def fraction(self, blocks: int) -> float:
-        """The fraction of the file in the first `blocks` blocks, supposing that it compresses evenly."""
+        """The fraction of the file in the first `blocks` blocks, if it compresses evenly."""
         packed = blocks * _CSV_BLOCK_BYTES * self.stored.count / max(1, self.plain.count)
         return min(1.0, packed / max(1, self.size))
 
 
 class Source:
-    """The files of one split, checked when created.
+    """The files of a split. The constructor checks them.
 
     Args:
         spec: the job's data.
-        split: which of its sources.
+        split: of the data.
 
     Raises:
-        DataError: nothing is there, a file cannot be read, or columns are missing or of the wrong type.
+        DataError: there are no files, a file cannot be read, or columns are missing or of the wrong type.
     """
 
     def __init__(self, spec: DataSpec, split: Split) -> None:
@@ -96,9 +96,9 @@ class Source:
         self.location = spec.location(split)
         self.filesystem, root = self._resolve()
         self.files = self._list(root)
-        #: The kind of every sparse column, the same in all files.
+        #: Kind of each sparse column, the same in all files.
         self.kinds: Mapping[str, SparseKind] = {}
-        #: Rows of all files if the format tells without reading them (parquet), else None.
+        #: Rows of all files; None if the format does not store it (all but parquet).
         self.num_rows: int | None = 0
         self._csv_types: dict[str, Any] = {}  # inferred from the first file, applied to all
         for file in self.files:
@@ -114,11 +114,11 @@ class Source:
                 return pa.fs.LocalFileSystem(), os.path.abspath(self.location)
             filesystem, path = pa.fs.FileSystem.from_uri(self.location)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{self.field}: {self.location}: is no usable path or address: {_plain(error)}") from error
+            raise DataError(f"{self.field}: {self.location}: not a usable path or address: {_plain(error)}") from error
         return filesystem, path
 
     def _list(self, root: str) -> tuple[SourceFile, ...]:
-        """All files, by path; names that begin with `.` or `_` (markers, half-written files) are passed over."""
+        """All files, by path, except those with a `.` or `_` at the start of a name (markers, partial files)."""
         try:
             info = self.filesystem.get_file_info(root)
             if info.type == pa.fs.FileType.NotFound:
@@ -137,7 +137,7 @@ class Source:
                 f for f in files if not any(p[:1] in (".", "_") for p in f.path[len(root) :].strip("/").split("/"))
             ]
         if not files:
-            raise DataError(f"{self.field}: the folder {self.location} holds no files")
+            raise DataError(f"{self.field}: the folder {self.location} has no files")
         return tuple(sorted((SourceFile(f.path, f.size, f.mtime_ns) for f in files), key=lambda f: f.path))
 
     # --- checking ---------------------------------------------------------------------------------------------------
@@ -167,13 +167,13 @@ class Source:
             first = self.kinds.get(name, kind)
             if kind != first:
                 raise DataError(
-                    f"spec.data.sparse: column {name!r} holds {kind} values in {file.path} but {first} values in "
-                    f"{self.files[0].path}, so that equal values would get different ids; write all files with one type"
+                    f"spec.data.sparse: column {name!r} has {kind} values in {file.path} but {first} values in "
+                    f"{self.files[0].path}, so equal values would get different ids; write all files with one type"
                 )
         self.kinds = kinds
 
     def _infer_csv_types(self, file: SourceFile) -> None:
-        """Fix the types of CSV columns: numbers as float64, sparse ones as integers if they look so, else as text."""
+        """Fix the types of CSV columns: numbers are float64, sparse columns integers if possible, else text."""
         with self._open_csv(file, {})[0] as reader:
             schema = reader.schema
         kinds = {f.name: f.type for f in schema}
@@ -188,7 +188,7 @@ class Source:
         """All rows, in order.
 
         Raises:
-            DataError: a file is damaged, or a CSV value does not have its column's type.
+            DataError: a file is damaged, or a CSV value is not of its column's type.
         """
         total = sum(f.size for f in self.files) or 1
         before = 0
@@ -203,7 +203,7 @@ class Source:
             before += file.size
 
     def _read(self, file: SourceFile) -> Iterator[tuple[Any, float]]:
-        """Record batches of a file, each with the fraction of the file that was read by then."""
+        """Yield record batches of a file, with the fraction of the file read so far."""
         columns = list(dict.fromkeys((*self.spec.dense, *self.spec.sparse, self.spec.label)))
         if self.spec.format == "parquet":
             with pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True) as parquet:
@@ -213,7 +213,7 @@ class Source:
                     yield batch.select(columns), done / parquet.metadata.num_rows
         elif self.spec.format == "arrow":
             with self._open_arrow(file) as reader:
-                whole = hasattr(reader, "num_record_batches")  # the stream format does not know its length
+                whole = hasattr(reader, "num_record_batches")  # the stream format does not store its length
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if whole else reader
                 for i, batch in enumerate(batches):
                     fraction = (i + 1) / reader.num_record_batches if whole else 0.5
@@ -229,7 +229,7 @@ class Source:
                     yield chosen, progress.fraction(block + 1)
 
     def _open_arrow(self, file: SourceFile) -> Any:
-        """Open the file format of Arrow IPC (also Feather), or else its stream format."""
+        """Open the file format (Feather) or the stream format of Arrow IPC."""
         stored = self.filesystem.open_input_file(file.path)
         try:
             return pa.ipc.open_file(stored)
@@ -263,14 +263,14 @@ _CODECS: dict[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4":
 
 
 def _plain(error: Exception) -> str:
-    """The first line of an error, which is what a person can use."""
+    """The first line of an error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 @dataclass(frozen=True)
 class _Readable:
-    """A context in which pyarrow's errors become ones that name the file and say what to do."""
+    """A context that turns pyarrow's errors into ones that name the file and a remedy."""
 
     field: str
     path: str
@@ -284,7 +284,7 @@ class _Readable:
             return
         text = _plain(error)
         if "CSV conversion error" in text:
-            fix = "correct the value, or write the data as parquet (a CSV column's type is guessed from its beginning)"
+            fix = "correct the value, or write the data as parquet (a CSV column's type is guessed from its start)"
         elif isinstance(error, PermissionError):
             fix = "check the file's permissions"
         else:

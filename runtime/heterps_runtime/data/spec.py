@@ -26,7 +26,7 @@ Format = Literal["parquet", "arrow", "csv", "criteo-tsv"]
 LabelKind = Literal["binary", "class", "number"]
 Split = Literal["train", "evaluation"]
 
-#: The columns of the Criteo click logs, which have no header: a label, 13 counts, 26 hashed categories.
+#: Columns of the Criteo click logs, which have no header: a label, 13 counts, 26 hashed categories.
 CRITEO_LABEL = "label"
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_SPARSE = tuple(f"C{i}" for i in range(1, 27))
@@ -40,7 +40,7 @@ def parse_bytes(value: str | int, field: str) -> int:
     """Read a Kubernetes quantity such as `10Gi`, `500M` or `1.5Gi` as a number of bytes.
 
     Raises:
-        DataError: it is no quantity, or not above zero.
+        DataError: the value is not a quantity, or not above zero.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(value).strip())
     if match is None or match[2] not in _UNITS:
@@ -52,7 +52,7 @@ def parse_bytes(value: str | int, field: str) -> int:
 
 
 def label_kind(loss: str) -> LabelKind:
-    """What the labels of a loss function must be.
+    """The kind of labels that a loss needs.
 
     Args:
         loss: the manifest's `spec.model.loss`, `module:callable`.
@@ -68,10 +68,9 @@ def label_kind(loss: str) -> LabelKind:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """`spec.data`, with the kind of labels that the loss needs.
+    """`spec.data`, and the kind of labels that the loss needs.
 
-    Paths are local paths or pyarrow filesystem URIs (`s3://`, `gs://`, `hdfs://`, `file://`, ...), of a file or
-    a folder.
+    Paths are local paths or pyarrow filesystem URIs (`s3://`, `gs://`, `hdfs://`, `file://`, ...) of files or folders.
     """
 
     format: Format
@@ -93,7 +92,7 @@ class DataSpec:
             )
         if not self.dense and not self.sparse:
             raise DataError(
-                "spec.data.sparse: no feature is named; list columns under spec.data.sparse or spec.data.dense"
+                "spec.data.sparse: there are no features; list columns under spec.data.sparse or spec.data.dense"
             )
         for field, names in (("dense", self.dense), ("sparse", self.sparse)):
             for name, count in Counter(names).items():
@@ -101,13 +100,13 @@ class DataSpec:
                     raise DataError(f"spec.data.{field}: column {name!r} is listed {count} times; list it once")
             if self.label in names:
                 raise DataError(
-                    f"spec.data.{field}: holds the label {self.label!r}, so that the model would be told the answer; "
+                    f"spec.data.{field}: contains the label {self.label!r}, which would tell the model the answer; "
                     f"remove it from the features"
                 )
         for name in self.sparse:
             if name in ("dense", "label") or name.endswith("_offsets"):
                 raise DataError(
-                    f"spec.data.sparse: a column cannot be called {name!r}, because the batch uses that name itself; "
+                    f"spec.data.sparse: a column cannot be called {name!r}, because batches use this name themselves; "
                     f"rename the column"
                 )
         if self.format == "criteo-tsv":
@@ -129,8 +128,8 @@ class DataSpec:
 
         Args:
             data: the manifest's `spec.data`, paths made absolute.
-            loss: `spec.model.loss`, which decides what labels are allowed.
-            default_cache: the cache's folder if `spec.data.cache.directory` is not given.
+            loss: `spec.model.loss`, which determines the kind of labels.
+            default_cache: the cache's folder if `spec.data.cache.directory` is not set.
 
         Raises:
             DataError: a field is missing or wrong.
@@ -156,7 +155,7 @@ class DataSpec:
         """The path or URI of a split.
 
         Raises:
-            DataError: the manifest names none.
+            DataError: the manifest has none.
         """
         path = self.train if split == "train" else self.evaluation
         if path is None:

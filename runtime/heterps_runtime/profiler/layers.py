@@ -21,11 +21,11 @@ from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
+from heterps_runtime.worker.exchange.peers import array_of, tensor_of
+from heterps_runtime.worker.exchange.replica import Replica
 from heterps_runtime.worker.gradients import backward
-from heterps_runtime.worker.lookups import LookupBlock
 from heterps_runtime.worker.model import UserModel
-from heterps_runtime.worker.peers import array_of, tensor_of
-from heterps_runtime.worker.replica import Replica
+from heterps_runtime.worker.rows.lookups import LookupBlock
 
 __all__ = ["Cut", "LayerProbe", "LayerSeconds"]
 

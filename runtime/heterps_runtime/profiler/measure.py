@@ -20,13 +20,12 @@ from heterps_runtime.profiler.readings import Reading
 from heterps_runtime.profiler.rehearsal import Rehearsal
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
-from heterps_runtime.store.warm import ServerKernels, WorkerKernels, warm_up
+from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
-from heterps_runtime.worker.context import Place
 from heterps_runtime.worker.main import open_data
-from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
-from heterps_runtime.worker.source import Data
+from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["measure_pool"]
 
@@ -176,12 +175,8 @@ def _compile(config: RunConfig, model: UserModel) -> None:
     bags = any(s.kind == "bag" for s in model.layered.stage(0, len(model.layered.layers) - 1).sites)
     sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
     dense = DenseOptimizer.from_manifest(config.dense_optimizer)
-    warm_up(
-        [
-            WorkerKernels(config.dtype_name, config.wire_precision, bags=bags),
-            ServerKernels(sparse, dense, config.dtype_name, config.wire_precision),
-        ]
-    )
+    warm_up_worker(config.dtype_name, config.wire_precision, bags=bags)
+    warm_up_server(sparse, dense, config.dtype_name, config.wire_precision)
 
 
 def _room(pool: PoolConfig, device: torch.device) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import zmq
 from heterps_runtime.profiler.layers import Cut
 from heterps_runtime.wire.messages import Backward, Forward
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
-from heterps_runtime.worker.peers import Downstream, Upstream, array_of, tensor_of
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream, array_of, tensor_of
 
 __all__ = ["TransferProbe"]
 

@@ -13,13 +13,14 @@ from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import TransientError
+from heterps_runtime.member import Member
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Saver
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
-from heterps_runtime.store.warm import ServerKernels, warm_up
+from heterps_runtime.store.warm import warm_up_server
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
     Ack,
@@ -29,20 +30,15 @@ from heterps_runtime.wire.messages import (
     Define,
     Defined,
     Dense,
-    Evaluate,
-    FromCoordinator,
     FromServer,
     Generation,
-    Go,
     Join,
-    NewAllocation,
+    Order,
     Pull,
     PullDense,
     Push,
     Ready,
-    Rejoin,
     Rows,
-    Shutdown,
     ToServer,
 )
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receive, send
@@ -53,10 +49,11 @@ POLL_MILLISECONDS = 1000
 _NONE = -1  # generation of a server that does not take part
 
 
-class ParameterServer:
+class ParameterServer(Member):
     """One shard with its sockets."""
 
     def __init__(self, config: RunConfig, credentials: Credentials, index: int, pool: str, host: str) -> None:
+        super().__init__(ControlLink(credentials, ps_name(index)))
         self._config = config
         self._shard = Shard(config, index)
         self._storage = Storage.open(config.checkpoint_path)
@@ -64,11 +61,9 @@ class ParameterServer:
         self._lineage = 0  # of the state of the shard; 0: it never took part
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # pulls that wait for a commit
         self._early: list[tuple[bytes, ToServer]] = []  # requests of a generation yet to be announced
-        self._ended = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.token)
         self._socket, address = listen_socket(self._context, host, credentials.token)
-        self._link = ControlLink(credentials, ps_name(index))
         self._link.totals = self._totals
         self._wakeup = Wakeup()
         self._saver = Saver(self._storage, self._link, self._wakeup.wake)
@@ -94,7 +89,7 @@ class ParameterServer:
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        warm_up([ServerKernels(sparse, dense, self._config.dtype_name, self._config.wire_precision)])
+        warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
         self._join()
         poller = zmq.Poller()
         for socket in (self._link.socket, self._socket, self._wakeup):
@@ -102,8 +97,7 @@ class ParameterServer:
         while not self._ended:
             poller.poll(POLL_MILLISECONDS)
             # Control first: a commit lets parked pulls go, and a new generation makes queued messages void.
-            while not self._ended and (message := self._link.receive()) is not None:
-                self._control(message)
+            self._follow_coordinator()
             while (received := receive(self._socket, routed=True)) is not None:
                 sender, request = received
                 if not isinstance(request, ToServer):
@@ -120,25 +114,9 @@ class ParameterServer:
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _control(self, message: FromCoordinator) -> None:
-        match message:
-            case Generation():
-                self._begin_generation(message)
-            case Shutdown():
-                log(f"ending: {message.reason}")
-                self._ended = True
-            case Rejoin():
-                if self._link.must_rejoin(message):
-                    log("joining again: the coordinator had given this process up for lost")
-                    self._join()
-            case Commit() | Checkpoint():
-                if message.generation == self._generation:
-                    self._keep_up(message)
-            case Go() | NewAllocation() | Evaluate():
-                pass  # concerns workers
-
-    def _keep_up(self, order: Commit | Checkpoint) -> None:
-        """Carry out an order that holds for one version of the state."""
+    def _carry_out(self, order: Order) -> None:
+        if order.generation != self._generation or not isinstance(order, Commit | Checkpoint):
+            return  # all other orders are for workers
         if order.step != self._shard.committed:
             held = self._shard.committed
             log(f"joining again: {order.op} of step {order.step}, but this server stands at step {held}")
@@ -156,7 +134,6 @@ class ParameterServer:
                 self._saver.save(order, self._shard.snapshot)
 
     def _join(self) -> None:
-        """Ask to take part (again), and say which state this server holds; until then it takes part in nothing."""
         self._generation = _NONE
         self._parked.clear()
         self._link.join(

@@ -1,8 +1,8 @@
-"""Dense parameters of stages that train by parameter server: whole named tensors, updated as torch.optim would.
+"""Dense parameters on parameter servers: whole named tensors, updated like torch.optim.
 
-The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation, so that a plan that puts the dense part
-on servers trains the same model as one that keeps it on workers. State is named as in an optimizer's state_dict,
-`<parameter>::exp_avg` and so on, and the number of the last step is `step`.
+The arithmetic follows torch.optim.SGD, Adagrad and Adam operation by operation. A plan with dense parameters on servers
+therefore trains the same model as a plan with replicas on workers. State is named as in an optimizer's state_dict,
+`<parameter>::exp_avg` and so on; `step` is the number of the last step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["DenseStore"]
 
 
 class DenseStore:
-    """Named tensors of any shape, float32 or float64 each, and their optimizer state; for one thread at a time."""
+    """Named tensors of any shape, float32 or float64, with their optimizer state. Not thread-safe."""
 
     def __init__(self, optimizer: DenseOptimizer) -> None:
         self.optimizer = optimizer
@@ -28,12 +28,9 @@ class DenseStore:
         self._values: dict[str, AnyFloats] = {}
         self._state: dict[str, dict[str, AnyFloats]] = {}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     @property
     def names(self) -> tuple[str, ...]:
-        """Parameters in the order in which they were added."""
+        """Parameters, in the order of their addition."""
         return tuple(self._values)
 
     @property
@@ -42,13 +39,13 @@ class DenseStore:
         return sum(a.nbytes for n in self._values for a in (self._values[n], *self._state[n].values()))
 
     def add(self, name: str, value: AnyFloats) -> None:
-        """Add a parameter with its initial value (copied).
+        """Add a parameter with a copy of its initial value.
 
         Raises:
-            ValueError: the name is taken, or the dtype is neither float32 nor float64.
+            ValueError: the name exists, or the dtype is neither float32 nor float64.
         """
         if name in self._values:
-            raise ValueError(f"parameter {name!r}: is there already")
+            raise ValueError(f"parameter {name!r}: exists already")
         if value.dtype not in (np.float32, np.float64):
             raise ValueError(f"parameter {name!r}: must be float32 or float64, is {value.dtype}")
         self._values[name] = np.array(value, order="C")
@@ -61,21 +58,21 @@ class DenseStore:
         """Copies of the named parameters.
 
         Raises:
-            ValueError: a name that is not there.
+            ValueError: a name is unknown.
         """
         return [self._value(name).copy() for name in names]
 
     def apply(self, pushes: Sequence[Mapping[str, AnyFloats]], scale: float, step: int) -> int:
-        """Apply one step: per parameter the sum of the pushes in order, times `scale`, one update.
+        """Apply one step: add the pushes of each parameter in order, multiply by `scale`, update once.
 
-        A parameter that no push names stays as it is, as a parameter without gradient does in torch.
+        A parameter without a push is unchanged, like a parameter without a gradient in torch.
 
         Returns:
-            The number of gradient elements that are NaN, infinite or too large to be added up; unless it is 0,
-            nothing was changed.
+            The number of gradient elements that are NaN, infinite or too large to be added. Unless it is 0, nothing
+            has changed.
 
         Raises:
-            ValueError: a name that is not there, or a gradient of another shape.
+            ValueError: a name is unknown, or a gradient has the wrong shape.
         """
         given = [{name: self._gradient(name, grad) for name, grad in push.items()} for push in pushes]
         unusable = sum(
@@ -110,10 +107,10 @@ class DenseStore:
         return result
 
     def load(self, snapshot: Mapping[str, AnyFloats]) -> None:
-        """Replace everything by a snapshot of a store with the same optimizer; parameters are added as needed.
+        """Replace all contents by a snapshot of a store with the same optimizer.
 
         Raises:
-            ValueError: something is missing, left over, or of another shape than its parameter; nothing has changed.
+            ValueError: an entry is missing, unknown, or of the wrong shape or dtype; nothing has changed.
         """
         values = {name: array for name, array in snapshot.items() if "::" not in name and name != "step"}
         expected = {"step", *values} | {
@@ -136,7 +133,7 @@ class DenseStore:
 
     def _value(self, name: str) -> AnyFloats:
         if name not in self._values:
-            raise ValueError(f"parameter {name!r}: is not there, there are {', '.join(self._values)}")
+            raise ValueError(f"parameter {name!r}: is unknown, there are {', '.join(self._values)}")
         return self._values[name]
 
     def _gradient(self, name: str, grad: AnyFloats) -> AnyFloats:
@@ -174,7 +171,7 @@ def _sgd(values: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
 def _momentum(values: AnyFloats, buffers: AnyFloats, grads: AnyFloats, numbers: AnyFloats) -> None:
     scale, rate, momentum, decay = numbers[0], numbers[1], numbers[2], numbers[3]
     for i in range(values.size):
-        # torch starts the buffer with the first gradient; zero times momentum plus that gradient is the same.
+        # torch starts the buffer with the first gradient, which equals momentum times zero plus that gradient.
         buffers[i] = momentum * buffers[i] + (grads[i] * scale + decay * values[i])
         values[i] -= rate * buffers[i]
 
@@ -209,7 +206,7 @@ _UPDATES: Mapping[str, _Update] = {
 
 
 def _update_of(optimizer: DenseOptimizer) -> _Update:
-    """The compiled update of an optimizer, and the names of the state arrays it takes."""
+    """The compiled update of an optimizer, and the names of its state arrays."""
     if optimizer.name == "sgd":
         return (_momentum, ("momentum_buffer",)) if optimizer.options["momentum"] else (_sgd, ())
     return _UPDATES[optimizer.name]

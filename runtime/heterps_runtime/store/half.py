@@ -1,9 +1,9 @@
-"""Two bytes per number on the wire: conversion between floats and fp16 or bf16.
+"""Conversion between floats and the 16-bit formats of messages, fp16 and bf16.
 
-By bit operations on whole arrays, which the compiler turns into vector instructions on any processor; numpy's own
-fp16 conversion takes elements one by one. Rounding is to nearest, ties to even, as IEEE 754 prescribes. A finite
-value that the format cannot hold becomes the largest one it can, and is counted; NaN and infinities stay what they
-are, because the server must see that a step is poisoned. float64 is rounded to float32 first.
+Bit operations on whole arrays compile to vector instructions; numpy's own fp16 conversion works element by element.
+Rounding is to nearest, ties to even (IEEE 754). A finite value beyond the format's range is clamped to the largest
+value, and counted. NaN and infinity are preserved, so that the server can refuse the step. float64 is rounded to
+float32 first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from heterps_runtime.store.kernel import AnyFloats, kernel, view
 
-__all__ = ["Encoded", "Precision", "decode", "encode", "wire_dtype"]
+__all__ = ["Encoded", "Precision", "decode", "encode"]
 
 Precision = Literal["full", "fp16", "bf16"]
 _Bits16 = NDArray[np.uint16]
@@ -23,19 +23,14 @@ _Bits32 = NDArray[np.uint32]
 
 
 class Encoded(NamedTuple):
-    """An array as it goes on the wire."""
+    """An array in a message's format."""
 
-    data: NDArray[np.generic]  # of `wire_dtype`, same shape
-    num_saturated: int  # finite elements that were too large
-
-
-def wire_dtype(precision: Precision, dtype: DTypeLike) -> np.dtype[np.generic]:
-    """Type of the elements on the wire of an array of `dtype`: uint16 bit patterns, or `dtype` itself for "full"."""
-    return np.dtype(dtype) if precision == "full" else np.dtype(np.uint16)
+    data: NDArray[np.generic]  # same shape; uint16 bit patterns, or the array itself for "full"
+    num_saturated: int  # finite elements that were clamped
 
 
 def encode(array: AnyFloats, precision: Precision) -> Encoded:
-    """Convert a float array of any shape for the wire; "full" returns the array itself."""
+    """Convert a float array of any shape; "full" returns the array itself."""
     if precision == "full":
         return Encoded(array, 0)
     values = view(array, np.float32)
@@ -45,7 +40,7 @@ def encode(array: AnyFloats, precision: Precision) -> Encoded:
 
 
 def decode(data: NDArray[np.generic], precision: Precision, dtype: DTypeLike = np.float32) -> AnyFloats:
-    """Inverse of `encode`: a float array of `dtype`; for "full" of that dtype already, the data itself."""
+    """The inverse of `encode`: a float array of `dtype`. "full" data of that dtype is returned itself."""
     if precision == "full":
         return data if data.dtype == dtype else data.astype(dtype)
     values = np.empty(data.shape, np.float32)
@@ -56,10 +51,10 @@ def decode(data: NDArray[np.generic], precision: Precision, dtype: DTypeLike = n
 
 # Bit patterns of float32 magnitudes.
 _INFINITY = np.uint32(0x7F800000)
-_FP16_OVERFLOW = np.uint32(0x477FF000)  # 65520, the least magnitude that rounds beyond fp16's largest, 65504
+_FP16_OVERFLOW = np.uint32(0x477FF000)  # 65520, the least magnitude that rounds beyond 65504, fp16's largest
 _FP16_NORMAL = np.uint32(0x38800000)  # 2**-14, fp16's least normal magnitude
 _FP16_REBIAS = np.uint32((127 - 15) << 23)  # difference of the exponents' biases
-_HALF = np.float32(0.5)  # adding it to a subnormal aligns the mantissa at fp16's last place, and rounds
+_HALF = np.float32(0.5)  # added to a subnormal, it aligns and rounds the mantissa
 _HALF_BITS = np.uint32(0x3F000000)
 _TWO_112 = np.float32(2.0**112)  # undoes the exponent bias, for normal and subnormal fp16 alike
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)  # the least magnitude that rounds beyond bf16's largest

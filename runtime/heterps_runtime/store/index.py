@@ -1,13 +1,13 @@
 """The hash index of a row store: key -> row number, by open addressing with linear probing.
 
-An entry is two int64 beside each other, one cache line for a lookup: `key + 1` (0 is an empty entry, so fresh memory
-is an empty table) and a word of row number (low 32 bits) and *mark* (high 32 bits). The mark is the row's position
-among the rows touched by the current step. It is never cleared: a mark p is valid exactly if p < num_touched and
-touched[p] is that row, after Briggs and Torczon, "An efficient representation for sparse sets", 1993. So summing
-duplicate keys costs no memory access beyond the lookup itself.
+An entry is two adjacent int64, in one cache line: `key + 1` (0 is an empty entry, so new memory is an empty table) and
+a word of row number (low 32 bits) and *mark* (high 32 bits). The mark is the row's position among the rows touched in
+the current step. Marks are never cleared: a mark p is valid if p < num_touched and touched[p] is that row, after Briggs
+and Torczon, "An efficient representation for sparse sets", 1993. Summing duplicate keys thus needs no further memory
+access.
 
-The entry's place comes from the hash's high bits. Doubling then keeps the order of entries, which makes rehashing two
-sequential walks: about 25 ms per million rows, most of it for fresh pages.
+The place of an entry is the high bits of the hash. Doubling keeps the order of entries, so that rehashing is two
+sequential passes: about 25 ms per million rows, mostly for new pages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ _LOW_WORD = np.int64(0xFFFFFFFF)
 
 
 class HashIndex:
-    """The index's memory and its growth.
+    """The memory of the index.
 
     Attributes:
         entries: (2 * capacity,) int64, see the module's docstring.
-        shift: 64 - log2(capacity), which makes a place out of a hash.
     """
 
     def __init__(self) -> None:
@@ -40,12 +39,12 @@ class HashIndex:
 
     @property
     def shift(self) -> np.uint64:
-        """How far a hash is shifted right to give a place in the table."""
+        """64 - log2(capacity): a hash shifted right by it is a place in the table."""
         return np.uint64(64 - self._bits)
 
     @property
     def max_rows(self) -> int:
-        """Rows that fit before the index must grow."""
+        """Rows that fit without growing."""
         return int(_LOAD * (1 << self._bits))
 
     def reserve(self, num_rows: int) -> None:
@@ -61,7 +60,7 @@ class HashIndex:
 
 @kernel
 def find_rows(entries: Int64s, shift: np.uint64, keys: Int64s, rows: Int32s, unknown: Int32s) -> int:
-    """Look up `keys`: rows[i] is the row of keys[i], or -1; `unknown` lists the positions of the latter.
+    """Look up keys: rows[i] is the row of keys[i], or -1. `unknown` gets the positions of unknown keys.
 
     Returns:
         The number of unknown keys.
@@ -102,22 +101,22 @@ def claim_rows(
     where: Int32s,
     counts: Int64s,
 ) -> int:
-    """Give keys[first:] their rows, new ones at the end, and their positions among the rows of this step.
+    """Assign rows to keys[first:], new ones at the end, and positions among the rows touched in this step.
 
     Args:
-        entries: The index, as are `shift` and `max_rows` (room in index and row arrays).
-        shift: See `HashIndex`.
-        keys: (N,)
-        first: Where to go on.
-        max_rows: Stop before there are more rows than this.
-        limits: (T, 3), of which [:, 0] is the number of ids of each table.
-        row_keys: Key of each row; appended to.
-        touched: Row numbers in order of first occurrence in this step; appended to.
-        where: (N,) out: touched[where[i]] is the row of keys[i].
-        counts: In and out: number of rows, number of touched rows.
+        entries: of the index.
+        shift: of the index.
+        keys: (N,).
+        first: index of the first key.
+        max_rows: capacity of index and row arrays.
+        limits: (T, 3); [:, 0] is the number of ids of each table.
+        row_keys: key of each row; appended to.
+        touched: row numbers by first occurrence in this step; appended to.
+        where: (N,), output: touched[where[i]] is the row of keys[i].
+        counts: number of rows, number of touched rows; updated.
 
     Returns:
-        N when done; i < N when there is no room for keys[i]; -1 - i when keys[i] belongs to no table.
+        N when done; i < N if there is no room for keys[i]; -1 - i if keys[i] belongs to no table.
     """
     mask = (entries.size >> 1) - 1
     num_rows, num_touched = counts[0], counts[1]

@@ -1,10 +1,10 @@
-"""Initial values of embedding rows as a pure function of (seed, table name, id).
+"""Initial values of embedding rows, a pure function of (seed, table name, id).
 
-Rows come into being when they are first trained, on whatever shard holds them, and a pull of a row that has not been
-trained yet computes the same numbers without storing them. So the values may depend on neither order, nor shards, nor
-on the machine: draws come from a counter (splitmix64 started at a hash of seed, table and id), and the normal
-distribution by inversion in additions, multiplications, divisions and square roots only, which IEEE 754 fixes to the
-last bit where a library's log or cos is not. Draws are made in float64; float32 rows are those draws rounded.
+A row is created at its first update, on any shard; before that, a pull computes its values without storing them. Values
+must therefore not depend on order, shards or machine. Draws come from a counter: splitmix64, started at a hash of seed,
+table and id. Normal draws use inversion with additions, multiplications, divisions and square roots only, which IEEE
+754 defines to the last bit; a library's log or cos may differ. Draws are float64; float32 rows are these draws,
+rounded.
 
 .. [Wichura1988] M. J. Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution",
    Applied Statistics 37(3), 1988. Here routine PPND7, relative error about 1e-7.
@@ -33,7 +33,7 @@ _ZEROS, _NORMAL, _UNIFORM = 0, 1, 2
 _DISTRIBUTIONS = {"zeros": _ZEROS, "normal": _NORMAL, "uniform": _UNIFORM}
 _OPTIONS = {"zeros": (), "normal": ("mean", "std"), "uniform": ("low", "high")}
 
-_ID_FACTOR = np.uint64(0xD1342543DE82EF95)  # another odd constant, so that ids and columns walk apart
+_ID_FACTOR = np.uint64(0xD1342543DE82EF95)  # another odd constant, so that ids and columns use different sequences
 _U12 = np.uint64(12)
 _ULP52 = 2.0**-52
 _CENTRE = 0.425  # |q| up to which the central formula holds
@@ -46,7 +46,7 @@ class EmbeddingInit:
     """Distribution of a table's initial values (`model.embeddingInit`); the default is that of nn.Embedding.
 
     Raises:
-        ValueError: unknown distribution, or parameters that describe none.
+        ValueError: the distribution is unknown, or a parameter is out of range.
     """
 
     distribution: str = "normal"  # normal | uniform | zeros
@@ -73,7 +73,7 @@ class EmbeddingInit:
         """Read `model.embeddingInit`; numbers may be decimal strings, None is the default.
 
         Raises:
-            ValueError: an option that the distribution does not have, or a value that is no number.
+            ValueError: the distribution has no such option, or a value is not a number.
         """
         options = dict(value or {})
         distribution = str(options.pop("distribution", "normal"))
@@ -103,12 +103,12 @@ class EmbeddingInit:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One embedding table, as far as its rows' initial values go."""
+    """What the initial values of a table's rows depend on."""
 
-    name: str  # qualified parameter name; part of the seed, so it must not change between runs
+    name: str  # qualified name of the parameter; part of the seed, so it must not change between runs
     num_embeddings: int  # ids are 0 .. num_embeddings - 1
     init: EmbeddingInit = EmbeddingInit()
-    padding_idx: int | None = None  # that row starts as zeros, as in nn.Embedding
+    padding_idx: int | None = None  # this row starts at zero, as in nn.Embedding
 
     def __post_init__(self) -> None:
         if not 0 < self.num_embeddings <= 1 << ID_BITS:
@@ -118,9 +118,9 @@ class TableSpec:
 
 
 class TableDraws(NamedTuple):
-    """Tables as arrays that a kernel can read, indexed by table number (T = highest number + 1)."""
+    """Tables as arrays for kernels, indexed by table number (T = highest number + 1)."""
 
-    limits: Int64s  # (T, 3): number of ids (0: no such table here), kind of distribution, padding id or -1
+    limits: Int64s  # (T, 3): number of ids (0: no such table), kind of distribution, padding id or -1
     streams: NDArray[np.uint64]  # (T,): where the table's random numbers start
     scales: NDArray[np.float64]  # (T, 2): offset and factor of the distribution
 
@@ -129,7 +129,7 @@ class TableDraws(NamedTuple):
         """Prepare `tables` (by number) for `draw_rows`.
 
         Raises:
-            ValueError: a table number outside 0 .. 2**15 - 1.
+            ValueError: a table number is not in 0 .. 2**15 - 1.
         """
         size = max(tables, default=-1) + 1
         if size > MAX_TABLES or any(number < 0 for number in tables):
@@ -153,10 +153,7 @@ def initial_rows(
     init: EmbeddingInit | None = None,
     padding_idx: int | None = None,
 ) -> NDArray[Any]:
-    """Initial values of the rows `ids` (n,) of a table, (n, dim); the same in every process and for any batch of ids.
-
-    `padding_idx` counts from 0 here, since the table's length is not known.
-    """
+    """Initial values (n, dim) of the rows `ids` (n,) of a table; `padding_idx` must not be negative."""
     spec = TableSpec(table_name, 1 << ID_BITS, init or EmbeddingInit(), padding_idx)
     keys = view(ids, np.int64)
     out = np.empty((len(keys), dim), dtype)
@@ -167,7 +164,7 @@ def initial_rows(
 
 
 def _stream(seed: int, table_name: str) -> int:
-    """64 bits from seed and name; blake2b, since Python's own hash changes from process to process."""
+    """64 bits from seed and name, by blake2b: Python's own hash differs between processes."""
     text = f"{seed}\0{table_name}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
@@ -181,10 +178,10 @@ def draw_rows(
     scales: NDArray[np.float64],
     out: AnyFloats,
 ) -> int:
-    """Fill out[p] with the initial row of keys[p] for each p in `positions`.
+    """Fill out[p] with the initial row of keys[p], for each p in `positions`.
 
     Returns:
-        -1, or the first position whose key belongs to no table here (rows after it are not filled).
+        -1, or the first position whose key belongs to no table; later rows are then not filled.
     """
     dim = out.shape[1]
     draws = np.empty(dim, np.float64)
@@ -197,9 +194,9 @@ def draw_rows(
         counter = mix64(streams[table] + np.uint64(row_id) * _ID_FACTOR)
         if row_id == limits[table, 2]:
             kind = _ZEROS
-        # In separate loops over the row, because the first two then compile to vector instructions.
+        # Separate loops: the first two compile to vector instructions.
         for j in range(dim):
-            # Centres of 2**52 equal cells of (-1/2, 1/2): symmetric, and the ends are never hit.
+            # Centres of 2**52 equal cells of (-1/2, 1/2): symmetric, without the ends.
             bits = mix64(counter + np.uint64(j + 1) * GOLDEN) >> _U12
             draws[j] = (np.float64(np.int64(bits)) + 0.5) * _ULP52 - 0.5
         if kind == _NORMAL:

@@ -1,9 +1,9 @@
-"""What all compiled kernels of the store share: the decorator, the mixing function, prefetching, and array views.
+"""Common parts of the compiled kernels: the decorator, the hash, prefetching, and array views.
 
-Kernels are plain loops over scalars. numba compiles a loop in a fraction of the time that it needs for the same thing
-written with array expressions, and compile time is the start-up time of a server. For the same reason every kernel
-sees one type per argument: `view` turns whatever arrives (a read-only network frame, a slice, a list) into a
-C-contiguous, aligned array that counts as writable, because numba compiles one version per memory layout.
+Kernels are plain loops over scalars, because numba compiles loops much faster than array expressions, and compile time
+is start-up time of a server. For the same reason each argument has one type: `view` turns any array (a read-only
+network frame, a slice, a list) into a C-contiguous, aligned, writable one, since numba compiles one version per memory
+layout.
 """
 
 from __future__ import annotations
@@ -28,27 +28,25 @@ Int64s = NDArray[np.int64]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PREFETCH_BLOCK = (
-    32  # keys whose memory is requested before the first is used: a few cache-miss latencies' worth of work
-)
+PREFETCH_BLOCK = 32  # keys whose memory is requested before the first is used: work for a few cache misses
 
 
 def kernel(function: F, *, reassociate: bool = False) -> F:
-    """Compile `function` on first call, without the GIL, and keep the machine code on disk.
+    """Compile `function` on first call, without the GIL, and cache the machine code on disk.
 
-    The cache lies in `$NUMBA_CACHE_DIR`, else beside the source, else in the user's cache directory. Where none can
-    be written (a read-only image without a home directory) the kernel is compiled anew in each process.
+    The cache is in `$NUMBA_CACHE_DIR`, beside the source, or in the user's cache directory. If none of them is writable
+    (a read-only image without a home directory), each process compiles the kernel.
 
     Args:
-        function: A function in numba's subset of Python.
-        reassociate: Let sums be reordered, so that a reduction uses vector instructions.
+        function: a function in numba's subset of Python.
+        reassociate: let sums be reordered, so that reductions use vector instructions.
     """
     fastmath: bool | set[str] = {"reassoc"} if reassociate else False
     try:
         compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)(function)
-    except RuntimeError:  # "no locator available": nowhere to write
+    except RuntimeError:  # "no locator available": no writable cache
         compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
-    return cast(F, compiled)  # callable as before; mypy need not see numba's dispatcher
+    return cast(F, compiled)  # numba's dispatcher, under the function's type
 
 
 mix64: Callable[[np.uint64], np.uint64] = kernel(splitmix.mix64)
@@ -72,11 +70,11 @@ def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
 
 
 prefetch = cast(Callable[[NDArray[Any], Any], None], _prefetch)
-"""`prefetch(array, offset)`: ask for the cache line of element `offset` of a C-contiguous array; never faults."""
+"""`prefetch(array, offset)`: request the cache line of element `offset` of a C-contiguous array; never faults."""
 
 
 class _Writable:
-    """Shows numpy the memory of a read-only array as writable; keeps that array alive."""
+    """Presents the memory of a read-only array as writable, and keeps the array alive."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         interface = dict(array.__array_interface__)
@@ -86,9 +84,9 @@ class _Writable:
 
 
 def view(array: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Give `array` the one type that the kernels are compiled for; copies only what is strided or of another dtype.
+    """Give `array` the type that kernels are compiled for; copies it only if it is strided or of another dtype.
 
-    A read-only array comes back as a view that *claims* to be writable, so pass it only to kernels as an input.
+    A read-only array becomes a view that *claims* to be writable: use it as an input of kernels only.
     """
     result = np.require(array, dtype, ("C", "A"))
     return result if result.flags.writeable else np.asarray(_Writable(result))

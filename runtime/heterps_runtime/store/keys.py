@@ -1,7 +1,7 @@
-"""Row keys: what they are, which shard holds them, and how a batch's keys are made unique.
+"""Row keys, their shards, and the unique keys of a batch.
 
-A key is `(table << 48) | id`, a non-negative int64. Rows live in slots, slots on shards: the slot is a hash of the
-key, so that moving a slot from shard to shard moves a fair share of every table.
+A key is `(table << 48) | id`, a non-negative int64. A hash of the key is its slot, and each slot belongs to a shard.
+Moving a slot to another shard therefore moves an equal share of each table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from heterps_runtime.store.initial import ID_BITS, MAX_TABLES
 from heterps_runtime.store.kernel import Int32s, Int64s, kernel, mix64, view
 
-__all__ = ["NUM_SLOTS", "Partition", "UniqueKeys", "make_key", "partition", "shard_of", "slot_of", "unique_keys"]
+__all__ = ["NUM_SLOTS", "Partition", "UniqueKeys", "make_key", "partition", "shard_of"]
 
 NUM_SLOTS = 1024  # upper limit of the number of shards; a power of two
 
@@ -24,7 +24,7 @@ _SMALLEST_SCRATCH = 1 << 10
 
 
 def make_key(table: int, ids: ArrayLike) -> Int64s:
-    """Keys of the rows `ids` (any shape) of table number `table`.
+    """Keys of the rows `ids` (any shape) of a table.
 
     Raises:
         ValueError: the table number or an id is out of range.
@@ -38,10 +38,10 @@ def make_key(table: int, ids: ArrayLike) -> Int64s:
 
 
 class UniqueKeys:
-    """Makes keys unique, keeping its scratch memory from call to call; for one thread at a time.
+    """Makes keys unique, and keeps its scratch memory between calls. Not thread-safe.
 
-    The scratch is a hash table of positions. It is sized by the unique keys of earlier calls, not by the keys given:
-    a click log repeats most ids, and a table that stays in the second-level cache is twice as fast.
+    The scratch is a hash table of positions, sized by the unique keys of earlier calls: most ids of a click log repeat,
+    and a table that fits the second-level cache is twice as fast.
     """
 
     def __init__(self) -> None:
@@ -53,31 +53,21 @@ class UniqueKeys:
         unique = np.empty(len(given), np.int64)
         inverse = np.empty(len(given), np.int32)
         while (count := _unique(given, self._table, unique, inverse)) < 0:
-            # More unique keys than half the table: start again with a table that has room.
+            # The table is more than half full: start again with a larger one.
             self._table = np.zeros(4 * len(self._table), np.int32)
         return unique[:count].copy() if count < len(unique) // 2 else unique[:count], inverse
 
 
-def unique_keys(keys: NDArray[np.int64]) -> tuple[Int64s, Int32s]:
-    """As `UniqueKeys`, without scratch memory kept; fine outside the training loop."""
-    return UniqueKeys()(keys)
-
-
 class Partition(NamedTuple):
-    """Keys grouped by shard: shard s owns keys[order[starts[s]:starts[s + 1]]], each group in the order given."""
+    """Keys grouped by shard: shard s has keys[order[starts[s]:starts[s + 1]]], in their original order."""
 
     order: Int32s  # (N,)
     counts: Int64s  # (num_shards,)
 
     @property
     def starts(self) -> Int64s:
-        """(num_shards + 1,): where each shard's slice of `order` begins, and the end."""
+        """(num_shards + 1,): start of each shard's slice of `order`, and the end."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
-
-
-def slot_of(keys: NDArray[np.int64]) -> Int32s:
-    """Slot (0 .. NUM_SLOTS - 1) of each key (N,)."""
-    return shard_of(keys, np.arange(NUM_SLOTS, dtype=np.int32))
 
 
 def shard_of(keys: NDArray[np.int64], slot_to_shard: NDArray[np.int32]) -> Int32s:
@@ -112,7 +102,7 @@ def _checked_map(slot_to_shard: NDArray[np.int32]) -> Int32s:
 
 @kernel
 def _unique(keys: Int64s, table: Int32s, unique: Int64s, inverse: Int32s) -> int:
-    """Fill `unique` and `inverse`; -1 when more than half of `table` is taken. table[h] is 1 + a position, or 0."""
+    """Fill `unique` and `inverse`; -1 if `table` is more than half full. table[h] is 1 + a position, or 0."""
     table[:] = 0
     mask = table.size - 1
     room = table.size // 2

@@ -1,9 +1,8 @@
-"""Lookups on a CPU worker: from pulled unique rows to a layer's input, and from its gradient back.
+"""Embedding lookups on a CPU worker: from pulled unique rows to a layer's input, and from its gradient back.
 
-A worker pulls each row of a micro-batch once, as `rows` (U, d), and refers to it by `inverse`. These functions do what
-torch.nn.functional.embedding and embedding_bag would do with the full table, on numpy views of the tensors' memory
-(`tensor.numpy()` shares it), without autograd's bookkeeping and without the sort that torch's own sparse gradients
-need. All float arrays of a call have the same dtype. Results go into `out` where it is given.
+A worker pulls each row of a micro-batch once, as `rows` (U, d), and refers to rows by `inverse`. These functions
+compute what torch.nn.functional.embedding and embedding_bag compute with the full table, without autograd's bookkeeping
+and without the sort of torch's sparse gradients. All float arrays of a call have the same dtype.
 """
 
 from __future__ import annotations
@@ -27,36 +26,31 @@ _AHEAD = 16  # rows whose memory is requested in advance
 _LINE = 64  # bytes of a cache line
 
 
-def gather(rows: AnyFloats, inverse: NDArray[np.int32], out: AnyFloats | None = None) -> AnyFloats:
+def gather(rows: AnyFloats, inverse: NDArray[np.int32]) -> AnyFloats:
     """Return rows[inverse], (n, d)."""
-    result = np.empty((inverse.size, rows.shape[1]), rows.dtype) if out is None else out
-    gather_rows(view(rows, rows.dtype), view(inverse, np.int32), _output(result, rows.dtype))
+    result = np.empty((inverse.size, rows.shape[1]), rows.dtype)
+    gather_rows(view(rows, rows.dtype), view(inverse, np.int32), result)
     return result
 
 
 def scatter_add(
     grads: AnyFloats, inverse: NDArray[np.int32], accumulator: AnyFloats, skip: NDArray[np.bool_] | None = None
-) -> AnyFloats:
-    """Add the gradient (n, d) of `gather`'s result to the rows' `accumulator` (U, d), in order; return the latter.
-
-    `skip` (n,) marks entries without gradient: those of an embedding's padding_idx.
-    """
+) -> None:
+    """Add the gradient (n, d) of `gather`'s result to `accumulator` (U, d), in order, except entries in `skip` (n,)."""
     scatter_add_rows(
         view(grads, accumulator.dtype), view(inverse, np.int32), _mask(skip), _output(accumulator, accumulator.dtype)
     )
-    return accumulator
 
 
 class Bags(NamedTuple):
-    """Entries of B bags, as torch.nn.EmbeddingBag takes them, with row positions in place of ids.
+    """Entries of B bags, as in torch.nn.EmbeddingBag, with positions of rows in place of ids.
 
     Attributes:
-        inverse: (nnz,) position of each entry's row.
-        offsets: (B,) or, with `include_last_offset`, (B + 1,): where each bag begins.
-        mode: How a bag's rows become one.
-        weights: (nnz,) per_sample_weights, for mode "sum" only.
-        skip: (nnz,) entries of padding_idx, which count for nothing.
-        include_last_offset: The last offset is the end of the last bag, not the start of one more.
+        inverse: (nnz,), position of each entry's row.
+        offsets: (B,), start of each bag.
+        mode: how the rows of a bag are combined.
+        weights: (nnz,), per_sample_weights; for mode "sum" only.
+        skip: (nnz,), entries of padding_idx, which are ignored.
     """
 
     inverse: NDArray[np.int32]
@@ -64,30 +58,25 @@ class Bags(NamedTuple):
     mode: Mode = "sum"
     weights: AnyFloats | None = None
     skip: NDArray[np.bool_] | None = None
-    include_last_offset: bool = False
-
-    @property
-    def num_bags(self) -> int:
-        """B."""
-        return len(self.offsets) - int(self.include_last_offset)
 
 
-def bag_forward(rows: AnyFloats, bags: Bags, out: AnyFloats | None = None) -> tuple[AnyFloats, Int32s]:
+def bag_forward(rows: AnyFloats, bags: Bags) -> tuple[AnyFloats, Int32s]:
     """Pool `rows` (U, d) into bags.
 
     Returns:
-        The pooled rows (B, d), zero for empty bags, and for mode "max" the row position that each element came from
-        (B, d), -1 for none; for other modes an array of no rows. `bag_backward` wants the latter.
+        The pooled rows (B, d), zero for empty bags; and the winners that `bag_backward` needs. In mode "max", these are
+        the positions of the rows that each element comes from, (B, d), or -1; otherwise an empty array.
     """
     _check(bags)
-    result = np.empty((bags.num_bags, rows.shape[1]), rows.dtype) if out is None else out
-    winners = np.empty((bags.num_bags if bags.mode == "max" else 0, rows.shape[1]), np.int32)
-    _bag_forward(view(rows, rows.dtype), *_entries(bags, rows.dtype), _output(result, rows.dtype), winners)
+    num_bags, dim = len(bags.offsets), rows.shape[1]
+    result = np.empty((num_bags, dim), rows.dtype)
+    winners = np.empty((num_bags if bags.mode == "max" else 0, dim), np.int32)
+    _bag_forward(view(rows, rows.dtype), *_entries(bags, rows.dtype), result, winners)
     return result, winners
 
 
-def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accumulator: AnyFloats) -> AnyFloats:
-    """Add the gradient (B, d) of `bag_forward`'s result to the rows' `accumulator` (U, d); return the latter."""
+def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accumulator: AnyFloats) -> None:
+    """Add the gradient (B, d) of `bag_forward`'s result to `accumulator` (U, d)."""
     _check(bags)
     dtype = accumulator.dtype
     _bag_backward(
@@ -96,7 +85,6 @@ def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accum
         view(winners, np.int32),
         _output(accumulator, dtype),
     )
-    return accumulator
 
 
 def _check(bags: Bags) -> None:
@@ -104,12 +92,11 @@ def _check(bags: Bags) -> None:
         raise ValueError(f"per_sample_weights: only for mode 'sum' as in torch.nn.EmbeddingBag, not {bags.mode!r}")
 
 
-def _entries(bags: Bags, dtype: Any) -> tuple[Int32s, Int64s, int, AnyFloats, Mask, int]:
+def _entries(bags: Bags, dtype: Any) -> tuple[Int32s, Int64s, AnyFloats, Mask, int]:
     weights = np.empty(0, dtype) if bags.weights is None else view(bags.weights, dtype)
     return (
         view(bags.inverse, np.int32),
         view(bags.offsets, np.int64),
-        bags.num_bags,
         weights,
         _mask(bags.skip),
         _MODES[bags.mode],
@@ -129,7 +116,7 @@ def _output(array: AnyFloats, dtype: Any) -> AnyFloats:
 
 @kernel
 def gather_rows(rows: AnyFloats, positions: Int32s, out: AnyFloats) -> None:
-    """out[i] = rows[positions[i]]; where a position is negative, out[i] stays."""
+    """out[i] = rows[positions[i]]; out[i] is unchanged if the position is negative."""
     dim = rows.shape[1]
     per_line = _LINE // rows.itemsize
     for i in range(positions.size):
@@ -146,7 +133,7 @@ def gather_rows(rows: AnyFloats, positions: Int32s, out: AnyFloats) -> None:
 
 @kernel
 def scatter_add_rows(grads: AnyFloats, positions: Int32s, skip: Mask, accumulator: AnyFloats) -> None:
-    """accumulator[positions[i]] += grads[i] in order of i, but where `skip` (empty: nowhere) is set."""
+    """accumulator[positions[i]] += grads[i] in order of i, except where `skip` is set; it may be empty."""
     for i in range(positions.size):
         if skip.size == 0 or not skip[i]:
             p = positions[i]
@@ -159,7 +146,6 @@ def _bag_forward(
     rows: AnyFloats,
     positions: Int32s,
     offsets: Int64s,
-    num_bags: int,
     weights: AnyFloats,
     skip: Mask,
     mode: int,
@@ -167,7 +153,7 @@ def _bag_forward(
     winners: Int32s,
 ) -> None:
     dim = rows.shape[1]
-    for b in range(num_bags):
+    for b in range(offsets.size):
         stop = offsets[b + 1] if b + 1 < offsets.size else positions.size
         for j in range(dim):
             out[b, j] = 0
@@ -203,7 +189,6 @@ def _bag_backward(
     grads: AnyFloats,
     positions: Int32s,
     offsets: Int64s,
-    num_bags: int,
     weights: AnyFloats,
     skip: Mask,
     mode: int,
@@ -211,7 +196,7 @@ def _bag_backward(
     accumulator: AnyFloats,
 ) -> None:
     dim = grads.shape[1]
-    for b in range(num_bags):
+    for b in range(offsets.size):
         start, stop = offsets[b], offsets[b + 1] if b + 1 < offsets.size else positions.size
         if mode == _MAX:
             for j in range(dim):

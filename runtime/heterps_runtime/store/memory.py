@@ -1,8 +1,8 @@
 """Arrays that grow without copying.
 
-Rows of a shard live in a few large arrays that double as rows come. Copying a gigabyte takes about half a second in
-which a server would answer no request. An anonymous memory map grows by moving page tables instead (mremap), and pages
-that no row has used yet cost no memory.
+The rows of a shard are in a few large arrays that double in size. Copying a gigabyte takes about half a second, during
+which a server answers no request. An anonymous memory map grows by moving page tables (mremap), and unused pages take
+no memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["Slab"]
 
-_HUGE_PAGES_FROM = 4 << 20  # bytes; below that a 2 MiB page would mostly be waste
+_HUGE_PAGES_FROM = 4 << 20  # bytes; 2 MiB pages would waste memory in smaller arrays
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Slab:
-    """A growing array (capacity, *row_shape), zero where it was never written.
+    """A growing array (capacity, *row_shape), initially zero.
 
     Attributes:
-        array: The current memory. Fetch it anew after `reserve`: growth may move it, and an old view kept anywhere
-            forces a copy instead of a move.
+        array: the current memory. Read it again after `reserve`, which may move it. A remaining old view forces a copy.
     """
 
     def __init__(self, dtype: DTypeLike, row_shape: tuple[int, ...] = (), capacity: int = 1024) -> None:
@@ -41,16 +40,16 @@ class Slab:
         return len(self.array)
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows, keeping all contents; at least doubles when it grows.
+        """Make room for `num_rows` rows; at least doubles the capacity when it grows.
 
         Raises:
-            MemoryError: the system has no such amount of memory; the slab is as before.
+            MemoryError: there is not enough memory; the slab is unchanged.
         """
         old = self.capacity
         if num_rows <= old:
             return
         new = max(num_rows, 2 * old)
-        del self.array  # a map with views on it cannot move
+        del self.array  # a map with views cannot move
         try:
             self._map.resize(new * self.row_nbytes)
         except (BufferError, SystemError):  # another view exists, or this system has no mremap
@@ -73,7 +72,7 @@ class Slab:
     def _over_map(self, capacity: int) -> NDArray[Any]:
         if len(self._map) >= _HUGE_PAGES_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without huge pages refuses
-                # Rows are hit at random: fewer, larger pages spare misses of the address cache.
+                # Rows are accessed at random: larger pages cause fewer TLB misses.
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         count = capacity * int(np.prod(self._row_shape, dtype=np.int64))
         return np.frombuffer(self._map, self._dtype, count).reshape(capacity, *self._row_shape)

@@ -1,15 +1,15 @@
 """Optimizers of embedding rows: their options, and one compiled update per optimizer.
 
-Each update is applied once per touched row and step to the row's summed gradient, so that the state sees the batch's
-gradient as in one process. g is that gradient, w the row, t the step (1 for the first).
+An update is applied once per touched row and step, to the sum of the row's gradients, as in a single process. g is that
+sum, w the row, t the step (1 for the first).
 
 - `sgd`: w -= lr g.
 - `adagrad`: s += g²; w -= lr g / (√s + ε), as torch.optim.Adagrad.
 - `rowwise-adagrad`: the same with one s per row, s += mean of g's squared elements: FBGEMM's EXACT_ROWWISE_ADAGRAD.
-- `adam`: as torch.optim.SparseAdam: state of untouched rows stays, bias correction by the global t.
+- `adam`: as torch.optim.SparseAdam: the state of untouched rows is unchanged, the bias correction uses the global t.
 - `ftrl`: FTRL-proximal [McMahan2013]_ in TensorFlow's form (l2 enters twice, power p = -learningRatePower):
   σ = ((n + g²)^p - n^p) / lr; z += g - σ w; n += g²; w = 0 if |z| <= l1, else (sign(z) l1 - z) / (n^p / lr + 2 l2).
-  Elements that never had a gradient keep their initial value (n is 0: the formula would be 0 / 0).
+  Elements that never had a gradient keep their initial value, since n = 0 makes the formula 0 / 0.
 
 .. [McMahan2013] H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
 """
@@ -37,10 +37,10 @@ class _Option:
     default: float | None  # None: must be given
     low: float = 0.0
     high: float = math.inf
-    low_open: bool = False  # the value `low` itself is not allowed
+    low_open: bool = False  # `low` itself is not allowed
 
     def check(self, value: float) -> str | None:
-        """What is wrong with `value`, or None."""
+        """The problem with `value`, or None."""
         low_fits = value > self.low or (value == self.low and not self.low_open)
         if low_fits and (value < self.high or value == self.high == 0.0):
             return None
@@ -81,7 +81,7 @@ DENSE_OPTIMIZERS: Mapping[str, Mapping[str, _Option]] = {
 
 @dataclass(frozen=True)
 class _Optimizer:
-    """A named optimizer and all its options, as numbers; the defaults are torch's."""
+    """An optimizer and its options; the defaults are torch's."""
 
     name: str
     options: Mapping[str, float]
@@ -118,14 +118,14 @@ class _Optimizer:
 
 @dataclass(frozen=True)
 class DenseOptimizer(_Optimizer):
-    """Optimizer of dense parameters, see `heterps_runtime.store.dense`."""
+    """Optimizer of dense parameters; `store.dense` applies it."""
 
     @classmethod
     def from_manifest(cls, value: Mapping[str, Any]) -> DenseOptimizer:
-        """Read e.g. {"name": "adam", "learningRate": "0.001"}; numbers may be decimal strings.
+        """Read `training.optimizer.dense`; numbers may be decimal strings.
 
         Raises:
-            ValueError: unknown optimizer or option, missing learningRate, a value out of range.
+            ValueError: the optimizer or an option is unknown, learningRate is missing, or a value is out of range.
         """
         optimizer: DenseOptimizer = cls._parse(value, DENSE_OPTIMIZERS, "dense")
         return optimizer
@@ -137,20 +137,20 @@ class SparseOptimizer(_Optimizer):
 
     @classmethod
     def from_manifest(cls, value: Mapping[str, Any]) -> SparseOptimizer:
-        """Read e.g. {"name": "rowwise-adagrad", "learningRate": "0.05"}; numbers may be decimal strings.
+        """Read `training.optimizer.sparse`; numbers may be decimal strings.
 
         Raises:
-            ValueError: unknown optimizer or option, missing learningRate, a value out of range.
+            ValueError: the optimizer or an option is unknown, learningRate is missing, or a value is out of range.
         """
         optimizer: SparseOptimizer = cls._parse(value, SPARSE_OPTIMIZERS, "sparse")
         return optimizer
 
     def state_columns(self, dim: int) -> dict[str, int]:
-        """State arrays of a store of rows of `dim` elements: name -> elements per row."""
+        """State arrays of rows of `dim` elements: name -> elements per row."""
         return {state: dim if columns < 0 else columns for state, columns in _UPDATES[self.name][1].items()}
 
     def initial_state(self) -> dict[str, float]:
-        """Value that each state array starts with."""
+        """Initial value of each state array."""
         return {
             state: self.options.get("initialAccumulator", 0.0) if state in ("sum", "accumulator") else 0.0
             for state in _UPDATES[self.name][1]
@@ -165,13 +165,13 @@ class SparseOptimizer(_Optimizer):
         scale: float,
         step: int,
     ) -> None:
-        """Apply one step to rows[touched[i]] with the gradient grads[i] * scale.
+        """Update rows[touched[i]] with the gradient grads[i] * scale.
 
         Args:
-            rows: (capacity, dim)
-            state: Arrays as `state_columns` names them, in its order.
-            touched: (m,) row numbers, each once.
-            grads: (m, dim) sums of gradients.
+            rows: (capacity, dim).
+            state: arrays by name, in the order of `state_columns`.
+            touched: (m,), distinct row numbers.
+            grads: (m, dim), sums of gradients.
             scale: 1 / global batch size.
             step: t, 1 for the first step.
         """
@@ -179,7 +179,7 @@ class SparseOptimizer(_Optimizer):
         function(rows, *state.values(), touched, grads, self._numbers(scale, step, rows.dtype))
 
     def _numbers(self, scale: float, step: int, dtype: DTypeLike) -> AnyFloats:
-        # Typed like the rows: a Python float in a kernel would turn float32 arithmetic into float64.
+        # Of the rows' dtype: a Python float would turn a kernel's float32 arithmetic into float64.
         options = self.options
         values = [scale, *options.values()]
         if self.name == "adam":
@@ -302,7 +302,7 @@ def _ftrl(
                 rows[r, j] = ((l1 if z > 0 else -l1) - z) / (new_power * inverse_rate + twice_l2)
 
 
-# Per optimizer: its update, and its state arrays in the update's order (elements per row, -1: as many as the row).
+# The update of each optimizer, and its state arrays in the update's order (elements per row; -1: as many as the row).
 _UPDATES: Mapping[str, tuple[Callable[..., None], Mapping[str, int]]] = {
     "sgd": (_sgd, {}),
     "adagrad": (_adagrad, {"sum": -1}),

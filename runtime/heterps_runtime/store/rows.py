@@ -1,18 +1,17 @@
-"""The row store of a parameter server: keys in, rows out, gradients applied.
+"""The row store of a parameter server.
 
-A store holds the rows of all tables of one dimension that fall to this shard. A call is a handful of compiled loops
-over the keys, each asking for memory ahead of its use, since at any size worth serving every row is a cache miss.
+A store holds this shard's rows of all tables of one dimension. A call is a few compiled loops over the keys. Each loop
+prefetches memory, because in a large store every row is a cache miss.
 
-`apply` is a step's commit. It looks at all gradients first and changes nothing if any is not a number, so that a
-poisoned step can be refused as a whole. Then it gives every key its row, sums gradients per row in the order of the
-pushes, and updates each touched row once.
+`apply` commits a step. It first checks all gradients and changes nothing if one of them is not finite. Then it assigns
+a row to each key, adds the gradients of each row in the order of the pushes, and updates each touched row once.
 
-For one thread at a time; kernels release the interpreter lock, so other threads (network, metrics) go on.
+A store is not thread-safe. Kernels release the interpreter lock, so that other threads (network, metrics) can run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ _NO_MASK = np.zeros(0, np.bool_)
 
 
 class RowChunk(NamedTuple):
-    """Rows of a store, copied: row i of every array belongs to keys[i]."""
+    """A copy of rows: row i of each array belongs to keys[i]."""
 
     keys: Int64s  # (n,)
     rows: AnyFloats  # (n, dim)
@@ -42,11 +41,11 @@ class RowStore:
     """Embedding rows of one dimension and their optimizer state.
 
     Args:
-        dim: Elements per row.
-        dtype: float32 or float64, of rows, state and gradients.
-        optimizer: Applied once per touched row and step.
-        seed: Of the rows' initial values.
-        tables: The tables whose rows may come, by number.
+        dim: elements per row.
+        dtype: of rows, state and gradients; float32 or float64.
+        optimizer: applied once per touched row and step.
+        seed: of the initial values.
+        tables: tables of this dimension, by number.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class RowStore:
         self._keys = Slab(np.int64)
         self._rows = Slab(self.dtype, (dim,))
         self._state = {name: Slab(self.dtype, (n,)) for name, n in optimizer.state_columns(dim).items()}
-        # Scratch of one call, kept: (m,) and (m, dim) for the largest m seen.
+        # Scratch memory, kept between calls: (m,) and (m, dim) for the largest m so far.
         self._touched: Int32s = np.empty(0, np.int32)
         self._positions: Int32s = np.empty(0, np.int32)
         self._sums: AnyFloats = np.empty((0, dim), self.dtype)
@@ -76,21 +75,18 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use by rows, state, keys and index (not what is merely reserved)."""
+        """Bytes used by rows, state, keys and index, without reserved memory."""
         per_row = sum(slab.row_nbytes for slab in (self._keys, self._rows, *self._state.values()))
         return self._num_rows * per_row + self._index.entries.nbytes
 
-    def pull(self, keys: NDArray[np.int64], out: AnyFloats | None = None) -> AnyFloats:
-        """Rows of `keys` (n,), (n, dim); a row that was never trained comes with its initial values, not stored.
+    def pull(self, keys: NDArray[np.int64]) -> AnyFloats:
+        """Rows (n, dim) of `keys` (n,). An untrained row has its initial values, and is not stored.
 
         Raises:
-            ValueError: a key of no table of this store.
+            ValueError: a key belongs to no table of this store.
         """
         given: Int64s = view(keys, np.int64)
-        result = np.empty((len(given), self.dim), self.dtype) if out is None else out
-        assert result.shape == (len(given), self.dim)
-        assert result.dtype == self.dtype
-        assert result.flags.c_contiguous
+        result = np.empty((len(given), self.dim), self.dtype)
         positions, unknown = self._scratch(len(given))
         num_unknown = find_rows(self._index.entries, self._index.shift, given, positions, unknown)
         gather_rows(self._rows.array, positions, result)
@@ -99,21 +95,21 @@ class RowStore:
         return result
 
     def apply(self, pushes: Sequence[tuple[NDArray[np.int64], AnyFloats]], scale: float, step: int) -> int:
-        """Apply one step: sum gradients per row over the pushes in order, times `scale`, one update per touched row.
+        """Apply one step: add the gradients of each row in the order of the pushes, and update each touched row once.
 
-        Rows that are not there yet come into being with their initial values.
+        New rows are created with their initial values.
 
         Args:
-            pushes: Of (keys (n,), gradients (n, dim)); a key may occur several times.
-            scale: What the sums are multiplied by: 1 / global batch size.
-            step: Number of this step, 1 for the first (Adam's bias correction).
+            pushes: of (keys (n,), gradients (n, dim)); keys may repeat.
+            scale: factor of the sums, 1 / global batch size.
+            step: number of the step, 1 for the first (Adam's bias correction).
 
         Returns:
-            The number of gradient elements that are NaN, infinite or too large to be added up; unless it is 0,
-            nothing was changed.
+            The number of gradient elements that are NaN, infinite or too large to be added. Unless it is 0, nothing
+            has changed.
 
         Raises:
-            ValueError: a key of no table of this store; no row's value has changed.
+            ValueError: a key belongs to no table of this store; no row's value has changed.
         """
         given = [(view(keys, np.int64), view(grads, self.dtype)) for keys, grads in pushes if len(keys)]
         for keys, grads in given:
@@ -128,28 +124,22 @@ class RowStore:
         for keys, _ in given:
             num_touched = self._claim(keys, touched, where[begin : begin + len(keys)], num_touched)
             begin += len(keys)
-        once = len(given) == 1 and num_touched == total  # every row once: the gradients are the sums
+        once = len(given) == 1 and num_touched == total  # distinct keys: the gradients are the sums
         sums = given[0][1] if once else self._summed(given, where, num_touched)
         state = {name: slab.array for name, slab in self._state.items()}
         self.optimizer.update(self._rows.array, state, touched[:num_touched], sums, scale, step)
         return 0
 
-    def items(self) -> RowChunk:
-        """All rows, copied, in the order in which they came into being."""
-        return self._chunk(0, self._num_rows)
-
-    snapshot = items
-
-    def chunks(self, num_rows: int = 1 << 18) -> Iterator[RowChunk]:
-        """All rows in copies of at most `num_rows` each; the store must not be applied to meanwhile."""
-        for start in range(0, self._num_rows, num_rows):
-            yield self._chunk(start, min(start + num_rows, self._num_rows))
+    def snapshot(self) -> RowChunk:
+        """A copy of all rows, in the order of their creation."""
+        state = {name: slab.array[: self._num_rows].copy() for name, slab in self._state.items()}
+        return RowChunk(self._keys.array[: self._num_rows].copy(), self._rows.array[: self._num_rows].copy(), state)
 
     def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
-        """Store rows (n, dim) and their state, replacing rows that are there already.
+        """Store rows (n, dim) and their state, replacing existing rows.
 
         Raises:
-            ValueError: shapes, state names or dtypes that do not fit this store, or a key that occurs twice.
+            ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
         """
         given: Int64s = view(keys, np.int64)
         expected = {"rows": (self._rows, rows)} | {f"state {n!r}": (s, state.get(n)) for n, s in self._state.items()}
@@ -169,7 +159,7 @@ class RowStore:
             slab.array[touched[: len(given)]] = array
 
     def _claim(self, keys: Int64s, touched: Int32s, where: Int32s, num_touched: int) -> int:
-        """Give all `keys` rows, see `claim_rows`; return the new number of touched rows."""
+        """Assign rows to all `keys`, see `claim_rows`; returns the new number of touched rows."""
         counts = np.array([self._num_rows, num_touched], np.int64)
         done = 0
         while True:
@@ -203,7 +193,7 @@ class RowStore:
     def _reserve(self, num_rows: int) -> None:
         if num_rows > MAX_ROWS:
             raise MemoryError(f"a store holds at most {MAX_ROWS} rows: use more parameter servers")
-        for slab in (self._keys, *self._state.values(), self._rows):  # rows last: their capacity is what is trusted
+        for slab in (self._keys, *self._state.values(), self._rows):  # rows last: `_claim` reads their capacity
             slab.reserve(num_rows)
         self._index.reserve(num_rows)
 
@@ -224,11 +214,6 @@ class RowStore:
             self._touched = np.empty(size + size // 4, np.int32)
         return self._positions[:size], self._touched[:size]
 
-    def _chunk(self, start: int, stop: int) -> RowChunk:
-        part = slice(start, stop)
-        state = {name: slab.array[part].copy() for name, slab in self._state.items()}
-        return RowChunk(self._keys.array[part].copy(), self._rows.array[part].copy(), state)
-
     def _raise_for(self, keys: Int64s, bad: int) -> None:
         if bad < 0:
             return
@@ -241,13 +226,13 @@ class RowStore:
 
 
 def largest_usable(dtype: np.dtype[Any], num_terms: int) -> Any:
-    """Largest magnitude of which `num_terms` values can be added without overflow, as a scalar of `dtype`."""
+    """The largest magnitude for which `num_terms` values can be added without overflow, a scalar of `dtype`."""
     return dtype.type(np.finfo(dtype).max / max(num_terms, 1))
 
 
 @kernel
 def count_unusable(values: AnyFloats, limit: Any) -> int:
-    """How many of `values` (n,) are NaN, or beyond `limit` in magnitude."""
+    """Count the `values` (n,) that are NaN or exceed `limit` in magnitude."""
     count = 0
     for i in range(values.size):
         count += not abs(values[i]) <= limit

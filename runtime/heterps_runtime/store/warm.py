@@ -1,14 +1,10 @@
-"""Compile ahead of use, by a miniature run of what a process will do.
+"""Compile kernels ahead of their use, by a miniature run.
 
-A kernel is compiled when it is first called, or loaded from the cache of an earlier run. Without this, the first steps
-of a job would pay for it, one kernel at a time, and their measured times would be worthless. Processes that start
-together on an empty cache each compile everything: warm up once before, in the process that starts them.
+A kernel is compiled at its first call, or loaded from the cache of an earlier run. Without this module, the first steps
+of a job would be slow, and their measured times useless.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,68 +12,46 @@ from numpy.typing import DTypeLike
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.half import Precision, decode, encode
 from heterps_runtime.store.initial import TableSpec
-from heterps_runtime.store.keys import UniqueKeys, partition
+from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, partition
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
 
-__all__ = ["ServerKernels", "WorkerKernels", "warm_up"]
+__all__ = ["warm_up_server", "warm_up_worker"]
 
 
-@dataclass(frozen=True)
-class ServerKernels:
-    """What a parameter server will use."""
-
-    sparse: SparseOptimizer | None  # None: no tables
-    dense: DenseOptimizer | None  # None: no dense parameters on servers
-    dtype: DTypeLike = np.float32
-    precision: Precision = "full"  # of the wire
-
-
-@dataclass(frozen=True)
-class WorkerKernels:
-    """What a worker will use."""
-
-    dtype: DTypeLike = np.float32
-    precision: Precision = "full"  # of the wire
-    num_servers: int = 1
-    bags: bool = False  # the model has nn.EmbeddingBag
-
-
-def warm_up(processes: Sequence[ServerKernels | WorkerKernels]) -> None:
-    """Compile, or load from the cache, every kernel that such processes use."""
-    for process in processes:
-        _over_the_wire(np.zeros((2, 2), process.dtype), process.precision)
-        if isinstance(process, ServerKernels):
-            _as_server(process)
-        else:
-            _as_worker(process)
-
-
-def _as_server(server: ServerKernels) -> None:
+def warm_up_server(sparse: SparseOptimizer, dense: DenseOptimizer, dtype: DTypeLike, wire: Precision) -> None:
+    """Compile, or load from the cache, all kernels of a parameter server."""
+    _warm_up_wire(dtype, wire)
     keys = np.arange(700, dtype=np.int64)  # more than a new index holds: growth is a kernel too
-    if server.sparse is not None:
-        store = RowStore(1, server.dtype, server.sparse, 0, {0: TableSpec("warm", len(keys))})
-        grads = np.zeros((len(keys), 1), server.dtype)
-        store.apply([(keys, grads), (keys, grads)], 1.0, 1)
-        store.pull(keys)
-    if server.dense is not None:
-        dense = DenseStore(server.dense)
-        dense.add("warm", np.zeros(1, server.dtype))
-        dense.apply([{"warm": np.zeros(1, server.dtype)}], 1.0, 1)
+    store = RowStore(1, dtype, sparse, 0, {0: TableSpec("warm", len(keys))})
+    grads = np.zeros((len(keys), 1), dtype)
+    store.apply([(keys, grads), (keys, grads)], 1.0, 1)
+    store.pull(keys)
+    parameters = DenseStore(dense)
+    parameters.add("warm", np.zeros(1, dtype))
+    parameters.apply([{"warm": np.zeros(1, dtype)}], 1.0, 1)
 
 
-def _as_worker(worker: WorkerKernels) -> None:
+def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
+    """Compile, or load from the cache, all kernels of a worker.
+
+    Args:
+        dtype: of rows.
+        wire: precision of messages.
+        bags: whether the model has nn.EmbeddingBag.
+    """
+    _warm_up_wire(dtype, wire)
     keys = np.zeros(2, np.int64)
     _, inverse = UniqueKeys()(keys)
-    partition(keys, np.zeros(1024, np.int32), worker.num_servers)
-    rows = np.zeros((1, 1), worker.dtype)
+    partition(keys, np.zeros(NUM_SLOTS, np.int32), 2)
+    rows = np.zeros((1, 1), dtype)
     scatter_add(gather(rows, inverse), inverse, rows)
-    if worker.bags:
-        bags = Bags(inverse, np.zeros(1, np.int64))
-        pooled, winners = bag_forward(rows, bags)
-        bag_backward(pooled, bags, winners, rows)
+    if bags:
+        one = Bags(inverse, np.zeros(1, np.int64))
+        pooled, winners = bag_forward(rows, one)
+        bag_backward(pooled, one, winners, rows)
 
 
-def _over_the_wire(values: np.ndarray[tuple[int, int], np.dtype[np.float32]], precision: Precision) -> None:
-    decode(encode(values, precision).data, precision, values.dtype)
+def _warm_up_wire(dtype: DTypeLike, wire: Precision) -> None:
+    decode(encode(np.zeros((2, 2), dtype), wire).data, wire, dtype)

@@ -19,48 +19,6 @@ from heterps_runtime.allocation import Allocation
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.contract import PlanDocument, Role
 
-__all__ = [
-    "MESSAGES",
-    "Ack",
-    "Array",
-    "Backward",
-    "BetweenWorkers",
-    "Checkpoint",
-    "Checkpointed",
-    "Chunk",
-    "Commit",
-    "DataSize",
-    "Define",
-    "Defined",
-    "Dense",
-    "Done",
-    "Evaluate",
-    "Evaluated",
-    "Failed",
-    "Forward",
-    "FromCoordinator",
-    "FromMember",
-    "FromServer",
-    "Generation",
-    "Go",
-    "Join",
-    "Message",
-    "Model",
-    "NewAllocation",
-    "Peer",
-    "Pull",
-    "PullDense",
-    "Pulse",
-    "Push",
-    "Ready",
-    "Rejoin",
-    "Restore",
-    "Rows",
-    "Shutdown",
-    "Table",
-    "ToServer",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
@@ -401,7 +359,8 @@ class Backward(Message):
 
 
 FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Checkpointed | Evaluated
-FromCoordinator: TypeAlias = Generation | Go | Commit | NewAllocation | Checkpoint | Evaluate | Shutdown | Rejoin
+Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
+FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
 ToServer: TypeAlias = Define | Pull | PullDense | Push
 FromServer: TypeAlias = Defined | Rows | Dense | Ack
 BetweenWorkers: TypeAlias = Forward | Backward

@@ -1,7 +1,9 @@
 """A worker process: computes its share of one stage.
 
-`main` starts it, `member` is its life, `generation` sets it up for each set of members, `engine` runs the steps. `feed`
-and `source` prepare batches ahead, `stage` computes, `inputs` waits for rows and dense parameters, `delivery` sends the
-gradients away. `servers` talks to the parameter servers, `peers` to the stages before and after, `parameters` holds the
-dense parameters on pools that all-reduce.
+`main` starts the process, `member` takes part in the job, `generation` sets the worker up for each set of members, and
+`model` holds the user's model. Three packages do the work:
+
+    steps       the engine, and what it needs to compute one step after another
+    rows        rows, dense parameters and gradients, to and from the parameter servers
+    exchange    activations between stages; all-reduce and replicas within a stage
 """

@@ -20,14 +20,14 @@ from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
-from heterps_runtime.worker.collectives import Collectives
-from heterps_runtime.worker.context import WorkerContext, WorkerProcess
+from heterps_runtime.worker.exchange.collectives import Collectives
+from heterps_runtime.worker.exchange.parameters import Parameters
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.model import Workload
-from heterps_runtime.worker.parameters import Parameters
-from heterps_runtime.worker.peers import Downstream, Upstream
-from heterps_runtime.worker.schedule import Schedule
-from heterps_runtime.worker.servers import Initialised, ServerClient
-from heterps_runtime.worker.stage import Stage
+from heterps_runtime.worker.rows.servers import Initialised, ServerClient
+from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
+from heterps_runtime.worker.steps.schedule import Schedule
+from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["GenerationSetup"]
 

@@ -9,13 +9,12 @@ from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
 from heterps_runtime.process import log
-from heterps_runtime.store.warm import WorkerKernels, warm_up
+from heterps_runtime.store.warm import warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
-from heterps_runtime.worker.context import Place
-from heterps_runtime.worker.member import WorkerMember
+from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
-from heterps_runtime.worker.source import Data
+from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["open_data", "run_worker"]
 
@@ -50,7 +49,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
         loss = resolve_loss(config.loss)
         link.status = "compiling kernels"
         bags = any(site.kind == "bag" for site in model.layered.stage(0, len(model.layered.layers) - 1).sites)
-        warm_up([WorkerKernels(config.dtype_name, config.wire_precision, bags=bags)])
+        warm_up_worker(config.dtype_name, config.wire_precision, bags=bags)
     except Exception as error:
         permanent = isinstance(error, ValueError)
         reason = type(error).__name__ if permanent else "WorkerError"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError
+from heterps_runtime.member import Member
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import log
 from heterps_runtime.saver import Saver
@@ -16,32 +19,40 @@ from heterps_runtime.wire.messages import (
     Checkpoint,
     Commit,
     Evaluate,
-    FromCoordinator,
     Generation,
     Go,
     Join,
     NewAllocation,
+    Order,
     Ready,
-    Rejoin,
-    Shutdown,
 )
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
-from heterps_runtime.worker.collectives import Collectives
-from heterps_runtime.worker.context import Place, WorkerProcess
-from heterps_runtime.worker.engine import Engine
+from heterps_runtime.worker.exchange.collectives import Collectives
+from heterps_runtime.worker.exchange.peers import Upstream
 from heterps_runtime.worker.generation import GenerationSetup
 from heterps_runtime.worker.inbox import Inbox
 from heterps_runtime.worker.model import Workload
-from heterps_runtime.worker.peers import Upstream
-from heterps_runtime.worker.runs import Clock
-from heterps_runtime.worker.source import BatchSource, Data
+from heterps_runtime.worker.steps.context import WorkerProcess
+from heterps_runtime.worker.steps.engine import Engine
+from heterps_runtime.worker.steps.runs import Clock
+from heterps_runtime.worker.steps.source import BatchSource, Data
 
-__all__ = ["WorkerMember"]
+__all__ = ["Place", "WorkerMember"]
 
 POLL_MILLISECONDS = 1000
 
 
-class WorkerMember:
+@dataclass(frozen=True)
+class Place:
+    """A worker's position in the plan, and its address."""
+
+    stage: int
+    index: int  # among the workers of the stage
+    pool: str
+    host: str  # address to listen on
+
+
+class WorkerMember(Member):
     """One worker process.
 
     Args:
@@ -64,8 +75,8 @@ class WorkerMember:
         workload: Workload,
         data: Data | None,
     ) -> None:
+        super().__init__(link)
         self._config = config
-        self._link = link
         self._context = context
         self._place = place
         self._model = workload.model
@@ -92,7 +103,6 @@ class WorkerMember:
         self._saver = Saver(self._setup.storage, link, self._inbox.wake)
         self._engine: Engine | None = None  # of the generation that this worker takes part in
         self._running = False
-        self._ended = False
         self._poller = zmq.Poller()
         self._export_metrics(place.host)
 
@@ -107,8 +117,7 @@ class WorkerMember:
             self._clock.switch("wait" if engine is None or not self._running else engine.waiting_for())
             self._poller.poll(0 if worked else POLL_MILLISECONDS)
             self._clock.switch("messages")
-            while not self._ended and (message := self._link.receive()) is not None:
-                self._control(message)
+            self._follow_coordinator()
             self._inbox.run()
             self._saver.report()
             if self._engine is not None:
@@ -127,7 +136,6 @@ class WorkerMember:
         self._context.term()
 
     def _join(self) -> None:
-        """Ask to take part (again), and say which parameters this worker holds; until then it takes part in nothing."""
         self._running = False
         self._leave_generation()
         version = self._setup.parameters.version
@@ -149,23 +157,10 @@ class WorkerMember:
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _control(self, message: FromCoordinator) -> None:
-        match message:
-            case Generation():
-                self._begin_generation(message)
-            case Shutdown():
-                log(f"ending: {message.reason}")
-                self._ended = True
-            case Rejoin():
-                if self._link.must_rejoin(message):
-                    log("joining again: the coordinator had given this process up for lost")
-                    self._join()
-            case Go() | Commit() | NewAllocation() | Checkpoint() | Evaluate():
-                if self._engine is not None and message.generation == self._engine.context.generation:
-                    self._carry_out(message, self._engine)
-
-    def _carry_out(self, order: Go | Commit | NewAllocation | Checkpoint | Evaluate, engine: Engine) -> None:
-        """Follow an order for the generation in force."""
+    def _carry_out(self, order: Order) -> None:
+        engine = self._engine
+        if engine is None or order.generation != engine.context.generation:
+            return
         match order:
             case Go():
                 self._running = True

@@ -12,7 +12,7 @@ from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
 from heterps_runtime.process import log
 from heterps_runtime.wire.messages import Model, Table
-from heterps_runtime.worker.lookups import TableShape
+from heterps_runtime.worker.rows.lookups import TableShape
 
 __all__ = ["UserModel", "Workload", "choose_device"]
 

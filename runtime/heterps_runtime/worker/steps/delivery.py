@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from heterps_runtime.wire.messages import Array, Done
-from heterps_runtime.worker.context import Replication, WorkerContext, WorkerProcess
-from heterps_runtime.worker.peers import array_of
-from heterps_runtime.worker.runs import StepRun
+from heterps_runtime.worker.exchange.parameters import Replication
+from heterps_runtime.worker.exchange.peers import array_of
+from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
+from heterps_runtime.worker.steps.runs import StepRun
 
 __all__ = ["Delivery"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, write_click_log
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from heterps_runtime.data.synthetic import FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, write_click_log
 from heterps_runtime.intake import EntrypointError, LayeredModel, build_model, trace_model
 from tests.runtime.jobs import configuration, run_job
 
@@ -30,7 +30,7 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [  # module, arguments, laye
 
 
 def layered(module: str, arguments: dict[str, Any]) -> LayeredModel:
-    return trace_model(build_model(f"heterps_runtime.models.{module}:build", arguments, 0, torch.float32))
+    return trace_model(build_model(f"examples.paper.clicks.{module}:build", arguments, 0, torch.float32))
 
 
 @pytest.mark.parametrize(("module", "arguments", "layers", "lookups"), CASES)
@@ -53,7 +53,7 @@ def test_plain_pytorch_learns_the_synthetic_clicks(module: str) -> None:
     ids, dense = torch.from_numpy(rows.ids), torch.from_numpy(rows.numbers)
     clicks = torch.from_numpy(rows.clicks).float()
     torch.manual_seed(0)
-    model = importlib.import_module(f"heterps_runtime.models.{module}").build(**SMALL)
+    model = importlib.import_module(f"examples.paper.clicks.{module}").build(**SMALL)
     for name, parameter in model.named_parameters():
         if name.endswith("table.weight"):
             torch.nn.init.normal_(parameter, std=0.05)
@@ -78,7 +78,7 @@ def test_plain_pytorch_learns_the_synthetic_clicks(module: str) -> None:
 
 def test_a_deep_stack_neither_loses_nor_blows_up_the_signal() -> None:
     torch.manual_seed(0)
-    module = importlib.import_module("heterps_runtime.models.ctrdnn").build(layers=20, num_ids=100)
+    module = importlib.import_module("examples.paper.clicks.ctrdnn").build(layers=20, num_ids=100)
     x = torch.randn(256, 26 * 16 + 13)
     with torch.no_grad():
         assert 0.3 < float(module.fc(x).std() / x.std()) < 3
@@ -95,7 +95,7 @@ def test_a_job_of_two_stages_trains_a_model_on_a_written_log(tmp_path: Path) -> 
     data = write_click_log(tmp_path / "log", ClickLogSpec(seed=2, ids=500), rows=6_400, held_out=1_600)
     document = configuration(tmp_path / "job", precision="fp32", globalBatchSize=128, steps=50)
     spec = document["job"]["spec"]
-    spec["model"] |= {"entrypoint": "heterps_runtime.models.ctrdnn:build", "arguments": {"layers": 8, **SMALL}}
+    spec["model"] |= {"entrypoint": "examples.paper.clicks.ctrdnn:build", "arguments": {"layers": 8, **SMALL}}
     spec["data"] |= {"train": str(data / "train"), "evaluation": str(data / "held-out"), "label": LABEL}
     spec["data"] |= {"dense": list(NUMBERS), "sparse": list(FIELDS)}
     status = run_job(document, [("cpu", 3, 2), ("card", 7, 1)], servers=1)

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from examples.paper.prepare import CHUNK_ROWS, FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, main
 from numpy.typing import NDArray
-
-from heterps_runtime.data.synthetic import CHUNK_ROWS, FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, main
 
 SMALL = ClickLogSpec(seed=3, ids=5_000)
 

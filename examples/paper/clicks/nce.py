@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from heterps_runtime.models.parts import CONTEXT, ITEM, NUM_DENSE, NUM_IDS, USER, ClickModel, FullyConnected, PooledSlot
+from .parts import CONTEXT, ITEM, NUM_DENSE, NUM_IDS, USER, ClickModel, FullyConnected, PooledSlot
 
 __all__ = ["NCE", "build"]
 

@@ -14,8 +14,8 @@ from heterps_runtime.data import BatchOrder, Dataset
 from heterps_runtime.intake import StageModule
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import DataSize
-from heterps_runtime.worker.lookups import LookupBlock, TableShape
-from heterps_runtime.worker.runs import LABEL, Prepared
+from heterps_runtime.worker.rows.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.steps.runs import LABEL, Prepared
 
 __all__ = ["BatchSource", "Data"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from heterps_runtime.worker.context import WorkerContext
-from heterps_runtime.worker.runs import StepRun, Work
+from heterps_runtime.worker.steps.context import WorkerContext
+from heterps_runtime.worker.steps.runs import StepRun, Work
 
 __all__ = ["next_backward", "next_forward"]
 

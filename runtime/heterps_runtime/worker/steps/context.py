@@ -1,46 +1,27 @@
-"""Where a worker stands in a generation, and whom it is connected to."""
+"""A worker's position in a generation, and its connections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.worker.collectives import Collectives
+from heterps_runtime.worker.exchange.parameters import Replication
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.inbox import Inbox
-from heterps_runtime.worker.peers import Downstream, Upstream
-from heterps_runtime.worker.replica import Replica
-from heterps_runtime.worker.runs import Clock
-from heterps_runtime.worker.schedule import Schedule
-from heterps_runtime.worker.servers import ServerClient
+from heterps_runtime.worker.rows.servers import ServerClient
+from heterps_runtime.worker.steps.runs import Clock
+from heterps_runtime.worker.steps.schedule import Schedule
 
-__all__ = ["Place", "Replication", "WorkerContext", "WorkerProcess"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which worker of a plan a process is, and where it listens."""
-
-    stage: int
-    index: int  # among the workers of the stage
-    pool: str  # name of the device pool
-    host: str  # address to listen on
+__all__ = ["WorkerContext", "WorkerProcess"]
 
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """What of a worker's process outlives generations."""
+    """The parts of a worker process that outlive a generation."""
 
     link: ControlLink
     inbox: Inbox  # of the thread that computes
     clock: Clock
-
-
-@dataclass(frozen=True)
-class Replication:
-    """Dense parameters on pools that all-reduce."""
-
-    replica: Replica  # this worker's copy
-    collectives: Collectives  # keeps the copies of the stage the same
 
 
 @dataclass(frozen=True)

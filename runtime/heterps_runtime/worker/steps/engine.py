@@ -15,18 +15,18 @@ from __future__ import annotations
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
-from heterps_runtime.worker.choosing import next_backward, next_forward
-from heterps_runtime.worker.consistency import Reads
-from heterps_runtime.worker.context import WorkerContext, WorkerProcess
-from heterps_runtime.worker.delivery import Delivery
-from heterps_runtime.worker.evaluation import Evaluation
-from heterps_runtime.worker.feed import Feed
-from heterps_runtime.worker.inputs import Inputs
-from heterps_runtime.worker.peers import array_of
-from heterps_runtime.worker.runs import LABEL, Prepared, StepRun, Work
-from heterps_runtime.worker.servers import Initialised, Pushed
-from heterps_runtime.worker.source import BatchSource
-from heterps_runtime.worker.stage import Stage
+from heterps_runtime.worker.exchange.peers import array_of
+from heterps_runtime.worker.rows.servers import Initialised, Pushed
+from heterps_runtime.worker.steps.choosing import next_backward, next_forward
+from heterps_runtime.worker.steps.consistency import Reads
+from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
+from heterps_runtime.worker.steps.delivery import Delivery
+from heterps_runtime.worker.steps.evaluation import Evaluation
+from heterps_runtime.worker.steps.feed import Feed
+from heterps_runtime.worker.steps.inputs import Inputs
+from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
+from heterps_runtime.worker.steps.source import BatchSource
+from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["Engine"]
 

@@ -9,10 +9,10 @@ import torch
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import Array
+from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.gradients import backward
-from heterps_runtime.worker.lookups import LookupBlock, TableShape
-from heterps_runtime.worker.peers import array_of, tensor_of
-from heterps_runtime.worker.runs import Clock, StepRun, Work
+from heterps_runtime.worker.rows.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 __all__ = ["Stage"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from heterps_runtime.wire.messages import Array
-from heterps_runtime.worker.consistency import Reads
-from heterps_runtime.worker.context import WorkerContext
-from heterps_runtime.worker.lookups import LookupBlock
-from heterps_runtime.worker.runs import StepRun
-from heterps_runtime.worker.servers import DenseArrived, RowsArrived
-from heterps_runtime.worker.stage import Stage
+from heterps_runtime.worker.rows.lookups import LookupBlock
+from heterps_runtime.worker.rows.servers import DenseArrived, RowsArrived
+from heterps_runtime.worker.steps.consistency import Reads
+from heterps_runtime.worker.steps.context import WorkerContext
+from heterps_runtime.worker.steps.runs import StepRun
+from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["Inputs"]
 

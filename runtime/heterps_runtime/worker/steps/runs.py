@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from heterps_runtime.allocation import MicroBatch
-from heterps_runtime.worker.lookups import LookupBlock
-from heterps_runtime.worker.replica import Leaves
+from heterps_runtime.worker.exchange.replica import Leaves
+from heterps_runtime.worker.rows.lookups import LookupBlock
 
 __all__ = ["LABEL", "Clock", "Prepared", "StepRun", "Work"]
 

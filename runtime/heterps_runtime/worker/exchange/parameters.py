@@ -5,6 +5,8 @@ It outlives generations, so that a survivor need not fetch what it has.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from heterps_runtime.checkpoint import CheckpointManifest, StateFile, Storage, dense_arrays, read_dense
@@ -13,11 +15,18 @@ from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import StageModule
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.wire.messages import Generation
-from heterps_runtime.worker.collectives import Collectives
-from heterps_runtime.worker.context import Replication
-from heterps_runtime.worker.replica import Replica
+from heterps_runtime.worker.exchange.collectives import Collectives
+from heterps_runtime.worker.exchange.replica import Replica
 
-__all__ = ["Parameters"]
+__all__ = ["Parameters", "Replication"]
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Dense parameters on pools that all-reduce."""
+
+    replica: Replica  # this worker's copy
+    collectives: Collectives  # keep the copies of the stage equal
 
 
 class Parameters:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from examples.paper.prepare import ClickLog, ClickLogSpec
 from experiments.counting import count_layers
 from experiments.devices import (
     CPU_CORES,
@@ -20,7 +21,6 @@ from experiments.measure_profiles import MODELS
 
 from heterps_planner import Plan, evaluate, plan
 from heterps_planner.model.problem import Layer, LayerTimes, Problem
-from heterps_runtime.data.synthetic import ClickLog, ClickLogSpec
 
 LAYERS = {"matchnet": 16, "ctrdnn": 16, "ctrdnn-8": 8, "ctrdnn-12": 12, "ctrdnn-20": 20} | {
     "ctrdnn1": 7,
@@ -63,7 +63,7 @@ def test_ctrdnn_needs_cards_and_mixed_plans_are_cheapest() -> None:
 def test_counts_are_those_of_the_matrices() -> None:
     rows = ClickLog(ClickLogSpec(seed=1, ids=1_000)).chunk(0).rows(0, 64)
     arguments = {"layers": 7, "hidden": 32, "embedding_dim": 8, "num_ids": 1_000}
-    counts = count_layers("heterps_runtime.models.ctrdnn:build", arguments, rows)
+    counts = count_layers("examples.paper.clicks.ctrdnn:build", arguments, rows)
     assert list(counts) == ["user", "item", "context", "concat", "fc.0", "fc.1", "output"]
     fc = counts["fc.1"]
     assert fc.flops == 3 * 2 * 32 * 32  # forward, and the gradients of input and weight

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from heterps_runtime.models.parts import (
+from .parts import (
     CONTEXT,
     ITEM,
     NUM_DENSE,

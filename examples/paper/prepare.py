@@ -1,13 +1,13 @@
-"""Synthetic click logs of any length: `python -m heterps_runtime.data.synthetic --out DIR --rows N --seed S`.
+"""Write a synthetic click log of any length: `python examples/paper/prepare.py --rows N`.
 
-Each of 26 fields has a vocabulary of its own size, log-uniform between 4 and 280,000 for a million ids, and draws ids
-by a bounded Zipf law: few ids make most of the accesses, as in real logs. Ids of all fields are numbered through, so
-one table can hold them. A hidden teacher gives each row its chance of a click: a weight per id, interactions of low
-rank between all pairs of fields, the numbers, and a bias; the label is drawn from it. Quality that training loses is
-therefore seen on held-out rows, and the best that any model can reach is known (the area under the curve of `chances`).
+Each of the 26 fields has its own vocabulary, log-uniform between 4 and 280,000 values for a million ids, and draws ids
+by a bounded Zipf law: a few ids make up most accesses, as in real logs. Ids are unique across fields, so one table can
+hold them all. A hidden teacher gives each row its chance of a click: a weight per id, low-rank interactions between all
+pairs of fields, the numbers, and a bias. The label is drawn from that chance. Held-out rows therefore show any loss of
+quality, and the best possible result is known: the AUC of `chances`.
 
-Rows are drawn in chunks, each from a generator of its own seed, so memory does not grow with the log, and a longer log
-begins with the rows of a shorter one of the same seed.
+Rows are drawn in chunks, each with its own seed. Memory does not grow with the log, and a short log is a prefix of a
+longer one with the same seed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ FIELDS = tuple(f"c{i}" for i in range(26))
 NUMBERS = tuple(f"x{i}" for i in range(13))
 LABEL = "click"
 
+DATA = Path(__file__).parent / "data"  # where the jobs of this example look for it
 CHUNK_ROWS = 65_536
 _SCHEMA = pa.schema([*((n, pa.int64()) for n in FIELDS), *((n, pa.float32()) for n in NUMBERS), (LABEL, pa.int8())])
 _ROWS_PER_FILE = 16 * CHUNK_ROWS
@@ -218,11 +219,10 @@ def _zipf_ranks(random: np.random.Generator, size: int, exponent: float, rows: i
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m heterps_runtime.data.synthetic",
-        description="Write a synthetic click log as parquet: 26 fields, 13 numbers, a click.",
+        description="Write a synthetic click log as parquet: 26 fields, 13 numbers, a click."
     )
     default = ClickLogSpec()
-    parser.add_argument("--out", type=Path, required=True, help="folder for train/ and held-out/")
+    parser.add_argument("--out", type=Path, default=DATA, help="folder for train/ and held-out/, default: %(default)s")
     parser.add_argument("--rows", type=int, required=True, help="rows to train on")
     parser.add_argument("--held-out", type=int, default=0, help="rows to evaluate on, default: none")
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
