@@ -34,6 +34,7 @@ __all__ = ["operator"]
 _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
+_ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
 _M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
 
@@ -47,7 +48,8 @@ def operator(options: Namespace) -> int:
     measurement = _measurement(options)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
-    lease = Lease(api, namespace, options.lease_name, identity, seconds=options.lease_seconds)
+    attempt = api.impatient(options.lease_seconds / _ATTEMPTS_PER_LEASE)
+    lease = Lease(attempt, namespace, options.lease_name, identity, seconds=options.lease_seconds)
     stop, failed = threading.Event(), threading.Event()
     active: list[Supervisor] = []
 
