@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -38,18 +38,18 @@ SERVICE = "/api/v1/namespaces/ml/services/flights"
 class Server(FakeServer):
     """An in-memory API server with the operator's methods."""
 
-    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+    def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
         self._request("create", path)
         place = f"{path}/{body['metadata']['name']}"
         if place in self.objects:
             raise ApiError(409, "AlreadyExists", f"{place} already exists")
         return self.put(place, **body)
 
-    def replace(self, path: str, body: Json) -> Json:
+    def replace(self, path: str, body: Mapping[str, Any]) -> Json:
         self._request("update", path)
         if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        return self._store(path, copy.deepcopy(body))
+        return self._store(path, copy.deepcopy(dict(body)))
 
     def apply(self, path: str, body: Any, *_: Any, **options: Any) -> Json:
         before = self.objects.get(path, {})
@@ -60,7 +60,7 @@ class Server(FakeServer):
     def delete(self, path: str, *_: Any, **options: Any) -> None:
         super().delete(path)
 
-    def log_tail(self, namespace: str, pod: str, lines: int) -> tuple[str, ...]:
+    def log_tail(self, namespace: str, pod: str, lines: int, container: str = "") -> tuple[str, ...]:
         return ()
 
 

@@ -101,7 +101,7 @@ class _Server(Server):
         else:
             self.objects.pop(path, None)
 
-    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+    def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
         made = super().create(path, body, strict=strict)
         if path == PODS:
             made["metadata"]["creationTimestamp"] = CREATED
