@@ -21,9 +21,9 @@ import kopf
 
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.handlers import watch
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
@@ -78,8 +78,8 @@ def operator(options: Namespace) -> int:
 
         def watching() -> None:
             try:
-                watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
-            finally:  # whatever ended it: an operator without watches is useless
+                watch(supervisor.reflector, stop, namespaces=options.namespace, login=lambda: _connection(api))
+            finally:  # an operator without watches is useless
                 if not stop.is_set():
                     failed.set()
                 stop.set()

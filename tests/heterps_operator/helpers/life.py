@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heterps_operator.controller import session as session_module
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
+from heterps_operator.controller.jobs import session as session_module
+from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop import control_loop as loop
@@ -34,7 +34,7 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
-from tests.heterps_operator.controller.test_job_controller import PODS, Server, World
+from tests.heterps_operator.controller.jobs.test_controller import PODS, Server, World
 from tests.heterps_operator.helpers.world import PLAN, PROFILE
 from tests.heterps_operator.helpers.world import World as Values
 

@@ -14,8 +14,8 @@ import pytest
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
-from heterps_operator.controller.publisher import Publisher
+from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import StateTaken, StoredState
 from heterps_operator.state.bill import Bill
@@ -27,7 +27,7 @@ from tests.heterps_operator.helpers.world import PLAN
 
 Json = dict[str, Any]
 
-FLIGHTS = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
+FLIGHTS = Path(__file__).parents[4] / "examples" / "flights" / "job.yaml"
 KEY = ("ml", "flights")
 JOB = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobs/flights"
 PODS = "/api/v1/namespaces/ml/pods"
