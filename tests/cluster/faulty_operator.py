@@ -20,10 +20,10 @@ from typing import Any
 
 from heterps_operator import __main__
 from heterps_operator.cli import operator  # noqa: F401  # imported here, so that no child has to
+from heterps_operator.controller.jobs.owned_objects import OwnedObjects
+from heterps_operator.controller.jobs.publisher import Publisher
+from heterps_operator.controller.jobs.session import JobSession
 from heterps_operator.controller.lease import Lease
-from heterps_operator.controller.owned_objects import OwnedObjects
-from heterps_operator.controller.publisher import Publisher
-from heterps_operator.controller.session import JobSession
 from heterps_operator.loop import control_loop as loop
 from heterps_operator.state.values import Action, StartProcess, StopProcess
 

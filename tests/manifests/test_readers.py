@@ -36,7 +36,7 @@ PLAN = JobPlan.from_json({
     "parameterServer": {"pool": "v100", "replicas": 1, "units": 1},
 })  # fmt: skip
 # Read by one line each, which needs a cluster around it.
-ELSEWHERE = {"HeterPSJob": {"spec.managedBy": "controller/job.py"}, "DevicePool": {}}
+ELSEWHERE = {"HeterPSJob": {"spec.managedBy": "controller/jobs/controller.py"}, "DevicePool": {}}
 
 
 def leaves(schema: Json, value: Any, path: str) -> Iterator[tuple[str, Json]]:

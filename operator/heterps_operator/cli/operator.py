@@ -21,9 +21,9 @@ import kopf
 
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.handlers import watch
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
@@ -34,6 +34,7 @@ __all__ = ["operator"]
 _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
+_ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
 _M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
 
@@ -47,7 +48,8 @@ def operator(options: Namespace) -> int:
     measurement = _measurement(options)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
-    lease = Lease(api, namespace, options.lease_name, identity, seconds=options.lease_seconds)
+    attempt = api.impatient(options.lease_seconds / _ATTEMPTS_PER_LEASE)
+    lease = Lease(attempt, namespace, options.lease_name, identity, seconds=options.lease_seconds)
     stop, failed = threading.Event(), threading.Event()
     active: list[Supervisor] = []
 
@@ -76,8 +78,8 @@ def operator(options: Namespace) -> int:
 
         def watching() -> None:
             try:
-                watch(supervisor, stop, namespaces=options.namespace, login=lambda: _connection(api))
-            finally:  # whatever ended it: an operator without watches is useless
+                watch(supervisor.reflector, stop, namespaces=options.namespace, login=lambda: _connection(api))
+            finally:  # an operator without watches is useless
                 if not stop.is_set():
                     failed.set()
                 stop.set()

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.client.api_errors import no_such_job, refusal
-from heterps_operator.client.api_server import FIELD_MANAGER, ApiServer
 from heterps_operator.client.logs import LogLine, read_logs
 from heterps_operator.client.manifests import Submission, read_submission
 from heterps_operator.client.views import EventView, JobView, PlanView, read_time
@@ -52,6 +51,7 @@ __all__ = ["HeterPSClient", "JobUpdate", "Submitted"]
 
 Until = Callable[[JobView], bool]
 
+_FIELD_MANAGER = "heterps-client"  # owner of the fields that users set with the command line
 _FORBIDDEN = 403
 
 
@@ -82,7 +82,7 @@ class HeterPSClient:
         pause: waits between attempts; tests replace it.
     """
 
-    def __init__(self, server: ApiServer, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, server: KubernetesApi, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.namespace = namespace
         self._server = server
         self._pause = pause
@@ -234,9 +234,7 @@ class HeterPSClient:
         with self._doing(f"reading the pools of job {name}"):
             found = [self._server.get(_pool_path(str(pool["name"]))) for pool in job["spec"]["pools"]]
         manifest = read_objects(job, [pool for pool in found if pool is not None])
-        # Only `get` is used here, which both API types have.
-        server = cast(KubernetesApi, self._server)
-        cache = ConfigMapProfileCache(server, self.namespace, pod_configuration(manifest))
+        cache = ConfigMapProfileCache(self._server, self.namespace, pod_configuration(manifest))
         pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
         with self._doing(f"reading the profiles of job {name} in namespace {self.namespace}"):
             profiles = cache.load(pools)
@@ -320,7 +318,7 @@ class HeterPSClient:
                     raise
                 hidden = True
             try:
-                after = self._server.apply(path, body, FIELD_MANAGER, True, dry_run=dry_run)
+                after = self._server.apply(path, body, _FIELD_MANAGER, True, dry_run=dry_run)
             except ApiError as error:
                 if not spared or error.code != _FORBIDDEN or not (hidden or before):
                     raise

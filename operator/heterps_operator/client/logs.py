@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heterps_operator.client.api_server import ApiServer
-from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
     CONTAINER,
     LABEL_JOB,
@@ -39,7 +38,7 @@ class LogLine:
 
 
 def read_logs(
-    server: ApiServer,
+    server: KubernetesApi,
     namespace: str,
     job: str,
     *,
@@ -67,7 +66,7 @@ def read_logs(
     yield from _follow(server, pods, tail, ended, pause)
 
 
-def _read(server: ApiServer, pod: dict[str, Any], tail: int | None, follow: bool = False) -> Iterator[LogLine]:
+def _read(server: KubernetesApi, pod: dict[str, Any], tail: int | None, follow: bool = False) -> Iterator[LogLine]:
     """Yield the log of one pod, once or continuously."""
     metadata = pod["metadata"]
     name = str(metadata["name"])
@@ -87,7 +86,7 @@ def _read(server: ApiServer, pod: dict[str, Any], tail: int | None, follow: bool
 
 
 def _follow(
-    server: ApiServer,
+    server: KubernetesApi,
     pods: Callable[[], list[dict[str, Any]]],
     tail: int | None,
     ended: Callable[[], bool],

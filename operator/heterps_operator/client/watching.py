@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
-from heterps_operator.client.api_server import ApiServer
-from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 __all__ = ["watch_object"]
 
@@ -24,7 +23,7 @@ _ATTEMPTS = 8  # consecutive failures before the cluster counts as unreachable
 
 
 def watch_object(
-    server: ApiServer, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
+    server: KubernetesApi, collection: str, name: str, pause: Callable[[float], None], deadline: float | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield every version of an object; end when it is deleted, does not exist, or at the deadline.
 

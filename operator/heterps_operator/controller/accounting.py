@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 
-from heterps_operator.controller.store import Key, PodStore, key_of
+from heterps_operator.controller.stores.objects import Key, key_of
+from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import job_owner
 from heterps_operator.kubernetes.reading.pools import Ledger, job_key

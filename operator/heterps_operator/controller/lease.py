@@ -1,8 +1,7 @@
-"""One active operator: a Lease that is held and renewed.
+"""Leader election with a Lease: two replicas run, one is active.
 
-Two replicas run, one works; the other takes over when the Lease has not been renewed for its duration. The times of the
-holder are compared with this process's own clock only: a Lease has expired when *this* process has seen the same
-renewal for longer than its duration, so clocks need not agree.
+The other replica takes over when the Lease has not been renewed for its duration. Clocks need not agree: a Lease has
+expired when this process has seen the same renewal for longer than its duration, on its own monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 __all__ = ["Lease"]
 
 _LOG = logging.getLogger("heterps.operator")
-_LONGEST_PAUSE_SECONDS = 2.0  # however long a Lease lasts: one that is given back is to be taken soon
+_LONGEST_PAUSE_SECONDS = 2.0  # however long a Lease lasts: a released one should be acquired soon
 
 
 class Lease:
     """A `coordination.k8s.io` Lease.
 
     Args:
-        api: of the cluster.
-        namespace: where the Lease lies.
-        name: of the Lease.
-        identity: of this process, unique.
-        seconds: after which it is free if it was not renewed. A holder gives up after two thirds of that, so that it
-            has stopped before another one begins.
-        clock: seconds, never going back.
+        api: API server of the cluster; its requests should take no longer than an attempt may.
+        namespace: namespace of the Lease.
+        name: name of the Lease.
+        identity: unique name of this process.
+        seconds: duration without a renewal after which the Lease is free. A holder gives up after two thirds of it, so
+            that it has stopped before another replica starts.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -52,29 +51,29 @@ class Lease:
         self._identity = identity
         self._seconds = seconds
         self._clock = clock
-        self._renewed = 0.0  # when this process has renewed it last
-        self._seen: tuple[str, str] = ("", "")  # holder and time of renewal that were seen last
+        self._renewed = 0.0  # when this process sent the last successful renewal
+        self._seen: tuple[str, str] = ("", "")  # last observed holder and time of renewal
         self._seen_at = 0.0
         self.holder = ""
 
     @property
     def pause_seconds(self) -> float:
-        """Between two attempts to take or renew it."""
+        """Seconds between two attempts to acquire or renew the Lease."""
         return min(self._seconds / 5, _LONGEST_PAUSE_SECONDS)
 
     def try_once(self) -> bool:
-        """Take or renew the Lease; returns whether this process holds it now."""
+        """Acquire or renew the Lease; return whether this process holds it now."""
         try:
             held = self._attempt()
         except (ApiError, AttributeError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, ApiError):
                 text = "the Lease %s cannot be read (%r); delete it, and an operator creates a new one"
                 _LOG.warning(text, self._path, error)
-            held = self._clock() - self._renewed < self._seconds * 2 / 3 and self.holder == self._identity
+            held = self._remaining() > 0 and self.holder == self._identity
         return held
 
     def acquire(self, stop: threading.Event) -> bool:
-        """Wait until it is held; returns False if `stop` came first."""
+        """Wait until this process holds the Lease; return False if `stop` is set first."""
         while not stop.is_set():
             if self.try_once():
                 return True
@@ -82,14 +81,25 @@ class Lease:
         return False
 
     def keep(self, stop: threading.Event, lost: Callable[[], None]) -> None:
-        """Renew it until `stop`; calls `lost` and returns if it cannot be held any longer."""
-        while not stop.wait(self.pause_seconds):
-            if not self.try_once():
-                lost()
-                return
+        """Renew the Lease until `stop` is set; call `lost` and return when this process cannot hold it any longer.
+
+        Renewals run in a separate thread: `lost` is called in time even while a request hangs.
+        """
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not stop.wait(self.pause_seconds) and self.try_once():
+                pass
+            ended.set()
+
+        threading.Thread(target=renew, name="lease-renewal", daemon=True).start()
+        while (remaining := self._remaining()) > 0 and not ended.wait(remaining):
+            pass  # renewed in the meantime, unless nothing remains
+        if not stop.is_set():
+            lost()
 
     def release(self) -> None:
-        """Give it back, so that the next one need not wait."""
+        """Give the Lease up, so that another replica need not wait for its expiry."""
         try:
             found = self._api.get(self._path)
             if found is not None and (found.get("spec") or {}).get("holderIdentity") == self._identity:
@@ -97,11 +107,15 @@ class Lease:
         except (ApiError, AttributeError, KeyError, TypeError, ValueError):
             return  # it expires
 
+    def _remaining(self) -> float:
+        """Return the seconds until a holder must give up."""
+        return self._renewed + self._seconds * 2 / 3 - self._clock()
+
     def _attempt(self) -> bool:
-        """Take or renew it.
+        """Acquire or renew the Lease.
 
         Raises:
-            ApiError: no answer; or another replica has written it meanwhile, and the next attempt sees the holder.
+            ApiError: no answer, or another replica has written the Lease in the meantime; the next attempt sees it.
         """
         began = self._clock()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

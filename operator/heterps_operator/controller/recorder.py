@@ -1,7 +1,7 @@
-"""Tells people of objects that the operator cannot read or does not count: a line of the log and an event on each.
+"""Reports objects that the operator cannot read or does not count: a line of the log, and an event on the object.
 
-What many objects say must not cost more than what few do: each is told once an hour, all of them together a few a
-second, and what is remembered is bounded.
+The cost is bounded however many objects are at fault: one report per object and hour, a few reports per second, and a
+limited memory of past reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.events import EventRecorder, reference_to
-from heterps_operator.kubernetes.reading.complaints import Complaint
+from heterps_operator.kubernetes.reading.complaints import Complaint, unreadable
+from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.status import Event
 
 __all__ = ["ProblemRecorder"]
@@ -36,12 +37,12 @@ class _Waiting:
 
 
 class ProblemRecorder:
-    """Writes complaints, in a thread of its own: watches must not wait for the API server.
+    """Writes complaints from a separate thread (`run`): watches must not wait for the API server.
 
     Args:
-        api: of the cluster.
+        api: API server of the cluster.
         clock: Unix seconds.
-        pause_seconds: between two complaints.
+        pause_seconds: seconds between two complaints.
     """
 
     def __init__(self, api: KubernetesApi, clock: Callable[[], float], pause_seconds: float = _PAUSE_SECONDS) -> None:
@@ -53,12 +54,12 @@ class ProblemRecorder:
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(_WAITING)
 
     def tell(self, kind: str, item: Any, complaint: Complaint, error: BaseException | None = None) -> None:
-        """Tell of an object unless that was done; returns at once.
+        """Queue a complaint, unless the same one about the object was queued within the last hour.
 
         Args:
-            kind: of the object.
+            kind: kind of the object.
             item: the object, however malformed.
-            complaint: what is wrong.
+            complaint: the complaint.
             error: an unexpected error, for the log.
         """
         about = reference_to(kind, item)
@@ -70,15 +71,19 @@ class ProblemRecorder:
                 return
             try:
                 self._queue.put_nowait(_Waiting(about, complaint, error))
-            except queue.Full:  # it is told when it is seen again
+            except queue.Full:  # it is queued when the object is seen again
                 return
             self._told[key] = complaint, now
             self._told.move_to_end(key)
             while len(self._told) > _REMEMBERED:
                 self._told.popitem(last=False)
 
+    def tell_unreadable(self, kind: str, item: Any, error: Exception) -> None:
+        """Queue a complaint about an object that raised an error while it was read."""
+        self.tell(kind, item, unreadable(kind, error), None if isinstance(error, UnreadableError) else error)
+
     def run(self, stop: threading.Event) -> None:
-        """Write what is to be told until `close`."""
+        """Write queued complaints until `close` is called."""
         while (waiting := self._queue.get()) is not None and not stop.is_set():
             try:
                 self._write(waiting)
@@ -87,11 +92,11 @@ class ProblemRecorder:
             stop.wait(self._pause)
 
     def close(self) -> None:
-        """Let `run` return."""
+        """Make `run` return."""
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            return  # `run` looks at `stop` after the next one
+            return  # `run` checks `stop` after the next complaint
 
     def _write(self, waiting: _Waiting) -> None:
         about, complaint = waiting.about, waiting.complaint

@@ -1,6 +1,6 @@
-"""Whose turn it is: a queue of jobs by due time, for several threads.
+"""A queue of jobs by due time, for several threads.
 
-A job is never given to two threads at once; waking one that is being worked on gives it another turn right after.
+A job is never given to two threads at once. Waking a job during its turn gives it another turn afterwards.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
-from heterps_operator.controller.store import Key
+from heterps_operator.controller.stores.objects import Key
 
 __all__ = ["WorkQueue"]
 
@@ -19,9 +20,9 @@ class WorkQueue:
     """Due times of jobs.
 
     Args:
-        least_seconds: between two turns of a job, however often it is woken: a burst of watch events is one change.
-        clock: seconds, never going back.
-        on_wait: told how many seconds a job was due before a thread took it.
+        least_seconds: seconds between two turns of a job, however often it is woken: watch events come in bursts.
+        clock: monotonic seconds.
+        on_wait: called with the seconds that a job was due before a thread took it.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class WorkQueue:
         self._on_wait = on_wait
         self._changed = threading.Condition()
         self._due: dict[Key, float] = {}
-        self._last: dict[Key, float] = {}  # when the last turn of a job ended
-        self._heap: list[tuple[float, Key]] = []  # entries that `_due` does not confirm are void
+        self._last: OrderedDict[Key, float] = OrderedDict()  # ends of the last turns, within the least seconds
+        self._heap: list[tuple[float, Key]] = []  # entries that differ from `_due` are outdated
         self._busy: set[Key] = set()
         self._again: set[Key] = set()  # woken while busy
         self._closed = False
@@ -50,7 +51,7 @@ class WorkQueue:
             self._set(key, max(self._clock(), self._last.get(key, 0.0) + self._least))
 
     def take(self) -> Key | None:
-        """Wait for a job that is due, and have it; None once the schedule is closed."""
+        """Wait for a job that is due, and return it; None once the queue is closed."""
         with self._changed:
             while not self._closed:
                 while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
@@ -66,28 +67,24 @@ class WorkQueue:
             return None
 
     def done(self, key: Key, seconds: float | None) -> None:
-        """Give a job back that was taken.
+        """Return a job after its turn.
 
         Args:
             key: the job.
-            seconds: until its next turn; None: when it is woken.
+            seconds: seconds until its next turn; None: not before it is woken.
         """
         with self._changed:
             self._busy.discard(key)
             now = self._clock()
             self._last[key] = now
+            self._last.move_to_end(key)
+            while next(iter(self._last.values())) + self._least < now:
+                self._last.popitem(last=False)
             if key in self._again:
                 self._again.discard(key)
                 self._set(key, now + self._least)
             elif seconds is not None:
                 self._set(key, now + seconds)
-
-    def forget(self, key: Key) -> None:
-        """Drop a job that is gone."""
-        with self._changed:
-            self._due.pop(key, None)
-            self._last.pop(key, None)
-            self._again.discard(key)
 
     def close(self) -> None:
         """Unblock all `take()` callers."""
@@ -96,18 +93,18 @@ class WorkQueue:
             self._changed.notify_all()
 
     def depth(self) -> int:
-        """Jobs that are due and wait for a thread."""
+        """Return the number of jobs that are due and wait for a thread."""
         with self._changed:
             now = self._clock()
             return sum(due <= now for due in self._due.values())
 
     def known(self) -> int:
-        """Jobs that have a turn now or will have one without being woken."""
+        """Return the number of jobs that have a turn now, or will have one without being woken."""
         with self._changed:
             return len(self._due) + len(self._busy)
 
     def _set(self, key: Key, due: float) -> None:
-        """Have a turn not later than this; the lock is held."""
+        """Make a job due at this time at the latest; the lock is held."""
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due

@@ -112,6 +112,8 @@ class KubernetesApi:
         api_client: the official client, for its credentials and connections.
         on_request: called for every request with verb, resource, HTTP status (0: no answer) and seconds.
         sleep: waits before a retry.
+        attempts: attempts per request.
+        read_seconds: seconds without a byte of the response after which an attempt fails.
     """
 
     def __init__(
@@ -120,15 +122,25 @@ class KubernetesApi:
         *,
         on_request: OnRequest | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        attempts: int = _ATTEMPTS,
+        read_seconds: float = _READ_SECONDS,
     ) -> None:
         self._client = api_client
         self._on_request = on_request
         self._sleep = sleep
+        self._attempts = attempts
+        self._read_seconds = read_seconds
 
     @property
     def configuration(self) -> Any:
         """The official client's configuration, for other clients of the same API server."""
         return self._client.configuration
+
+    def impatient(self, seconds: float) -> KubernetesApi:
+        """Return a client with the same connections whose requests are not retried, and wait for `seconds` at most."""
+        return KubernetesApi(
+            self._client, on_request=self._on_request, sleep=self._sleep, attempts=1, read_seconds=seconds
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -356,12 +368,12 @@ class KubernetesApi:
         """
         target = _target(path, query or {})
         waited = 0.0
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, self._attempts + 1):
             try:
                 return self._once(verb, method, target, body, content_type)
             except ApiError as error:
                 pause = error.retry_after if error.retry_after is not None else _pause(target, attempt)
-                last = attempt == _ATTEMPTS or waited + pause > _PATIENCE_SECONDS
+                last = attempt == self._attempts or waited + pause > _PATIENCE_SECONDS
                 if not error.temporary or last or not patient:
                     raise
                 if failures is not None:
@@ -371,7 +383,7 @@ class KubernetesApi:
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, verb: str, method: str, target: str, body: Json | None, content_type: str) -> bytes:
-        response = self._send(verb, method, target, body, content_type, _READ_SECONDS)
+        response = self._send(verb, method, target, body, content_type, self._read_seconds)
         try:
             data: bytes = response.data
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -391,9 +403,8 @@ class KubernetesApi:
         try:
             self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
             request: Callable[..., Any] = self._client.rest_client.request
-            answer = request(
-                method, host + target, headers=headers, body=body, _request_timeout=(_CONNECT_SECONDS, read_seconds)
-            )
+            timeout = (min(_CONNECT_SECONDS, read_seconds), read_seconds)
+            answer = request(method, host + target, headers=headers, body=body, _request_timeout=timeout)
             response: urllib3.BaseHTTPResponse = answer.response
             code = int(response.status)
             data = response.data if code >= HTTPStatus.BAD_REQUEST else b""

@@ -1,17 +1,18 @@
-"""The coordinator's HTTP interface, seen from the controller.
+"""A client of the coordinator's HTTP interface.
 
-Standard library only. Every call has a short timeout and raises one error type, because the control loop must go on
-turning when the coordinator is dead, hung or half started.
+Every call has a short timeout and raises one error type, because the control loop must go on while the coordinator is
+dead, hung or starting.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from heterps_operator.documents import Json
+from heterps_operator.http_requests import NoResponseError, send_request
 from heterps_operator.state.values import Action, FailJob, ReportLost, RequestStop, Shutdown
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan
@@ -38,7 +39,7 @@ class CoordinatorClient:
     Args:
         address: `http://host:port`.
         token: the job's shared secret.
-        timeout_seconds: for connecting and for each read.
+        timeout_seconds: for connecting, for each read, and for a whole response.
     """
 
     def __init__(self, address: str, token: str, timeout_seconds: float = 2.0) -> None:
@@ -46,7 +47,6 @@ class CoordinatorClient:
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise ValueError(f"coordinator address: must be http://host:port, is {address!r}")
         self.address = address
-        self._host, self._port = parts.hostname, parts.port
         self._token = token
         self._timeout = timeout_seconds
 
@@ -81,25 +81,21 @@ class CoordinatorClient:
                 raise AssertionError(f"not a request to the coordinator: {action}")
 
     def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         headers = {"Authorization": f"Bearer {self._token}"}
         payload = None
         if body is not None:
             payload = json.dumps(body)
             headers["Content-Type"] = "application/json"
+        url = f"{self.address}{path}"
         try:
-            connection.request(method, path, payload, headers)
-            response = connection.getresponse()
-            text = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise CoordinatorError(f"{method} {path}: {self.address} does not answer ({error})") from error
-        finally:
-            connection.close()
-        if response.status >= 300:
-            detail = text.decode("utf-8", "replace").strip()[:500]
-            raise CoordinatorError(f"{method} {path}: refused with {response.status}: {detail}", response.status)
+            response = send_request(method, url, headers=headers, timeout=self._timeout, body=payload)
+        except NoResponseError as error:
+            raise CoordinatorError(f"{method} {path}: {self.address} {error}") from error
+        text = response.text.strip()
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise CoordinatorError(f"{method} {path}: refused with {response.status}: {text[:500]}", response.status)
         try:
-            document = json.loads(text) if text.strip() else {}
+            document = json.loads(text) if text else {}
         except ValueError as error:
             raise CoordinatorError(f"{method} {path}: the response is not JSON") from error
         if not isinstance(document, dict):

@@ -8,7 +8,6 @@ all: a worker's seconds are valid only with the batch size at which they were me
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import math
 import re
@@ -16,12 +15,14 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from heterps_operator.errors import UsageError
+from heterps_operator.http_requests import NoResponseError, send_request
 from heterps_operator.state.status import Event
 from heterps_operator.state.values import CoordinatorView, MemberView
 from heterps_runtime import contract
@@ -52,7 +53,6 @@ _CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # a response w
 # prometheus_client takes ten times as long, half the time of a turn.
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})?[ \t]+([^ \t]+)(?:[ \t]+-?\d+)?[ \t]*")
 _LABEL = re.compile(r'[ \t]*(\w+)="((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
-_LARGEST_ANSWER = 16 * 1024 * 1024  # bytes: ten thousand workers
 _RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slow down every turn
 _PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
 _PATIENCE_SECONDS = 60.0  # before the user is told: a Prometheus server scrapes every 15 to 60 s
@@ -345,36 +345,20 @@ def _complete(samples: Iterable[_Sample]) -> bool:
 
 
 def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLContext | None = None) -> str:
-    """Return the body of a GET, in bounded time and size; redirects are not followed.
+    """Return the body of a GET.
 
     Raises:
         MeasurementError: no response in time, or a status other than 200.
     """
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    place = f"{parts.scheme}://{parts.netloc}{parts.path}"
-    connection = (
-        http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
-        if context is None
-        else http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=context)
-    )
-    deadline = time.monotonic() + timeout
-    body = bytearray()
+    place = url.partition("?")[0]
     try:
-        connection.request("GET", f"{parts.path}?{parts.query}" if parts.query else parts.path, headers=dict(headers))
-        response = connection.getresponse()
-        while piece := response.read1(65536):
-            body += piece
-            if time.monotonic() > deadline or len(body) > _LARGEST_ANSWER:
-                raise MeasurementError(f"{place}: no complete response within {timeout:g} s")
-    except (OSError, http.client.HTTPException) as error:
-        raise MeasurementError(f"{place}: does not answer ({error or type(error).__name__})") from error
-    finally:
-        connection.close()
-    text = body.decode("utf-8", "replace")
-    if response.status != 200:
-        raise MeasurementError(f"{place}: answers with {response.status} {response.reason}: {text.strip()[:200]}")
-    return text
+        response = send_request("GET", url, headers=headers, timeout=timeout, context=context)
+    except NoResponseError as error:
+        raise MeasurementError(f"{place}: {error}") from error
+    if response.status != HTTPStatus.OK:
+        detail = response.text.strip()[:200]
+        raise MeasurementError(f"{place}: answers with {response.status} {response.reason}: {detail}")
+    return response.text
 
 
 # --- turn by turn -----------------------------------------------------------------------------------------------------

@@ -407,7 +407,7 @@ def put_profiles(server: FakeServer) -> None:
     """Store the profiles that the operator keeps after measuring the pools of the existing job."""
     pools = [server.objects[POOL.replace("cpu", name)] for name in ("cpu", "accelerator")]
     manifest = read_objects(server.objects[JOB], pools)
-    cache = ConfigMapProfileCache(server, "team", pod_configuration(manifest))  # type: ignore[arg-type]
+    cache = ConfigMapProfileCache(server, "team", pod_configuration(manifest))
     for name in ("cpu", "accelerator"):
         cache.save(name, PROFILE)
 

@@ -29,6 +29,7 @@ class Leases:
         self.item: Json | None = None
         self.version = 0
         self.away = False
+        self.stalled: threading.Event | None = None  # requests wait for it
 
     def get(self, path: str) -> Json | None:
         self._answer()
@@ -58,6 +59,8 @@ class Leases:
     def _answer(self) -> None:
         if self.away:
             raise ApiError(0, "Unreachable", "no answer")
+        if self.stalled is not None:
+            self.stalled.wait()
 
 
 def lease(server: Leases, who: str, clock: Clock) -> Lease:
@@ -128,6 +131,28 @@ def test_keeping_ends_when_somebody_else_has_it() -> None:
     lost = threading.Event()
     first.keep(threading.Event(), lost.set)
     assert lost.is_set()
+
+
+def test_a_holder_gives_up_in_time_while_its_request_hangs() -> None:
+    server = Leases()
+    first = Lease(server, "system", "operator", "first", seconds=0.3)  # type: ignore[arg-type]
+    assert first.try_once()
+    server.stalled = threading.Event()
+    lost = threading.Event()
+    first.keep(threading.Event(), lost.set)
+    assert lost.is_set()
+    assert not server.stalled.is_set(), "the request still hangs"
+    server.stalled.set()
+
+
+def test_a_holder_that_is_told_to_stop_has_lost_nothing() -> None:
+    server = Leases()
+    first = Lease(server, "system", "operator", "first", seconds=0.3)  # type: ignore[arg-type]
+    assert first.try_once()
+    stop, lost = threading.Event(), threading.Event()
+    stop.set()
+    first.keep(stop, lost.set)
+    assert not lost.is_set()
 
 
 def test_somebody_else_s_note_on_the_lease_does_not_end_its_holder() -> None:

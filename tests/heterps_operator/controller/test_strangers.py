@@ -15,12 +15,13 @@ import pytest
 
 from heterps_operator.__main__ import main
 from heterps_operator.cli import operator as operator_module
-from heterps_operator.controller import recorder as recorder_module
+from heterps_operator.controller import reflector as reflector_module
 from heterps_operator.controller import supervisor as supervisor_module
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
-from heterps_operator.controller.recorder import ProblemRecorder
-from heterps_operator.controller.store import ObjectStore, PodStore, key_of, slim_job, slim_node
+from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.stores.objects import ObjectStore, key_of
+from heterps_operator.controller.stores.pods import PodStore
+from heterps_operator.controller.stores.slimming import slim_job, slim_node
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.reading import observe
@@ -101,13 +102,13 @@ Run = Callable[[], contextlib.AbstractContextManager[tuple[Supervisor, Turns]]]
 @pytest.fixture
 def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a new operator's supervisor; its threads run inside the block, and still run at its end."""
-    monkeypatch.setattr(recorder_module, "_PAUSE_SECONDS", 0.0)
 
     @contextlib.contextmanager
     def running() -> Iterator[tuple[Supervisor, Turns]]:
         turns = Turns()
         supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path, metrics=turns), threads=2)
-        supervisor._problems = ProblemRecorder(cast("KubernetesApi", server), lambda: NOW, 0.0)
+        monkeypatch.setattr(supervisor._problems, "_clock", lambda: NOW)
+        monkeypatch.setattr(supervisor._problems, "_pause", 0.0)
         try:
             supervisor.start()
             yield supervisor, turns
@@ -220,10 +221,10 @@ def test_what_is_let_in_can_be_read_to_its_end(kind: str) -> None:
 def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Server, run: Run) -> None:
     with run() as (supervisor, turns):
         seen = {
-            POD: supervisor.pod_seen,
-            NODE: supervisor.node_seen,
-            POOL: supervisor.pool_seen,
-            JOB: supervisor.job_seen,
+            POD: supervisor.reflector.pod_seen,
+            NODE: supervisor.reflector.node_seen,
+            POOL: supervisor.reflector.pool_seen,
+            JOB: supervisor.reflector.job_seen,
         }
         for gone in (False, True):
             for _, mutant in mutants(kind, SOME):
@@ -237,7 +238,7 @@ def test_a_running_operator_lives_with_every_one_of_them(kind: str, server: Serv
         about = {"apiVersion": "v1" if kind in (POD, NODE) else "heterps.io/v1alpha1", "kind": kind, "uid": "bad"}
         assert about.items() <= event["involvedObject"].items()
         assert event["metadata"]["namespace"] == ("default" if kind in (NODE, POOL) else "ml")
-        supervisor.job_seen(named(JOB, "another"))
+        supervisor.reflector.job_seen(named(JOB, "another"))
         turns.wait_for("another")
 
 
@@ -248,7 +249,7 @@ def test_a_new_operator_comes_up_among_them(kind: str, server: Server, run: Run)
     with run() as (supervisor, turns):
         turns.wait_for("another")
         assert supervisor._cluster.ledger.free("cpu") >= (4 if kind not in (NODE, POOL) else 0)
-        supervisor.synchronize()
+        supervisor.reflector.synchronize()
 
 
 @pytest.mark.parametrize("kind", [POD, NODE, POOL, JOB])
@@ -258,14 +259,14 @@ def test_an_object_that_becomes_unreadable_counts_as_it_was(kind: str, server: S
         stores = {POD: cluster.pods, NODE: cluster.nodes, POOL: cluster.pools, JOB: cluster.jobs}
         good = named(kind, "good")
         server.items[PATHS[kind]] = [good]
-        supervisor.synchronize()
+        supervisor.reflector.synchronize()
         [before] = stores[kind].all()
         server.items[PATHS[kind]] = [{**good, "metadata": {**good["metadata"], "annotations": "x"}}]
-        supervisor.synchronize()
+        supervisor.reflector.synchronize()
         assert stores[kind].all() == (before,)
         server.wait_for("good")
         server.items[PATHS[kind]] = []
-        supervisor.synchronize()
+        supervisor.reflector.synchronize()
         assert stores[kind].all() == ()
 
 
@@ -314,7 +315,7 @@ def test_a_stranger_is_told_and_takes_nothing(name: str, begins: str, server: Se
         server.items[PODS] = [pod]
     with run() as (supervisor, turns):
         if begins == "before it":
-            supervisor.pod_seen(pod)
+            supervisor.reflector.pod_seen(pod)
         event = server.wait_for(name)
         assert (event["type"], event["reason"]) == ("Warning", reason)
         assert words in event["message"]
@@ -325,9 +326,9 @@ def test_a_stranger_is_told_and_takes_nothing(name: str, begins: str, server: Se
         assert supervisor._cluster.jobs.get("elsewhere", "x") is None
         pod = copy.deepcopy(pod)
         pod["status"]["message"] = "something else"
-        supervisor.pod_seen(pod)
-        supervisor.synchronize()
-        supervisor.pod_seen(stranger("last", None))
+        supervisor.reflector.pod_seen(pod)
+        supervisor.reflector.synchronize()
+        supervisor.reflector.pod_seen(stranger("last", None))
         server.wait_for("last")
         assert len(server.told(name)) == 1, "once, whatever else changes"
 
@@ -343,11 +344,11 @@ def test_a_pod_of_a_job_counts_with_what_it_requests(server: Server, run: Run) -
         assert "claims 1000000 units of pool cpu, its containers request 3 of cpu" in event["message"]
         damaged = copy.deepcopy(liar)
         damaged["metadata"]["annotations"]["heterps.io/process"] = TEXT
-        supervisor.pod_seen(damaged)
+        supervisor.reflector.pod_seen(damaged)
         assert supervisor._cluster.ledger.held_by("ml/another") == {"cpu": 3}, "it is what it was"
-        supervisor.job_seen(named(JOB, "another"), gone=True)
+        supervisor.reflector.job_seen(named(JOB, "another"), gone=True)
         assert supervisor._cluster.ledger.holders("cpu") == (("ml/another (deleted)", 3),)
-        supervisor.pod_seen(damaged, gone=True)
+        supervisor.reflector.pod_seen(damaged, gone=True)
         assert supervisor._cluster.ledger.held("cpu") == 0
 
 
@@ -355,28 +356,29 @@ def test_a_pod_of_a_job_counts_with_what_it_requests(server: Server, run: Run) -
 
 
 def test_a_thread_goes_on_after_whatever_happens(server: Server, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "_RESYNC_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(supervisor_module, "_GATHER_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor_module, "_THREAD_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(reflector_module, "_GATHER_SECONDS", 0.01)
     with run() as (supervisor, turns):
-        again = {name: threading.Semaphore(0) for name in ("_refresh_limits", "synchronize")}
+        loops = {"refresh": supervisor.pools, "synchronize": supervisor.reflector}
+        again = {name: threading.Semaphore(0) for name in loops}
         for name, calls in again.items():
 
             def fail(calls: threading.Semaphore = calls) -> bool:
                 calls.release()
                 raise ZeroDivisionError
 
-            monkeypatch.setattr(supervisor, name, fail)
+            monkeypatch.setattr(loops[name], name, fail)
         for _ in range(2):
-            supervisor._pools_changed.set()
-            assert again["_refresh_limits"].acquire(timeout=SECONDS)
-            supervisor.listed()
+            supervisor.pools.changed.set()
+            assert again["refresh"].acquire(timeout=SECONDS)
+            supervisor.reflector.listed()
             assert again["synchronize"].acquire(timeout=SECONDS)
         monkeypatch.setattr(turns, "watch_queue", None)
-        monkeypatch.setattr(supervisor, "_wake_waiting", lambda: 1 / 0)  # after a turn
-        supervisor.job_seen(named(JOB, "a"))
+        monkeypatch.setattr(supervisor, "wake_waiting", lambda: 1 / 0)  # after a turn
+        supervisor.reflector.job_seen(named(JOB, "a"))
         turns.wait_for("a")
-        supervisor.job_seen(named(JOB, "a"), gone=True)
-        supervisor.job_seen(named(JOB, "b"))
+        supervisor.reflector.job_seen(named(JOB, "a"), gone=True)
+        supervisor.reflector.job_seen(named(JOB, "b"))
         turns.wait_for("b")
 
 
@@ -397,13 +399,13 @@ def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypa
     monkeypatch.setattr(supervisor_module, "JobController", Fails)
     with run() as (supervisor, turns):
         for name in ("bad", "good"):
-            supervisor.job_seen(named(JOB, name))
+            supervisor.reflector.job_seen(named(JOB, name))
             turns.wait_for(name)
         event = server.wait_for("bad")
         assert event["reason"] == "TurnFailed"
         assert "IndexError: of a list" in event["message"]
-        supervisor.job_seen(named(JOB, "good"), gone=True)
-        supervisor.job_seen(named(JOB, "later"))
+        supervisor.reflector.job_seen(named(JOB, "good"), gone=True)
+        supervisor.reflector.job_seen(named(JOB, "later"))
         turns.wait_for("later")
 
 
@@ -427,6 +429,9 @@ def test_an_operator_that_cannot_begin_says_why(
     """And not that threads have not started."""
 
     class Cut(Server):
+        def impatient(self, seconds: float) -> Cut:
+            return self
+
         def get(self, path: str) -> None:
             assert path.endswith("/leases/heterps-operator")
 

@@ -12,7 +12,7 @@ import kopf
 import pytest
 from kopf._cogs.aiokits.aioadapters import wait_flag
 
-from heterps_operator.controller import handlers
+from heterps_operator.controller import watches
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
@@ -74,56 +74,56 @@ def phases(supervisor: Supervisor) -> dict[str, str]:
 
 def test_a_list_tells_what_the_watch_has_missed(supervisor: Supervisor, lists: Lists) -> None:
     for seen in (pod("a"), pod("b")):
-        supervisor.pod_seen(seen)
+        supervisor.reflector.pod_seen(seen)
     lists.items[PODS] = [pod("a", "Failed"), pod("c")]
-    supervisor.synchronize()
+    supervisor.reflector.synchronize()
     assert phases(supervisor) == {"a": "Failed", "c": "Running"}
 
 
 def test_what_the_watch_tells_while_a_list_is_read_is_newer(supervisor: Supervisor, lists: Lists) -> None:
     for seen in (pod("ended"), pod("deleted")):
-        supervisor.pod_seen(seen)
+        supervisor.reflector.pod_seen(seen)
     lists.items[PODS] = [pod("ended"), pod("deleted")]
 
     def happens() -> None:
-        supervisor.pod_seen(pod("ended", "Failed"))
-        supervisor.pod_seen(pod("deleted"), gone=True)
-        supervisor.pod_seen(pod("created"))
+        supervisor.reflector.pod_seen(pod("ended", "Failed"))
+        supervisor.reflector.pod_seen(pod("deleted"), gone=True)
+        supervisor.reflector.pod_seen(pod("created"))
 
     lists.meanwhile[PODS] = happens
-    supervisor.synchronize()
+    supervisor.reflector.synchronize()
     assert phases(supervisor) == {"ended": "Failed", "created": "Running"}
 
 
 def test_a_list_without_news_wakes_nobody(supervisor: Supervisor, lists: Lists) -> None:
     lists.items = {JOBS: [job("flights")], PODS: [pod("a")]}
-    supervisor.synchronize()
-    assert supervisor.schedule.depth() == 1
-    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
-    supervisor.synchronize()
-    assert supervisor.schedule.known() == 0
+    supervisor.reflector.synchronize()
+    assert supervisor.queue.depth() == 1
+    supervisor.queue.done(supervisor.queue.take() or ("", ""), None)
+    supervisor.reflector.synchronize()
+    assert supervisor.queue.known() == 0
 
 
 def test_units_that_become_free_wake_only_who_waits_for_them(supervisor: Supervisor) -> None:
-    supervisor.job_seen(job("runs"))
-    supervisor.schedule.done(supervisor.schedule.take() or ("", ""), None)
-    supervisor._wake_waiting()
-    assert supervisor.schedule.known() == 0
+    supervisor.reflector.job_seen(job("runs"))
+    supervisor.queue.done(supervisor.queue.take() or ("", ""), None)
+    supervisor.wake_waiting()
+    assert supervisor.queue.known() == 0
     supervisor._controller(("ml", "new"))  # an unknown job
-    supervisor._wake_waiting()
-    assert supervisor.schedule.known() == 1
+    supervisor.wake_waiting()
+    assert supervisor.queue.known() == 1
 
 
 def test_a_coordinator_on_a_node_takes_a_unit_from_its_pool(supervisor: Supervisor, lists: Lists) -> None:
     coordinator = pod_on("a", "flights-coordinator-1-1", "100m")
     lists.items = {POOLS: [make_pool()], NODES: [make_node("a", "4")], PODS: [coordinator]}
-    supervisor.synchronize()
+    supervisor.reflector.synchronize()
     ledger = supervisor._cluster.ledger
     assert ledger.free("cpu") == 3
-    supervisor._pools_changed.clear()
-    supervisor.pod_seen({**coordinator, "status": {"phase": "Succeeded"}})
-    assert supervisor._pools_changed.is_set(), "the thread that keeps the pools looks at once"
-    supervisor._refresh_limits()
+    supervisor.pools.changed.clear()
+    supervisor.reflector.pod_seen({**coordinator, "status": {"phase": "Succeeded"}})
+    assert supervisor.pools.changed.is_set(), "the thread that keeps the pools looks at once"
+    supervisor.pools.refresh()
     assert ledger.free("cpu") == 4
 
 
@@ -132,37 +132,37 @@ def test_limits_are_those_of_pods_whose_jobs_are_known(supervisor: Supervisor, l
     worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
     lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "4")], PODS: [worker]}
     lists.items[JOBS] = [{**job("a"), "metadata": {"name": "a", "namespace": "ml", "uid": "a"}}]
-    supervisor.synchronize()
+    supervisor.reflector.synchronize()
     ledger = supervisor._cluster.ledger
     assert (ledger.held_by("ml/a"), ledger.free("cpu")) == ({"cpu": 2}, 2)
-    supervisor.job_seen(lists.items[JOBS][0], gone=True)
-    supervisor._refresh_limits()
+    supervisor.reflector.job_seen(lists.items[JOBS][0], gone=True)
+    supervisor.pools.refresh()
     assert (ledger.holders("cpu"), ledger.free("cpu")) == ((("ml/a (deleted)", 2),), 2)
-    supervisor.pod_seen(worker, gone=True)
+    supervisor.reflector.pod_seen(worker, gone=True)
     assert ledger.free("cpu") == 4
 
 
 def test_a_new_operator_keeps_the_place_of_a_deleted_job_s_pods(supervisor: Supervisor, lists: Lists) -> None:
     worker = pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)
     lists.items = {POOLS: [make_pool(maxUnits=4)], NODES: [make_node("a", "16")], PODS: [worker]}
-    supervisor.synchronize()
+    supervisor.reflector.synchronize()
     ledger = supervisor._cluster.ledger
     assert ledger.free("cpu") == 2
     assert not ledger.reserve("ml/b", {"cpu": 3}).granted
-    supervisor._pools_changed.clear()
-    supervisor.pod_seen(worker, gone=True)
-    assert supervisor._pools_changed.is_set()
-    supervisor._refresh_limits()
+    supervisor.pools.changed.clear()
+    supervisor.reflector.pod_seen(worker, gone=True)
+    assert supervisor.pools.changed.is_set()
+    supervisor.pools.refresh()
     assert ledger.reserve("ml/b", {"cpu": 4}).granted
 
 
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heterps_operator.controller.supervisor._GATHER_SECONDS", 0.01)
+    monkeypatch.setattr("heterps_operator.controller.reflector._GATHER_SECONDS", 0.01)
     supervisor.start()
     try:
-        supervisor.pod_seen(pod("deleted"))  # no deletion is reported
+        supervisor.reflector.pod_seen(pod("deleted"))  # no deletion is reported
         removed, remove = threading.Event(), supervisor._cluster.pods.remove
 
         def noted(item: Json) -> bool:
@@ -171,7 +171,7 @@ def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
             return known
 
         monkeypatch.setattr(supervisor._cluster.pods, "remove", noted)
-        supervisor.listed()
+        supervisor.reflector.listed()
         assert removed.wait(20)
         assert phases(supervisor) == {}
     finally:
@@ -191,8 +191,8 @@ def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytes
         await waiter
 
     monkeypatch.setattr(kopf, "operator", run)
-    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
-    handlers.watch(supervisor, stop, namespaces=(), login=server)
+    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
+    watches.watch(supervisor.reflector, stop, namespaces=(), login=server)
     assert len(runs) == 3
 
 
@@ -203,6 +203,6 @@ def test_watches_that_fail_again_and_again_end_the_operator(
         raise RuntimeError("Error in the watch-stream")
 
     monkeypatch.setattr(kopf, "operator", run)
-    monkeypatch.setattr(handlers, "_LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
     with pytest.raises(RuntimeError, match="watch-stream"):
-        handlers.watch(supervisor, threading.Event(), namespaces=(), login=server)
+        watches.watch(supervisor.reflector, threading.Event(), namespaces=(), login=server)

@@ -84,12 +84,17 @@ def test_a_job_that_asks_for_nothing_waits_until_it_is_woken() -> None:
     assert schedule.depth() == 0
 
 
-def test_a_forgotten_job_does_not_come_back() -> None:
+def test_jobs_that_are_gone_leave_nothing_behind() -> None:
     clock = Clock()
     schedule = WorkQueue(clock=clock)
-    schedule.wake(A)
-    schedule.forget(A)
-    assert schedule.depth() == 0
+    for number in range(100):
+        key = ("ml", f"job-{number}")
+        schedule.wake(key)
+        assert schedule.take() == key
+        schedule.done(key, None)
+        clock.now += 1
+    assert len(schedule._last) <= 1
+    assert (schedule.known(), len(schedule._heap)) == (0, 0)
 
 
 def test_a_waiting_thread_is_woken_by_a_job_and_let_go_by_close() -> None:

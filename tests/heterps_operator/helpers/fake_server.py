@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 
 Json = dict[str, Any]
 
 CREATED = "2026-03-01T10:00:00Z"
 
 
-class FakeServer:
-    """An API server for the client.
+class FakeServer(KubernetesApi):
+    """An API server for the client, as the client that would speak to it.
 
     Attributes:
         refusals: errors that the next calls raise, by verb, in order.
@@ -49,7 +49,9 @@ class FakeServer:
         found = self.objects.get(path)
         return None if found is None else copy.deepcopy(found)
 
-    def list(self, path: str, *, label_selector: str = "", field_selector: str = "") -> tuple[list[Json], str]:
+    def list(
+        self, path: str, label_selector: str = "", field_selector: str = "", limit: int = 0
+    ) -> tuple[list[Json], str]:
         self._request("list", path)
         head, _, plural = path.rpartition("/")
         found = [
@@ -77,7 +79,7 @@ class FakeServer:
         path: str,
         body: Mapping[str, Any],
         field_manager: str = "",
-        force: bool = False,
+        force: bool = True,
         *,
         dry_run: bool = False,
     ) -> Json:
@@ -101,7 +103,7 @@ class FakeServer:
             after["metadata"]["generation"] += 1
         return self._store(path, after)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
         self._request("delete", path)
         self.objects.pop(path, None)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
+from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.loop.coordinator_client import CoordinatorError
@@ -31,7 +31,7 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
-from tests.heterps_operator.controller.test_job_controller import PODS, Server, World
+from tests.heterps_operator.controller.jobs.test_controller import PODS, Server, World
 from tests.heterps_operator.helpers.world import PLAN, PROFILE
 from tests.heterps_operator.helpers.world import World as Values
 
@@ -98,7 +98,7 @@ class _Server(Server):
         else:
             self.objects.pop(path, None)
 
-    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+    def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
         made = super().create(path, body, strict=strict)
         if path == PODS:
             made["metadata"]["creationTimestamp"] = CREATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +241,22 @@ def test_patience_ends_after_some_seconds(api: KubernetesApi, script: Script, pa
     assert len(script.requests) == 5
     assert sum(pauses) <= 8.0
     assert calls == [("list", "pods", 0)] * 5
+
+
+def test_an_impatient_client_tries_once(api: KubernetesApi, script: Script, pauses: list[float], calls: Any) -> None:
+    script.hang_up()
+    with pytest.raises(ApiError, match="does not answer"):
+        api.impatient(5.0).get(f"{PODS}/x")
+    assert (len(script.requests), pauses) == (1, [])
+    assert calls == [("get", "pods", 0)]
+
+
+def test_an_impatient_client_does_not_wait_for_a_stalled_server(api: KubernetesApi) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never answers
+        api.configuration.host = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ApiError, match="does not answer") as caught:
+            api.impatient(0.05).get(f"{PODS}/x")
+    assert caught.value.code == 0
 
 
 def test_the_server_says_when_to_come_back(api: KubernetesApi, script: Script, pauses: list[float]) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from heterps_operator.controller.store import PodStore, slim_pod
+from heterps_operator.controller.stores.pods import PodStore
+from heterps_operator.controller.stores.slimming import slim_pod
 from heterps_operator.kubernetes.reading.claims import Charge, Claims, charge_of, claim_of, requests_of
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_text

@@ -20,12 +20,12 @@ from heterps_operator.control.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
-from heterps_operator.controller.pacing import FIRST_PAUSE_SECONDS, Pacing
-from heterps_operator.controller.publisher import Publisher
-from heterps_operator.controller.session import CapacityTakenError, JobSession, Site
-from heterps_operator.controller.store import Key
-from heterps_operator.controller.wanted import Wanted
+from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
+from heterps_operator.controller.jobs.publisher import Publisher
+from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
+from heterps_operator.controller.jobs.wanted import Wanted
+from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import job_path, state_name

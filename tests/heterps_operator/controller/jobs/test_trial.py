@@ -13,10 +13,10 @@ import pytest
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
+from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from tests.heterps_operator.controller.test_hindrances import events
-from tests.heterps_operator.controller.test_job_controller import CONFIGS, KEY, World, planned
+from tests.heterps_operator.controller.jobs.test_controller import CONFIGS, KEY, World, planned
+from tests.heterps_operator.controller.jobs.test_hindrances import events
 from tests.heterps_operator.helpers import world as values
 
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
-"""kopf's part: the watches. Each event goes to the supervisor, which decides nothing and returns at once.
+"""Watches, by kopf: each event is passed to the reflector, which stores the object and returns at once.
 
-Only low-level event handlers are used: they leave no finalizer and no annotation on anything, so that objects can be
-deleted while no operator runs, and nothing of ours stays behind.
+Only kopf's low-level event handlers are used. They add no finalizer and no annotation to any object, so objects can be
+deleted while no operator runs, and nothing of the operator stays behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import kopf
 
-from heterps_operator.controller.supervisor import Supervisor
+from heterps_operator.controller.reflector import Reflector
 from heterps_operator.kubernetes.names import LABEL_JOB
 from heterps_runtime.contract import API_GROUP
 
@@ -23,39 +23,39 @@ __all__ = ["watch"]
 
 _LOG = logging.getLogger("heterps.operator")
 _VERSION = "v1alpha1"
-_PAGE = 200  # objects of one answer
-_IDLE_SECONDS = 1.0  # that a task is kept for an object without news: there are thousands of pods
-_WELL_SECONDS = 120.0  # watches that have lasted so long were well
-_MOST_FAILURES = 8  # one after the other: two minutes
+_PAGE = 200  # objects per response
+_IDLE_SECONDS = 1.0  # lifetime of an idle task of kopf: it starts one for each changed object
+_HEALTHY_SECONDS = 120.0  # watches that last this long reset the count of failures
+_MOST_FAILURES = 8  # consecutive ones: two minutes
 _LONGEST_PAUSE_SECONDS = 30.0
-_STOP_SECONDS = 0.2  # between two looks at whether the operator is to end
-_WATCH_SECONDS = 600  # after which the API server ends a watch, and another one begins
+_STOP_SECONDS = 0.2  # between two checks of `stop`
+_WATCH_SECONDS = 600  # after which the API server ends a watch; kopf starts the next one
 
 
 def watch(
-    supervisor: Supervisor,
+    reflector: Reflector,
     stop: threading.Event,
     *,
     namespaces: Sequence[str],
     login: Callable[[], kopf.ConnectionInfo],
 ) -> None:
-    """Report everything that happens to jobs, their pods, device pools and nodes; returns when `stop` is set.
+    """Report every change of jobs, their pods, device pools and nodes; return when `stop` is set.
 
-    kopf ends at what it does not expect of a watch: an error other than 410, a line that was cut, a refusal that lasts.
-    Then the watches begin anew. If that fails again and again, so does this function.
+    kopf fails at unexpected responses: an error other than 410, a truncated line, a lasting refusal. The watches are
+    then restarted, with growing pauses. If they fail repeatedly, the last error is raised.
 
     Args:
-        supervisor: is told.
+        reflector: receives the changes.
         stop: ends the watches.
-        namespaces: whose jobs and pods are watched; empty: all.
-        login: how the API server is reached.
+        namespaces: namespaces of the watched jobs and pods; empty: all.
+        login: returns the connection to the API server.
     """
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # the resources are known; looking for them needs rights on CRDs
+    settings.scanning.disabled = True  # the resources are known, and scanning needs rights on CRDs
     settings.watching.server_timeout = _WATCH_SECONDS
-    settings.watching.chunk_size = _PAGE  # ten thousand pods at once would take half a gigabyte
+    settings.watching.chunk_size = _PAGE  # a list of ten thousand pods takes half a gigabyte
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["pods"] = LABEL_JOB
     settings.persistence.diffbase_storage = _NoDifferences()
@@ -67,26 +67,26 @@ def watch(
     def report(seen: Callable[..., None]) -> Callable[..., Any]:
         async def handler(event: Any, **_: Any) -> None:
             seen(dict(event["object"]), gone=event["type"] == "DELETED")
-            if event["type"] is None:  # of the list that a watch begins with
-                supervisor.listed()
+            if event["type"] is None:  # from the list that precedes a watch
+                reflector.listed()
 
         return handler
 
-    kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(supervisor.job_seen))
-    kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(supervisor.pool_seen))
-    kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(supervisor.pod_seen))
-    kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(supervisor.node_seen))
+    kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(reflector.job_seen))
+    kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
+    kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(reflector.pod_seen))
+    kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
 
     failures = 0
     while not stop.is_set():
-        began, failure = time.monotonic(), Exception("kopf has ended")
+        began, failure = time.monotonic(), Exception("kopf returned")
         try:
             asyncio.run(_watch_once(registry, settings, namespaces, stop))
-        except Exception as error:  # whatever it is, watches are needed
+        except Exception as error:  # the operator cannot work without watches
             failure = error
         if stop.is_set():
             return
-        failures = failures + 1 if time.monotonic() - began < _WELL_SECONDS else 1
+        failures = failures + 1 if time.monotonic() - began < _HEALTHY_SECONDS else 1
         if failures > _MOST_FAILURES:
             raise failure
         pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
@@ -95,7 +95,7 @@ def watch(
 
 
 class _NoDifferences(kopf.DiffBaseStorage):
-    """Of handlers that are told of every event. kopf would copy each object twice to see what has changed in it."""
+    """Disables kopf's comparison of objects: it copies each object twice, and low-level handlers do not need it."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -110,8 +110,8 @@ class _NoDifferences(kopf.DiffBaseStorage):
 async def _watch_once(
     registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, namespaces: Sequence[str], stop: threading.Event
 ) -> None:
-    """Let kopf watch until `stop` is set, or it fails."""
-    # kopf would wait for a thread's event in a thread, which nothing ends when kopf itself fails.
+    """Run kopf until `stop` is set; raise its error if it fails."""
+    # kopf waits for a threading.Event in a thread that does not end when kopf itself fails.
     ended = asyncio.Event()
 
     async def follow() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import ApiError
-from tests.heterps_operator.controller.test_job_controller import CONFIGS, PODS, World
+from tests.heterps_operator.controller.jobs.test_controller import CONFIGS, PODS, World
 
 Json = dict[str, Any]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from heterps_operator.controller.store import ObjectStore, PodStore, slim_node
+from heterps_operator.controller.stores.objects import ObjectStore
+from heterps_operator.controller.stores.pods import PodStore
+from heterps_operator.controller.stores.slimming import slim_node
 from heterps_operator.kubernetes.reading.processes import process_of, process_text
 from tests.heterps_operator.helpers.documents import CPU_WORKER, owner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +14,8 @@ import pytest
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.job import JobController
-from heterps_operator.controller.publisher import Publisher
+from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.state import StateTaken, StoredState
 from heterps_operator.state.bill import Bill
@@ -28,7 +28,7 @@ from tests.heterps_operator.helpers.world import PLAN
 
 Json = dict[str, Any]
 
-FLIGHTS = Path(__file__).parents[3] / "examples" / "flights" / "job.yaml"
+FLIGHTS = Path(__file__).parents[4] / "examples" / "flights" / "job.yaml"
 KEY = ("ml", "flights")
 JOB = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobs/flights"
 PODS = "/api/v1/namespaces/ml/pods"
@@ -39,18 +39,18 @@ SERVICE = "/api/v1/namespaces/ml/services/flights"
 class Server(FakeServer):
     """An in-memory API server with the operator's methods."""
 
-    def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+    def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
         self._request("create", path)
         place = f"{path}/{body['metadata']['name']}"
         if place in self.objects:
             raise ApiError(409, "AlreadyExists", f"{place} already exists")
         return self.put(place, **body)
 
-    def replace(self, path: str, body: Json) -> Json:
+    def replace(self, path: str, body: Mapping[str, Any]) -> Json:
         self._request("update", path)
         if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        return self._store(path, copy.deepcopy(body))
+        return self._store(path, copy.deepcopy(dict(body)))
 
     def apply(self, path: str, body: Any, *_: Any, **options: Any) -> Json:
         before = self.objects.get(path, {})
@@ -61,7 +61,7 @@ class Server(FakeServer):
     def delete(self, path: str, *_: Any, **options: Any) -> None:
         super().delete(path)
 
-    def log_tail(self, namespace: str, pod: str, lines: int) -> tuple[str, ...]:
+    def log_tail(self, namespace: str, pod: str, lines: int, container: str = "") -> tuple[str, ...]:
         return ()
 
 

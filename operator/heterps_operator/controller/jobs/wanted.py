@@ -8,8 +8,8 @@ from typing import Any
 
 from heterps_operator.api.admission import cluster_problems
 from heterps_operator.api.manifest import Manifest, read_objects
-from heterps_operator.controller.owned_objects import NotReadyError
-from heterps_operator.controller.store import ObjectStore
+from heterps_operator.controller.jobs.owned_objects import NotReadyError
+from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
 

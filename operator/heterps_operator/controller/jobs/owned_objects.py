@@ -11,7 +11,7 @@ from typing import Any
 
 from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.store import Key
+from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
 from heterps_operator.kubernetes.api import ApiError

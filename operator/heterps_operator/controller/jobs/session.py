@@ -17,9 +17,9 @@ from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.owned_objects import NotReadyError, OwnedObjects
-from heterps_operator.controller.store import Key
-from heterps_operator.controller.trial import PlanTrial
+from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.jobs.trial import PlanTrial
+from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects

@@ -1,0 +1,1 @@
+"""One job's controller: from the stores to a turn of its control loop."""

@@ -1,0 +1,94 @@
+"""Limits and status of the DevicePools, from their nodes and from the pods on them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.names import object_path
+from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.readable import POOL
+from heterps_runtime.contract import API_VERSION
+
+__all__ = ["PoolKeeper"]
+
+_LOG = logging.getLogger("heterps.operator")
+_PERIOD_SECONDS = 5.0  # between two updates of the status without a change of capacity: held units change silently
+_GATHER_SECONDS = 0.5  # changes come in bursts
+
+
+class PoolKeeper:
+    """Keeps the ledger's limits and the status of all pools up to date.
+
+    Args:
+        cluster: the shared context.
+        problems: receives pools that cannot be read.
+        on_change: called when a limit has changed.
+
+    Attributes:
+        changed: set it when nodes, pools or the pods beside them have changed.
+    """
+
+    def __init__(self, cluster: OperatorContext, problems: ProblemRecorder, on_change: Callable[[], None]) -> None:
+        self.changed = threading.Event()
+        self._cluster = cluster
+        self._problems = problems
+        self._on_change = on_change
+        self._limits: dict[str, int] = {}
+        self._capacities: dict[str, Capacity] = {}
+        self._counted: tuple[int, ...] = ()  # versions of the stores that the capacities were counted from
+
+    def run(self, stop: threading.Event) -> None:
+        """Refresh limits and status until `stop` is set; set `changed` then, too."""
+        while not stop.is_set():
+            self.changed.wait(_PERIOD_SECONDS)
+            self.changed.clear()
+            if stop.wait(_GATHER_SECONDS):
+                return
+            if self.refresh():
+                self._on_change()
+            for pool in self._cluster.pools.all():
+                try:
+                    self._publish(pool)
+                except ApiError as error:
+                    _LOG.warning("pool %s: %s", pool["metadata"]["name"], error)
+                except Exception as error:  # one pool must not hold up the others
+                    self._problems.tell_unreadable(POOL, pool, error)
+
+    def refresh(self) -> bool:
+        """Pass the pools' limits to the ledger; return whether any has changed."""
+        cluster = self._cluster
+        pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
+        counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version
+        capacities = self._capacities
+        if counted != self._counted or pools.keys() != capacities.keys():  # thousands of nodes take a while
+            nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
+            capacities = {}
+            for name, pool in pools.items():
+                try:
+                    capacities[name] = pool_capacity(pool, nodes, claimed)
+                except Exception as error:  # one pool must not hold up the others
+                    self._problems.tell_unreadable(POOL, pool, error)
+            self._capacities, self._counted = capacities, counted
+        limits = {name: pool_limit(pools[name], capacity) for name, capacity in capacities.items()}
+        changed, self._limits = limits != self._limits, limits
+        cluster.ledger.set_limits(limits)
+        return changed
+
+    def _publish(self, pool: Json) -> None:
+        """Write the status of a pool if it has changed."""
+        name = str(pool["metadata"]["name"])
+        capacity = self._capacities.get(name)
+        if capacity is None:  # a new pool
+            return
+        status = pool_status(pool, capacity, self._cluster.ledger.held(name), now=self._cluster.clock())
+        self._cluster.metrics.update_pool(pool, status)
+        if status == pool.get("status"):
+            return
+        body = {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": name}, "status": status}
+        self._cluster.pools.put(self._cluster.api.apply(f"{object_path(body)}/status", body))

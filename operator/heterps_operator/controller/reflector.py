@@ -1,0 +1,203 @@
+"""Keeps the stores equal to the cluster: watches report changes, and lists find what the watches have missed.
+
+Nothing is decided here. Changes wake the jobs concerned. An object that cannot be read is reported and skipped: no
+object can delay the others or end a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from heterps_operator.controller.accounting import PodAccounting
+from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.pools import PoolKeeper
+from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.controller.stores.objects import Key, ObjectStore, key_of
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.names import LABEL_JOB, job_owner, jobs_path, pods_path
+from heterps_operator.kubernetes.reading.complaints import pod_complaint
+from heterps_operator.kubernetes.reading.pools import unit_resource
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_runtime.contract import API_VERSION
+
+__all__ = ["Reflector"]
+
+_LOG = logging.getLogger("heterps.operator")
+_RESYNC_SECONDS = 300.0  # between two comparisons of the stores with fresh lists
+_GATHER_SECONDS = 2.0  # after a watch has restarted: its list comes in pages, and other watches restart with it
+_MOST_GATHERED = 5
+_RETRY_SECONDS = 10.0
+_NODES = "/api/v1/nodes"
+_POOLS = f"/apis/{API_VERSION}/devicepools"
+
+
+class Reflector:
+    """Fills the stores of jobs, pods, pools and nodes. Thread-safe.
+
+    Args:
+        cluster: the shared context, with the stores.
+        pools: is told of changed capacities.
+        problems: receives objects that cannot be read.
+        wake: called with the key of each job that is concerned by a change.
+        namespaces: namespaces of the managed jobs; empty: all.
+        jitter: returns random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        cluster: OperatorContext,
+        pools: PoolKeeper,
+        problems: ProblemRecorder,
+        wake: Callable[[Key], None],
+        *,
+        namespaces: Iterable[str] = (),
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._cluster = cluster
+        self._pools = pools
+        self._problems = problems
+        self._wake = wake
+        self._namespaces = tuple(namespaces)
+        self._jitter = jitter
+        self._accounting = PodAccounting(cluster.pods, cluster.ledger)
+        self._relisted = threading.Event()
+
+    # --- watches ------------------------------------------------------------------------------------------------------
+
+    def job_seen(self, item: Json, *, gone: bool = False) -> None:
+        """Take a HeterPSJob that was added, changed or deleted."""
+        self._take(JOB, self._note_job, item, gone)
+
+    def pod_seen(self, item: Json, *, gone: bool = False) -> None:
+        """Take a pod with the label of HeterPS that was added, changed or deleted."""
+        self._take(POD, self._note_pod, item, gone)
+
+    def pool_seen(self, item: Json, *, gone: bool = False) -> None:
+        """Take a DevicePool that was added, changed or deleted."""
+        self._take(POOL, self._note_pool, item, gone)
+
+    def node_seen(self, item: Json, *, gone: bool = False) -> None:
+        """Take a node that was added, changed or deleted."""
+        self._take(NODE, self._note_node, item, gone)
+
+    def listed(self) -> None:
+        """A watch has restarted with a list, which does not contain what was deleted before."""
+        self._relisted.set()
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Compare the stores with lists, periodically and after watches restart; call `listed` to end it."""
+        while not stop.is_set():
+            self._relisted.wait(_RESYNC_SECONDS * (0.9 + 0.2 * self._jitter()))
+            for _ in range(_MOST_GATHERED):
+                if self._relisted.is_set() and not stop.is_set():
+                    self._relisted.clear()
+                    stop.wait(_GATHER_SECONDS)
+            if stop.is_set():
+                return
+            try:
+                self.synchronize()
+            except ApiError as error:
+                _LOG.warning("resync: %s; retrying in %.0f s", error, _RETRY_SECONDS)
+                stop.wait(_RETRY_SECONDS)
+                self._relisted.set()
+
+    def synchronize(self) -> None:
+        """Compare the stores with fresh lists.
+
+        Raises:
+            ApiError: the API server does not answer.
+        """
+        cluster = self._cluster
+        self._compare(cluster.nodes, [_NODES], self.node_seen)
+        self._compare(cluster.pools, [_POOLS], self.pool_seen)
+        self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # before the pods that they own
+        self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
+        self._pools.refresh()
+
+    def _paths(self, path: Callable[[str | None], str]) -> list[str]:
+        return [path(namespace) for namespace in self._namespaces] or [path(None)]
+
+    def _compare(
+        self, store: ObjectStore, paths: Iterable[str], seen: Callable[..., None], label_selector: str = ""
+    ) -> None:
+        """Take the objects of lists, except those that a watch has reported since the lists were requested."""
+        before = store.snapshot()
+        listed: set[Key] = set()
+        for path in paths:
+            for item in self._cluster.api.each(path, label_selector=label_selector):
+                key = _key_of(item)
+                listed.add(key)
+                if store.get(*key) is before.get(key):
+                    seen(item)
+        for key, known in before.items():
+            if key not in listed and store.get(*key) is known:
+                seen(known, gone=True)
+
+    # --- stores -------------------------------------------------------------------------------------------------------
+
+    def _take(self, kind: str, note: Callable[[Json, bool], None], item: Json, gone: bool) -> None:
+        """Check and store an object, or report it; this never raises."""
+        version = self._cluster.pods.claims_version_beside
+        try:
+            if not gone:
+                check(kind, item)
+            note(item, gone)
+        except Exception as error:
+            if gone:
+                _LOG.warning("a deleted %s: %r", kind, error)
+            else:
+                self._problems.tell_unreadable(kind, item, error)
+        if self._cluster.pods.claims_version_beside != version:  # a coordinator may take a unit from its node
+            self._pools.changed.set()
+
+    def _note_job(self, item: Json, gone: bool) -> None:
+        if not (self._cluster.jobs.remove(item) if gone else self._cluster.jobs.put(item)):
+            return
+        (self._accounting.job_gone if gone else self._accounting.job_seen)(item)
+        self._wake(key_of(item))
+
+    def _note_pod(self, item: Json, gone: bool) -> None:
+        pods, key = self._cluster.pods, key_of(item)
+        before = pods.get(*key)
+        changed = pods.remove(item) if gone else pods.put(item)
+        known = before if gone else pods.get(*key)
+        if known is None:
+            return
+        # Pods of a deleted job count as well: they occupy their units until they end.
+        if changed and (job := self._accounting.pod_changed(known)) is not None:
+            self._wake(job)
+        if not gone and (complaint := pod_complaint(item, job_owner(known) is not None, pods.charge(known))):
+            self._problems.tell(POD, item, complaint)
+
+    def _note_pool(self, item: Json, gone: bool) -> None:
+        before = self._cluster.pools.get("", str(item["metadata"]["name"]))
+        changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
+        if gone:
+            self._cluster.metrics.forget_pool(str(item["metadata"]["name"]))
+        # The operator itself writes the status: only a changed spec matters.
+        if changed and (gone or before is None or before["spec"] != item["spec"]):
+            pools = self._cluster.pools.all()
+            if self._cluster.pods.set_resources({p["metadata"]["name"]: unit_resource(p["spec"]) for p in pools}):
+                self._accounting.count_all()
+            self._pools.changed.set()
+            for job in self._cluster.jobs.all():
+                self._wake(key_of(job))
+
+    def _note_node(self, item: Json, gone: bool) -> None:
+        if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
+            self._pools.changed.set()
+
+
+def _key_of(item: Any) -> Key:
+    """Return the namespace and name of an object; of a malformed one without a name, two empty strings."""
+    try:
+        return key_of(item)
+    except (AttributeError, KeyError, TypeError):
+        return "", ""

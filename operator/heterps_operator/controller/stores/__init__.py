@@ -1,0 +1,1 @@
+"""What the operator has last seen of the cluster."""

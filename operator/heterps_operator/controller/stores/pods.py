@@ -1,0 +1,120 @@
+"""The store of pods, with what they occupy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from heterps_operator.controller.stores.objects import Key, ObjectStore, key_of
+from heterps_operator.controller.stores.slimming import slim_pod
+from heterps_operator.documents import Json
+from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, job_owner
+from heterps_operator.kubernetes.reading.claims import Charge, Claimed, Claims, charge_of, claim_of
+from heterps_operator.kubernetes.reading.processes import process_of
+
+__all__ = ["PodStore"]
+
+
+class PodStore(ObjectStore):
+    """Pods with the label of HeterPS by job, and their requests by node. Thread-safe.
+
+    The owner and the process of a pod are those of its first version: later changes of them are ignored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(slim_pod)
+        self._by_job: dict[Key, dict[Key, Json]] = {}  # by namespace and uid of the job
+        self._known: set[Key] = set()  # jobs, by namespace and uid
+        self._resources: dict[str, str] = {}
+        self._claims = Claims()
+
+    def of_job(self, job: Json) -> tuple[Json, ...]:
+        """Return all pods that this job owns, by its uid: not those of an earlier job of the same name."""
+        metadata = job["metadata"]
+        return self.of_owner(str(metadata.get("namespace") or ""), str(metadata["uid"]))
+
+    def of_owner(self, namespace: str, uid: str) -> tuple[Json, ...]:
+        """Return all pods that the job with this uid owns."""
+        with self._lock:
+            return tuple((self._by_job.get((namespace, uid)) or {}).values())
+
+    def know_job(self, namespace: str, uid: str, *, known: bool = True) -> None:
+        """Count the pods of a job as its own; or, unless `known`, as orphans."""
+        with self._lock:
+            if ((namespace, uid) in self._known) == known:
+                return
+            (self._known.add if known else self._known.discard)((namespace, uid))
+            for key, pod in (self._by_job.get((namespace, uid)) or {}).items():
+                self._claim(key, pod)
+
+    def set_resources(self, resources: Mapping[str, str]) -> bool:
+        """Set the resource of each pool's units; return whether anything has changed."""
+        with self._lock:
+            if resources == self._resources:
+                return False
+            self._resources = dict(resources)
+            for key, pod in self._items.items():
+                self._claim(key, pod)
+            return True
+
+    def charge(self, pod: Json) -> Charge | None:
+        """Return the units that a pod occupies of its pool; None if it occupies none, or its job is not known."""
+        owner = job_owner(pod)
+        if owner is None or (key_of(pod)[0], owner[1]) not in self._known:
+            return None
+        return charge_of(pod, self._resources)
+
+    def occupied(self, namespace: str, uid: str) -> dict[str, int]:
+        """Return the units that the pods of a known job occupy, by pool."""
+        units: dict[str, int] = {}
+        with self._lock:
+            for pod in (self._by_job.get((namespace, uid)) or {}).values():
+                charge = self.charge(pod)
+                if charge is not None and charge.units:
+                    units[charge.pool] = units.get(charge.pool, 0) + charge.units
+        return units
+
+    @property
+    def claims_version(self) -> int:
+        """See `Claims.version`."""
+        return self._claims.version
+
+    @property
+    def claims_version_beside(self) -> int:
+        """See `Claims.version_beside`."""
+        return self._claims.version_beside
+
+    def claimed(self) -> Claimed:
+        """Return the requests of all pods, by node."""
+        with self._lock:
+            return self._claims.by_node()
+
+    # --- under the lock ---
+
+    def _merged(self, item: Json, before: Json | None) -> Json:
+        if before is None or before["metadata"].get("uid") != item["metadata"].get("uid") or job_owner(before) is None:
+            return item
+        metadata = {**item["metadata"], "ownerReferences": before["metadata"]["ownerReferences"]}
+        with contextlib.suppress(ValueError):
+            process_of(before)
+            text = before["metadata"]["annotations"][ANNOTATION_PROCESS]
+            metadata["annotations"] = {**(metadata.get("annotations") or {}), ANNOTATION_PROCESS: text}
+        return {**item, "metadata": metadata}
+
+    def _changed(self, key: Key, before: Json | None, after: Json | None) -> None:
+        if before is not None and (owner := job_owner(before)) is not None:
+            pods = self._by_job.get((key[0], owner[1])) or {}
+            pods.pop(key, None)
+            if not pods:
+                self._by_job.pop((key[0], owner[1]), None)
+        if after is None:
+            self._claims.note(key, None)
+            return
+        if (owner := job_owner(after)) is not None:
+            self._by_job.setdefault((key[0], owner[1]), {})[key] = after
+        self._claim(key, after)
+
+    def _claim(self, key: Key, pod: Json) -> None:
+        owner = job_owner(pod)
+        orphaned = owner is not None and (key[0], owner[1]) not in self._known
+        self._claims.note(key, claim_of(pod, self.charge(pod), orphaned=orphaned))
