@@ -106,7 +106,7 @@ class JobSpec:
     method: str = "optimal"
     planner_timeout_seconds: float = 120.0
     stages_by_hand: tuple[Json, ...] = ()
-    server_replicas: int = 1
+    server_replicas: int | None = None  # None: the planner decides
     run_policy: RunPolicy = field(default_factory=RunPolicy)
     balancing: Balancing = field(default_factory=Balancing)
     elasticity: Elasticity = field(default_factory=Elasticity)
@@ -159,7 +159,7 @@ class JobSpec:
             method=scheduling.get("method", "optimal"),
             planner_timeout_seconds=float(scheduling.get("timeoutSeconds", 120)),
             stages_by_hand=tuple(scheduling.get("stages") or ()),
-            server_replicas=int((spec.get("parameterServer") or {}).get("replicas", 1)),
+            server_replicas=(spec.get("parameterServer") or {}).get("replicas"),
             run_policy=RunPolicy(
                 suspend=bool(policy.get("suspend", False)),
                 backoff_limit=int(policy.get("backoffLimit", 3)),

@@ -23,7 +23,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.machine import describe_cores, is_busy
 from heterps_operator.control.members import units_by_pool
-from heterps_operator.control.problem import build_problem
+from heterps_operator.control.problem import build_problem, with_running_servers
 from heterps_operator.formatting import format_time
 from heterps_operator.state.status import Status
 from heterps_operator.state.throughput import (
@@ -183,10 +183,9 @@ def _problem(
     job: JobSpec, observed: Observed, plan: PlanDocument, throughput: float, stages: Sequence[float]
 ) -> dict[str, Any] | None:
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
-    servers = {"pool": plan.parameterServer.pool, "units": plan.parameterServer.units}  # they stay where they are
     try:
         problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
-        return calibrate({**problem, "parameterServer": servers}, plan, throughput, stages)
+        return calibrate(with_running_servers(problem, plan.parameterServer), plan, throughput, stages)
     except ValueError:
         return None  # the model has other layers now; the plan that runs stays
 
