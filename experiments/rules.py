@@ -203,12 +203,12 @@ def _least_size(problem: Problem, segments: Segments, stages: list[Stage], *, se
     memory = _least_pods(segments, stages)
     if memory is None:
         return None
-    shares_cores = bool(segments.server_par) and not separate_servers
+    shares_cores = math.isinf(segments.server_most) and not separate_servers
 
     def at(size: int) -> tuple[list[int], int]:
         """Return the pods of the stages and of the parameter servers."""
         cores = _divide(CORES_PER_GPU * size, sum(on_cpu) + shares_cores)
-        servers = segments.server_pods
+        servers = segments.server_least
         if separate_servers:
             servers = CORES_PER_GPU * size // server_unit
         elif shares_cores:

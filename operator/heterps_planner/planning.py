@@ -18,7 +18,7 @@ from heterps_planner.plans.plan import Infeasible, Plan, build_plan
 from heterps_planner.plans.refusal import explain_infeasible, explain_unlucky_search
 from heterps_planner.plans.robust import check_error, robust_segments, robustness
 from heterps_planner.search.limits import shadow_prices
-from heterps_planner.search.sweep import cheapest_at, minimise
+from heterps_planner.search.servers import cheapest_at, minimise
 
 __all__ = ["check_servers", "deadline_test", "plan"]
 
@@ -84,6 +84,10 @@ def plan(
     began = clock()
     should_stop = deadline_test(deadline, clock)
     segments = robust_segments(problem, build_segments(problem), robust, should_stop)
+    if segments.wait_LLT is not None and method != "optimal":
+        # Only the exact method searches for the number of servers; the others plan stages for its number.
+        exact = minimise(segments, should_stop=should_stop)
+        segments = segments.for_servers(exact.choice.server_pods if exact.choice else 1)
     found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
     if found.choice is None:
         if found.num_tried is not None and (other := cheapest_at(segments, segments.floor, should_stop).choice):

@@ -32,8 +32,8 @@ def every_plan(problem: Problem) -> Everything:
         if not all(np.isfinite(segments.seq_LLT[stage]) for stage in stages):
             continue
         ranges = [range(1, int(segments.limit_T[t]) + 1) for _, _, t in stages]
-        servers = [segments.server_pods]
-        if segments.server_par:
+        servers = [segments.server_least]
+        if np.isinf(segments.server_most):
             servers = list(range(1, int(segments.limit_T[segments.server_pool]) + 1))
         for *pods, extra in itertools.product(*ranges, servers):
             total = np.zeros(segments.num_pools)

@@ -107,6 +107,19 @@ def with_tables(rng: np.random.Generator, problem: Problem) -> Problem:
     return replace(problem, layers=tuple(layers))
 
 
+def with_waits(rng: np.random.Generator, problem: Problem) -> Problem:
+    """Let workers wait for servers, whose number the throughput decides."""
+    layers = []
+    for layer in problem.layers:
+        pools = {}
+        for name, times in layer.pools.items():
+            undivided = (times.compute_seconds - times.compute_fixed_seconds) * (1 - times.parallel_fraction)
+            pools[name] = replace(times, server_seconds=undivided * float(rng.choice([0.0, 0.3, 0.9, 1.0])))
+        layers.append(replace(layer, pools=pools))
+    servers = ParameterServer("pool0", cores_per_sample_per_second=float(10 ** rng.uniform(-4, -1.5)))
+    return replace(problem, layers=tuple(layers), parameter_server=servers)
+
+
 def with_memory(rng: np.random.Generator, problem: Problem) -> Problem:
     """Give layers and pools memory, so that some stages fit nowhere and others need several pods."""
     layers = tuple(

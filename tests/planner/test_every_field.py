@@ -77,6 +77,7 @@ def everything(server: int = 0) -> dict[str, Any]:
                 "processorFixedSeconds": 0.01,
                 "transferProcessorSeconds": 0.05,
                 "transferProcessorFixedSeconds": 0.01,
+                "serverSeconds": 0.01,
                 "spread": 0.02,
                 "derived": "no",
                 "source": "a test",

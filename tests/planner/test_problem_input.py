@@ -79,7 +79,7 @@ BAD: list[tuple[str, list[Any]]] = [
     (f"{GPU}/spread", NOT_NEGATIVE),
     (f"{GPU}/derived", [1, None]),
     (f"{GPU}/source", [1, None]),
-    ("parameterServer", [1, "cpu", [], {"pool": "cpu", "units": 1, "coresPerSamplePerSecond": 1.0}]),
+    ("parameterServer", [1, "cpu", [], {"pool": "cpu"}]),
     ("parameterServer/pool", ["cup", "", 1]),
 ]
 CASES = [(path, value) for path, values in BAD for value in values]

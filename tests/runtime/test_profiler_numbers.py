@@ -103,6 +103,22 @@ def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed:
         assert _compute(profile, 2) == pytest.approx(together.step.seconds)
 
 
+def test_servers_cost_what_they_spend_with_most_workers_and_layers_say_how_long_they_wait() -> None:
+    layers = [_layer("table", Line(0.0, 1e-6), rows=0.002), _layer("mlp", Line(0.0, 1e-6))]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    alone = _whole(1, busy + 0.001, busy, processor=(busy, 0.004, 0.001))
+    together = _whole(2, busy, busy / 2, processor=(busy, 0.006, 0.001))
+    profile = combine(Measured(BATCH, layers, alone, None))
+    assert profile["parameterServer"] == {"processorSecondsPerSample": 0.004 / BATCH, "workers": 1}
+    profile = combine(Measured(BATCH, layers, alone, together))
+    assert profile["parameterServer"] == {"processorSecondsPerSample": 0.006 / BATCH, "workers": 2}
+    # Of the 2 ms of the server's work, 1 ms lies between the worker's own work and the end of the step.
+    assert [la["serverSeconds"] for la in profile["layers"]] == pytest.approx([0.001, 0.0])
+    first = profile["layers"][0]
+    undivided = (first["computeSeconds"] - first["computeFixedSeconds"]) * (1 - first["parallelFraction"])
+    assert undivided >= first["serverSeconds"] * (1 - 1e-12)
+
+
 def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
     layer = _layer("only", Line(0.0, 1e-5))
     whole = layer.busy[BATCH].seconds

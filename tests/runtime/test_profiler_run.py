@@ -61,6 +61,9 @@ def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: An
     layers = sum(layer["processorSeconds"] for layer in profile["layers"])
     assert layers + profile["stage"]["stageProcessorSeconds"] == pytest.approx(sum(used.values()))
     two = profile["calibration"]["twoWorkers"]
+    servers = profile["parameterServer"]
+    assert servers["workers"] == (2 if two else 1)
+    assert servers["processorSecondsPerSample"] * 32 == pytest.approx((two["processor"] if two else used)["servers"])
     if limit == 1:
         assert two is None
         assert f"pool {pool}: the pool has units for one worker (maxUnits 1)" in profile["warnings"]

@@ -106,7 +106,7 @@ class JobSpec:
     method: str
     planner_timeout_seconds: float
     stages_by_hand: tuple[Json, ...]  # empty: the planner chooses
-    server_replicas: int
+    server_replicas: int | None  # None: the planner decides
     run_policy: RunPolicy
     balancing: Balancing
     elasticity: Elasticity
@@ -158,7 +158,7 @@ class JobSpec:
             method=scheduling["method"],
             planner_timeout_seconds=float(scheduling["timeoutSeconds"]),
             stages_by_hand=tuple(scheduling["stages"]),
-            server_replicas=spec["parameterServer"]["replicas"],
+            server_replicas=spec["parameterServer"].get("replicas"),
             run_policy=RunPolicy(
                 suspend=policy["suspend"],
                 backoff_limit=policy["backoffLimit"],

@@ -16,19 +16,19 @@ from heterps_operator.cli.cluster import open_client
 from heterps_operator.cli.plans.files import write_document
 from heterps_operator.client.client import HeterPSClient
 from heterps_operator.client.views import EventView, JobView, PlanView
+from heterps_operator.control.problem import with_running_servers
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.formatting import format_money, format_rate
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.explanation import render_plan
 from heterps_operator.terminal.job_tables import age, render_events, render_facts
-from heterps_planner.errors import PlannerError
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
 from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.explain import explain as explain_plan
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
-from heterps_runtime.contract import EXIT_OK
+from heterps_runtime.contract import EXIT_OK, PlanDocument
 
 __all__ = ["describe_change", "explain"]
 
@@ -76,18 +76,13 @@ def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str
         return time.monotonic() >= deadline
 
     keys = ("pool", "lastLayer", "units")
-    servers = plan.document["parameterServer"]
     try:
-        problem = Problem.from_json(document)
-        found = evaluate(
-            problem,
-            [{key: stage[key] for key in keys} for stage in plan.document["stages"]],
-            deadline=deadline,
-            # A problem that charges for servers names their pool.
-            ps_pool=str(servers["pool"]) if problem.parameter_server is None else None,
-            ps_replicas=int(servers["replicas"]),
-        )
-    except (PlannerError, KeyError) as error:
+        servers = PlanDocument.from_json(dict(plan.document)).parameterServer
+        free = Problem.from_json(document)
+        problem = Problem.from_json(with_running_servers(document, servers))
+        stages = [{key: stage[key] for key in keys} for stage in plan.document["stages"]]
+        found = evaluate(problem, stages, deadline=deadline)
+    except (ValueError, KeyError) as error:
         return f"alternatives cannot be compared: the plan does not fit the current job ({error})"
     if isinstance(found, Infeasible):
         return f"the plan does not fit the current job: {found.message}"
@@ -97,7 +92,7 @@ def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str
     floors = []
     floor = problem.min_samples_per_second
     for share in _FLOORS if floor else ():
-        lower = solve(replace(problem, min_samples_per_second=floor * share), deadline=deadline)
+        lower = solve(replace(free, min_samples_per_second=floor * share), deadline=deadline)
         if isinstance(lower, Plan) and lower.cost < found.cost * (1 - 1e-6):
             floors.append((floor * share, lower))
     return _Reasons(problem, found, explain_plan(problem, found, late), tuple(floors))

@@ -13,7 +13,7 @@ from heterps_planner.model.problem import Problem
 __all__ = ["calibrate", "divide_workers"]
 
 _WIDEST = 50.0  # a profile further off than this says that the measurement is wrong
-_TIMES = ("computeSeconds", "computeFixedSeconds", "transferSeconds", "transferFixedSeconds")
+_TIMES = ("computeSeconds", "computeFixedSeconds", "serverSeconds", "transferSeconds", "transferFixedSeconds")
 _STAGE_TIMES = ("stageSeconds", "stageFixedSeconds")
 
 
@@ -21,7 +21,8 @@ def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stag
     """Scale the times of a problem so that it predicts what is measured.
 
     Each stage's layers are scaled by measured / predicted seconds per sample on their pool, and all of them by what the
-    whole job loses beyond its slowest stage. Layers that run elsewhere are scaled like the stages of the same pool.
+    whole job loses beyond its slowest stage. Layers that run elsewhere are scaled like the stages of the same pool. The
+    parameter servers sustain at least what is measured.
 
     Args:
         problem: a problem document with the profiled times.
@@ -61,7 +62,11 @@ def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stag
         }
         for index, layer in enumerate(problem["layers"])
     ]
-    return {**problem, "pools": pools, "layers": layers}
+    servers = dict(problem["parameterServer"])
+    if "coresPerSamplePerSecond" in servers:
+        cost = plan.servers.units / throughput
+        servers["coresPerSamplePerSecond"] = min(servers["coresPerSamplePerSecond"], cost)
+    return {**problem, "pools": pools, "layers": layers, "parameterServer": servers}
 
 
 def divide_workers(problem: Mapping[str, Any], plan: JobPlan, workers: int) -> list[int]:

@@ -22,7 +22,7 @@ from typing import Any
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.machine import describe_cores, is_busy
-from heterps_operator.control.problem import build_problem
+from heterps_operator.control.problem import build_problem, with_running_servers
 from heterps_operator.formatting import format_time
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
@@ -177,10 +177,9 @@ def _problem(
     job: JobSpec, observed: Observed, plan: JobPlan, throughput: float, stages: Sequence[float]
 ) -> dict[str, Any] | None:
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
-    servers = {"pool": plan.servers.pool, "units": plan.servers.units}  # they stay where they are
     try:
         problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
-        return calibrate({**problem, "parameterServer": servers}, plan, throughput, stages)
+        return calibrate(with_running_servers(problem, plan.servers), plan, throughput, stages)
     except ValueError:
         return None  # the model has other layers now; the plan that runs stays
 

@@ -14,6 +14,7 @@ from typing import Any
 from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.documents import Json
 from heterps_planner.errors import UnknownNameError
+from heterps_runtime.contract import ServersDocument
 
 __all__ = [
     "adapt_problem",
@@ -21,13 +22,15 @@ __all__ = [
     "is_profile",
     "profile_digest",
     "profile_warnings",
+    "with_running_servers",
 ]
 
 _STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+_SERVER_COST = "coresPerSamplePerSecond"
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
-_FORMAT = 2  # of a stored profile; a new one makes the old ones unknown
+_FORMAT = 3  # of a stored profile; a new one makes the old ones unknown
 
 
 def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
         "samples": samples,
         "minSamplesPerSecond": job.min_samples_per_second,
         "provenance": {pool.name: profiles[pool.name].get("measured", {}) for pool in job.pools},
-        "parameterServer": _servers(job),
+        "parameterServer": _servers(job, profiles),
         "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
         "layers": layers,
     }
@@ -99,13 +102,25 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
     for layer in problem.get("layers") or ():
         times = {name: entry for name, entry in layer.get("pools", {}).items() if name in names}
         layers.append({**layer, "pools": times})
-    adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _servers(job)}
+    adapted = {**problem, "pools": pools, "layers": layers, "parameterServer": _adapted_servers(problem, job)}
     adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
     adapted |= {"minSamplesPerSecond": job.min_samples_per_second}
     adapted.pop("maxCostPerHour", None)
     if job.max_cost_per_hour is not None:
         adapted["maxCostPerHour"] = float(job.max_cost_per_hour)
     return adapted
+
+
+def with_running_servers(problem: Json, servers: ServersDocument) -> dict[str, Any]:
+    """The problem for a job whose parameter servers stay as they are, with what they sustain if that is known.
+
+    Args:
+        problem: by `build_problem`, which may have chosen another pool for the servers.
+        servers: of the running plan.
+    """
+    planned = problem["parameterServer"]
+    known = {name: planned[name] for name in (_SERVER_COST,) if name in planned and planned["pool"] == servers.pool}
+    return {**problem, "parameterServer": {"pool": servers.pool, "units": servers.units, **known}}
 
 
 def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
@@ -129,19 +144,41 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
     }
 
 
-def _servers(job: JobSpec) -> dict[str, Any]:
+def _servers(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
+    """The parameter servers' pool, what they cost there, and their number if the job fixes it."""
+    pool = _server_pool(job)
+    seconds = (profiles[pool.name].get("parameterServer") or {}).get("processorSecondsPerSample") or 0.0
+    # A server computes in one thread, so a pod of several cores serves no more than one core does.
+    return _numbered(job, pool, {_SERVER_COST: seconds * pool.units_per_pod} if seconds > 0 else {})
+
+
+def _adapted_servers(problem: Json, job: JobSpec) -> dict[str, Any]:
+    """The same with the cost, or else the number, that a problem file gives."""
+    pool, given = _server_pool(job), problem.get("parameterServer") or {}
+    measured = {p.get("name"): p for p in problem.get("pools") or () if isinstance(p, dict)}.get(given.get("pool"), {})
+    cost = given.get(_SERVER_COST)
+    if cost:
+        return _numbered(job, pool, {_SERVER_COST: cost * pool.units_per_pod / measured.get("unitsPerPod", 1)})
+    units = given.get("units") if given.get("pool") == pool.name else None
+    return _numbered(job, pool, {"units": units} if units else {})
+
+
+def _numbered(job: JobSpec, pool: PoolSpec, known: dict[str, Any]) -> dict[str, Any]:
+    """The servers on a pool: as many as the job says, else as `known` says or lets the planner decide, else one."""
+    number = job.server_replicas or (None if known else 1)
+    units = {} if number is None else {"units": number * pool.units_per_pod}
+    return {"pool": pool.name, **known, **units}
+
+
+def _server_pool(job: JobSpec) -> PoolSpec:
     """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool.
 
     A pool without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
     """
-
-    def units(pool: PoolSpec) -> int:
-        return job.server_replicas * pool.units_per_pod
-
     candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
-    fitting = [pool for pool in candidates if pool.max_units is None or pool.max_units >= units(pool)]
-    pool = min(fitting or candidates, key=lambda p: (p.price_per_unit_hour, p.name))
-    return {"pool": pool.name, "units": units(pool)}
+    number = job.server_replicas or 1
+    fitting = [p for p in candidates if p.max_units is None or p.max_units >= number * p.units_per_pod]
+    return min(fitting or candidates, key=lambda p: (p.price_per_unit_hour, p.name))
 
 
 def profile_digest(configuration: Json, pool: str, source: str) -> str:

@@ -24,6 +24,7 @@ _MEMBERS_LEAVE_SECONDS = 10.0  # for members that the coordinator told to end
 _COORDINATOR_LEAVES_SECONDS = 5.0  # after it was asked to
 _STOP_SECONDS = 120.0  # for the checkpoint of an orderly stop
 _SILENCE_SECONDS = 15.0  # of a coordinator that was to stop in order
+_GATED = "SchedulingGated"  # as the API server says of pods with scheduling gates
 _BEGUN = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.EXPORTING})
 
 
@@ -59,13 +60,24 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     if limit is not None and now - status.started > limit:
         text = f"the job ran for more than {limit:g} s (runPolicy.activeDeadlineSeconds)"
         return _failed(status, "ActiveDeadlineExceeded", text, now)
+    status = _with_queue(status, observed)
     limit = policy.start_deadline_seconds
-    if limit is not None and status.phase in (Phase.PROFILING, Phase.STARTING) and now - status.phase_since > limit:
+    began = max(status.phase_since, status.admitted)
+    starting = status.phase in (Phase.PROFILING, Phase.STARTING) and not status.queued
+    if limit is not None and starting and now - began > limit:
         absent = [m for m in view.members if m.state != "ready"] if view is not None else []
         detail = ", ".join(f"{m.name} ({m.message or m.state})" for m in absent)
         text = f"{status.phase} took more than {limit:g} s (runPolicy.startDeadlineSeconds)"
         return _failed(status, "StartDeadlineExceeded", f"{text}; not ready: {detail}" if detail else text, now)
     return status
+
+
+def _with_queue(status: Status, observed: Observed) -> Status:
+    """Note whether a queue holds pods back: that time does not count towards startDeadlineSeconds."""
+    queued = any(p.running and p.problem is not None and p.problem.reason == _GATED for p in observed.processes)
+    if queued == status.queued:
+        return status
+    return replace(status, queued=queued, admitted=status.admitted if queued else observed.time)
 
 
 def _begin_stop(observed: Observed, status: Status) -> Status:

@@ -124,6 +124,8 @@ class Status:
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
     gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
+    queued: bool = False  # a queue holds pods of the job back (scheduling gates)
+    admitted: float = 0.0  # when none was held back any more
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
     resumed_incarnation: int = 0  # the last one of which was said from which step it resumed

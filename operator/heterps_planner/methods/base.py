@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from heterps_planner.errors import DeadlineError
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.plans.task import Found, Method, Task
-from heterps_planner.search.sweep import SweepResult, minimise
+from heterps_planner.search.servers import minimise
+from heterps_planner.search.sweep import SweepResult
 
 __all__ = ["Found", "Method", "Task", "answer", "best_first_and_rest", "best_homogeneous", "check_deadline"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from heterps_planner.methods.base import Found, Task, answer
 from heterps_planner.plans.assignments import Evaluator, stages_of
-from heterps_planner.search.sweep import cheapest_at
+from heterps_planner.search.servers import cheapest_at
 
 __all__ = ["find"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_planner.methods.base import Found, Task, check_deadline
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.servers import minimise
 
 __all__ = ["find"]
 

@@ -40,7 +40,7 @@ def first_answer(policy: Policy, segments: Segments, features: Features) -> tupl
     encoded = Network(policy.parameters).encode(stack([features]))
     theta = np.array([lowest_throughput(segments, segments.floor)])
     room = segments.limit_T.copy()
-    room[segments.server_pool] -= float(segments.server_need(theta)[0])
+    room[segments.server_pool] -= min(float(segments.server_need(theta)[0]), segments.server_most)
     return encoded.most_probable(segments.pods(theta)[0], room), encoded
 
 

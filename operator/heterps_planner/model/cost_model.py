@@ -108,8 +108,11 @@ def compute_lines(times: LayerTimes, problem: Problem, *, pipelined: bool = Fals
         return [(0.0, compute_work(times, problem, pipelined=pipelined))]
     pieces = problem.micro_batches if pipelined else 1
     fixed, per_sample = times.compute_fixed_seconds, 1 / problem.batch_size
-    always = pieces * fixed / problem.training_batch_size
-    table = lines(times.measured.units, [seconds - fixed for seconds in times.measured.compute_seconds])
+    wait = times.server_seconds
+    always = pieces * fixed / problem.training_batch_size + wait * per_sample
+    table = lines(
+        times.measured.units, [max(seconds - fixed - wait, 0.0) for seconds in times.measured.compute_seconds]
+    )
     return [(units, Work(always + seq * per_sample, par * per_sample)) for units, seq, par in table]
 
 
@@ -230,8 +233,11 @@ class Segments:
     floor: float  # samples per second
     ceiling: float  # dollars per hour, infinite if there is none
     server_pool: int = 0
-    server_par: float = 0.0  # seconds per sample and pod of the parameter servers; 0: not charged by throughput
-    server_pods: int = 0  # a fixed number of pods
+    server_par: float = 0.0  # seconds per sample and pod of the parameter servers; 0: they limit nothing
+    server_least: int = 0  # pods of the parameter servers; 0: they are not charged
+    server_most: float = 0.0  # the same number if it is fixed, infinite if the throughput decides
+    # Seconds per sample that a segment waits for one server, a part of c_seq. m servers divide them by m. None: 0.
+    wait_LLT: FloatArray | None = None  # noqa: N815
     least_LLT: FloatArray | None = None  # noqa: N815  # pods that the memory asks for; infinite: fits nowhere
     pieces: tuple[Piece, ...] = ()  # with tables: shapes (T,) and (L, L, T); seq_LLT, par_LLT are the first one's
 
@@ -275,15 +281,33 @@ class Segments:
         """Return the parameter-server pods that sustain each throughput (erratum 12).
 
         The servers are one more stage that every sample passes: `server_par` seconds per sample and pod, no sequential
-        part. So their number follows the throughput, with price and limits like those of other pods.
+        part. So their number follows the throughput, with price and limits like those of other pods. Infinite where a
+        fixed number does not sustain the throughput.
         """
-        if self.server_par == 0:
-            return np.full_like(theta, self.server_pods)
-        return np.maximum(np.ceil(theta * (1 - SLACK) * self.server_par), 1)
+        need = np.maximum(np.ceil(theta * (1 - SLACK) * self.server_par), self.server_least)
+        return np.where(need <= self.server_most, need, np.inf)
 
     def server_throughput(self, pods: float) -> float:
         """Return the throughput that `pods` parameter-server pods sustain."""
         return math.inf if self.server_par == 0 else pods / self.server_par
+
+    def with_servers(self, least: int, most: float) -> Segments:
+        """Return a copy for `least` to `most` pods of parameter servers, each of them a server.
+
+        Stages wait as for `most` servers. So the copy is exact for `least == most`, and otherwise a relaxation.
+        """
+        fixed = replace(self, server_least=least, server_most=most)
+        if self.wait_LLT is None:
+            return fixed
+        saved = self.wait_LLT * (1 - 1 / most)
+        if self.pieces:
+            pieces = tuple(replace(p, seq=p.seq - saved) for p in self.pieces)
+            return replace(fixed, seq_LLT=pieces[0].seq, pieces=pieces, wait_LLT=None)
+        return replace(fixed, seq_LLT=np.maximum(self.seq_LLT - saved, 0.0), wait_LLT=None)  # 0: for rounding
+
+    def for_servers(self, pods: int) -> Segments:
+        """Return the segments of a plan with this number of server pods."""
+        return self if self.wait_LLT is None else self.with_servers(pods, pods)
 
     def work(self, first: int, last: int, pool: int, pods: float) -> Work:
         """Return the computing work of one stage per sample and pod, valid near this number of pods."""
@@ -311,7 +335,9 @@ class Segments:
     def scaled(self, factor_LLT: FloatArray) -> Segments:  # noqa: N803
         """Return a copy with scaled computing times of the segments."""
         pieces = tuple(replace(p, seq=p.seq * factor_LLT, par=p.par * factor_LLT) for p in self.pieces)
-        return replace(self, seq_LLT=self.seq_LLT * factor_LLT, par_LLT=self.par_LLT * factor_LLT, pieces=pieces)
+        wait = None if self.wait_LLT is None else self.wait_LLT * factor_LLT
+        seq, par = self.seq_LLT * factor_LLT, self.par_LLT * factor_LLT
+        return replace(self, seq_LLT=seq, par_LLT=par, pieces=pieces, wait_LLT=wait)
 
     def of_pools(self, pools: NDArray[np.intp]) -> Segments:
         """Return the problem restricted to some of the pools, renumbered; the servers' pool is one of them."""
@@ -326,6 +352,7 @@ class Segments:
             units_T=self.units_T[pools],
             server_pool=int(np.flatnonzero(pools == self.server_pool)[0]),
             least_LLT=None if self.least_LLT is None else self.least_LLT[:, :, pools],
+            wait_LLT=None if self.wait_LLT is None else self.wait_LLT[:, :, pools],
             pieces=tuple(
                 Piece(p.low[pools], p.high[pools], p.seq[:, :, pools], p.par[:, :, pools]) for p in self.pieces
             ),
@@ -373,7 +400,8 @@ def build_segments(problem: Problem) -> Segments:
     server = problem.parameter_server
     server_pool = problem.pool_index(server.pool) if server else 0
     pod = problem.pools[server_pool].units_per_pod
-    return Segments(
+    units = server.units if server else 0
+    segments = Segments(
         seq_LLT=pieces[0].seq,
         par_LLT=pieces[0].par,
         send_seq_LT=send_seq,
@@ -385,10 +413,29 @@ def build_segments(problem: Problem) -> Segments:
         ceiling=math.inf if problem.max_cost_per_hour is None else problem.max_cost_per_hour,
         server_pool=server_pool,
         server_par=(server.cores_per_sample_per_second or 0.0) / pod if server else 0.0,
-        server_pods=(server.units or 0) // pod if server else 0,
+        server_least=1 if units is None else units // pod,
+        server_most=math.inf if units is None else units // pod,
+        wait_LLT=_waits(problem) if server else None,
         least_LLT=least,
         pieces=tuple(pieces) if len(pieces) > 1 else (),
     )
+    return segments if units is None else segments.for_servers(units // pod)
+
+
+def _waits(problem: Problem) -> FloatArray | None:
+    """Return the seconds per sample that each segment waits for one server, shape (L, L, T); None: nothing waits."""
+    num_layers, num_pools = len(problem.layers), len(problem.pools)
+    wait_LT = np.zeros((num_layers, num_pools))  # noqa: N806
+    for t, pool in enumerate(problem.pools):
+        for i, layer in enumerate(problem.layers):
+            if (times := layer.pools.get(pool.name)) is not None:
+                wait_LT[i, t] = times.server_seconds / problem.batch_size
+    if not wait_LT.any():
+        return None
+    result = np.zeros((num_layers, num_layers, num_pools))
+    for first in range(num_layers):
+        result[first, first:] = wait_LT[first:].cumsum(axis=0)
+    return result
 
 
 def _ranges(pool: Pool, problem: Problem) -> list[tuple[float, float, float]]:

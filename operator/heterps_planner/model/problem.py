@@ -45,6 +45,7 @@ MAX_SECONDS = 1e9
 MAX_PRICE = 1e9
 MAX_RATE = 1e18  # samples per second
 MAX_BYTES = 1e18
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class LayerTimes:
     processor_fixed_seconds: float = 0.0  # the part of it that every worker pays per piece of a batch
     transfer_processor_seconds: float = 0.0  # of both sides, if the next layer is in another stage
     transfer_processor_fixed_seconds: float = 0.0  # the part of it that every worker pays per piece
+    server_seconds: float = 0.0  # the part of OCT in which a worker waits for one parameter server; m divide it by m
     measured: MeasuredTimes | None = None  # replaces compute_seconds and parallel_fraction
     spread: float = 0.0  # relative spread of the measurement; informational
     derived: str = ""  # how the numbers were computed, if they were not measured directly; informational
@@ -111,11 +113,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """Units of a pool for the parameter servers: either in proportion to the throughput, or a fixed number."""
+    """Units of a pool for the parameter servers: in proportion to the throughput, a fixed number, or both.
+
+    With both, the number is fixed and its servers sustain `units / cores_per_sample_per_second` samples per second.
+    """
 
     pool: str
-    cores_per_sample_per_second: float | None = None  # units needed per (sample/s)
-    units: int | None = None
+    cores_per_sample_per_second: float | None = None  # units needed per (sample/s); None: servers limit nothing
+    units: int | None = None  # None: as many as the throughput needs
 
 
 @dataclass(frozen=True)
@@ -199,11 +204,9 @@ class Problem:
             result["microBatches"] = self.micro_batches
         if self.parameter_server is not None:
             server = self.parameter_server
-            result["parameterServer"] = {"pool": server.pool} | (
-                {"units": server.units}
-                if server.units is not None
-                else {"coresPerSamplePerSecond": server.cores_per_sample_per_second}
-            )
+            numbers = {"units": server.units, "coresPerSamplePerSecond": server.cores_per_sample_per_second}
+            known = {name: number for name, number in numbers.items() if number is not None}
+            result["parameterServer"] = {"pool": server.pool, **known}
         if self.provenance:
             result["provenance"] = dict(self.provenance)
         result["pools"] = [_pool_json(pool) for pool in self.pools]
@@ -303,17 +306,23 @@ def _read_times(path: str, value: Any) -> LayerTimes:
     known = item.take("processorSeconds", None) is not None
     processor = item.take_number("processorSeconds", least=0, most=MAX_SECONDS) if known else 0.0
     sending = item.take_number("transferProcessorSeconds", 0, least=0, most=MAX_SECONDS)
+    fixed = item.take_number("computeFixedSeconds", 0, least=0, most=shortest)
+    fraction = item.take_number("parallelFraction", *defaults[1], least=0, most=1)
+    # Workers do not share the wait: it lies in the part that their number does not divide.
+    undivided = (compute - fixed) * (1 - fraction) if measured is None else shortest - fixed
+    waiting = item.take_number("serverSeconds", 0, least=0, most=undivided * (1 + _ROUNDING) + MIN_SECONDS)
     times = LayerTimes(
         compute_seconds=compute,
-        parallel_fraction=item.take_number("parallelFraction", *defaults[1], least=0, most=1),
+        parallel_fraction=fraction,
         transfer_seconds=transfer,
         transfer_parallel_fraction=item.take_number("transferParallelFraction", 0, least=0, most=1),
-        compute_fixed_seconds=item.take_number("computeFixedSeconds", 0, least=0, most=shortest),
+        compute_fixed_seconds=fixed,
         transfer_fixed_seconds=item.take_number("transferFixedSeconds", 0, least=0, most=transfer),
         processor_seconds=processor if known else None,
         processor_fixed_seconds=item.take_number("processorFixedSeconds", 0, least=0, most=processor),
         transfer_processor_seconds=sending,
         transfer_processor_fixed_seconds=item.take_number("transferProcessorFixedSeconds", 0, least=0, most=sending),
+        server_seconds=waiting,
         measured=measured,
         spread=item.take_number("spread", 0, least=0),
         derived=item.take_name("derived", ""),
@@ -360,8 +369,9 @@ def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | Non
     by_name = {pool.name: pool for pool in pools}
     if name not in by_name:
         raise UnknownNameError(item.at("pool"), "pool", name, by_name)
-    if ("units" in item) == ("coresPerSamplePerSecond" in item):
-        raise ProblemError(item.path, "must have exactly one of coresPerSamplePerSecond and units")
+    if "units" not in item and "coresPerSamplePerSecond" not in item:
+        raise ProblemError(item.path, "must have coresPerSamplePerSecond, units or both")
+    units = rate = None
     if "units" in item:
         units = item.take_integer("units", least=1, most=MAX_UNITS)
         if units % by_name[name].units_per_pod:
@@ -369,12 +379,10 @@ def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | Non
                 item.at("units"),
                 f"must be a multiple of the {by_name[name].units_per_pod} units per pod of pool {name!r}, is {units}",
             )
-        server = ParameterServer(name, units=units)
-    else:
+    if "coresPerSamplePerSecond" in item:
         rate = item.take_number("coresPerSamplePerSecond", above=0, least=1 / MAX_RATE, most=MAX_SECONDS)
-        server = ParameterServer(name, cores_per_sample_per_second=rate)
     item.finish()
-    return server
+    return ParameterServer(name, rate, units)
 
 
 def _read_provenance(top: Fields) -> dict[str, Any]:
@@ -432,6 +440,7 @@ def _times_json(times: LayerTimes) -> dict[str, Any]:
         "processorFixedSeconds": times.processor_fixed_seconds,
         "transferProcessorSeconds": times.transfer_processor_seconds,
         "transferProcessorFixedSeconds": times.transfer_processor_fixed_seconds,
+        "serverSeconds": times.server_seconds,
         "spread": times.spread,
         "derived": times.derived,
         "source": times.source,

@@ -18,7 +18,8 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Plan, build_plan
 from heterps_planner.search.limits import fastest
 from heterps_planner.search.points import lowest_throughput
-from heterps_planner.search.sweep import Multipliers, cheapest_at
+from heterps_planner.search.servers import cheapest_at
+from heterps_planner.search.sweep import Multipliers
 
 __all__ = ["MAX_POINTS", "Frontier", "FrontierPoint", "frontier"]
 

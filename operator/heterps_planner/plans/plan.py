@@ -191,6 +191,7 @@ class Infeasible:
 
 def choice_of(segments: Segments, stages: list[Stage], pods: list[int], server_pods: int) -> Choice:
     """Compute throughput and price of stages with given pods (equations (5) and (7) of [HeterPS])."""
+    segments = segments.for_servers(server_pods)
     slowest = max(segments.stage_time(*stage, n) for stage, n in zip(stages, pods, strict=True))
     throughput = min(1 / slowest, segments.server_throughput(server_pods))
     prices = [float(segments.price_T[t]) for _, _, t in stages] + [float(segments.price_T[segments.server_pool])]
@@ -220,6 +221,7 @@ def build_plan(
         ps_pool: pool of the parameter servers if the problem does not charge for them; the first CPU pool by default.
         ps_replicas: number of parameter-server processes; 0: one per charged pod, or 1.
     """
+    segments = segments.for_servers(choice.server_pods)
     exact = choice_of(segments, list(choice.stages), list(choice.pods), choice.server_pods)
     stages = []
     for i, ((first, last, pool), pods) in enumerate(zip(exact.stages, exact.pods, strict=True)):

@@ -23,11 +23,12 @@ from heterps_planner.plans.plan import (
 )
 from heterps_planner.search.limits import fastest, limiting_pools
 from heterps_planner.search.points import Choice
-from heterps_planner.search.sweep import cheapest_at
+from heterps_planner.search.servers import cheapest_at
 
 __all__ = ["explain_infeasible", "explain_unlucky_search"]
 
 _RESOLUTION = 1 + 1e-4  # of the memory that is found sufficient
+_NOTICEABLE = 1 + 1e-6  # a capacity above the reachable throughput by this factor does not limit it
 
 
 def explain_unlucky_search(method: str, num_tried: int, other: Choice) -> Infeasible:
@@ -86,7 +87,10 @@ def explain_infeasible(
         message = f"{subject} keeps the limits of the pools, even at the lowest throughput"
     else:
         message = f"{subject} reaches {describe_rate(floor)}: the pools allow {at_least}{describe_rate(best)}"
-    if pools:
+    servers = _describe_servers(problem, free, best)
+    if servers:
+        message += f"; {servers}"
+    elif pools:
         limits = ", ".join(f"{name} ({problem.pools[problem.pool_index(name)].max_units} units)" for name in pools)
         message += f"; limited by {limits}: raise maxUnits of one of them or lower minSamplesPerSecond"
     elif best > 0 and not at_least:
@@ -95,6 +99,15 @@ def explain_infeasible(
             "lower minSamplesPerSecond or add faster pools"
         )
     return Infeasible(method, THROUGHPUT_FLOOR_UNREACHABLE, best, message, pools)
+
+
+def _describe_servers(problem: Problem, segments: Segments, best: float) -> str:
+    """Return that a fixed number of parameter servers limits the throughput; empty if it does not."""
+    server, pods = problem.parameter_server, segments.server_most
+    if server is None or not math.isfinite(pods) or segments.server_throughput(pods) > best * _NOTICEABLE:
+        return ""
+    number = f"{pods:.0f} parameter server{'s' * (pods > 1)} on {server.pool} sustain{'s' * (pods == 1)}"
+    return f"{number} {describe_rate(best)}: plan with more parameter servers or lower minSamplesPerSecond"
 
 
 def _explain_memory(

@@ -27,7 +27,7 @@ from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segmen
 from heterps_planner.model.problem import Problem, table_units
 from heterps_planner.plans.plan import Robustness
 from heterps_planner.search.points import Choice
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.servers import minimise
 
 __all__ = ["CONFIDENCE", "MAX_ERROR", "check_error", "robust_segments", "robustness", "with_margins"]
 
@@ -120,7 +120,7 @@ def robustness(problem: Problem, choice: Choice, error: float) -> Robustness:
         choice: the plan.
         error: relative size of the profile's error.
     """
-    segments = build_segments(problem)
+    segments = build_segments(problem).for_servers(choice.server_pods)
     chosen = list(zip(choice.stages, choice.pods, strict=True))
     slowest = max(segments.stage_time(*stage, pods) for stage, pods in chosen)
     servers = segments.server_throughput(choice.server_pods)

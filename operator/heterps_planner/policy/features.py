@@ -141,7 +141,8 @@ def features_of(segments: Segments) -> Features:
     rest = np.where(later, dearness(following, lasts), 0.0)
     send = theta * (segments.send_seq_LT + segments.send_par_LT) * price
     servers = np.zeros(num_pools)
-    servers[segments.server_pool] = float(segments.server_need(np.array([theta]))[0]) / capacity[segments.server_pool]
+    needed = min(float(segments.server_need(np.array([theta]))[0]), segments.server_most)
+    servers[segments.server_pool] = needed / capacity[segments.server_pool]
     pod_price = np.log(price / total)
     columns = (
         alone,

@@ -33,8 +33,8 @@ from heterps_planner.plans.plan import (
 )
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.path import Stage
-from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
-from heterps_planner.search.sweep import minimise
+from heterps_planner.search.provisioning import Provisioned, fastest_provision, provision, schedule_of
+from heterps_planner.search.servers import MAX_SERVERS, best_number, minimise
 
 __all__ = ["evaluate"]
 
@@ -74,8 +74,7 @@ def evaluate(
     parsed, fixed = _read_stages(problem, stages)
     segments = build_segments(problem)
     _check_limits(problem, segments, parsed, fixed)
-    schedule = schedule_of(segments, parsed, fixed)
-    found = provision(schedule, segments)
+    found = _provision(segments, parsed, fixed)
     if not math.isfinite(found.rate[0]):
         return replace(_refuse(problem, segments, parsed, fixed), seconds=clock() - began)
     pods = [int(n) for n in found.pods[0]]
@@ -94,6 +93,18 @@ def evaluate(
         ps_replicas=ps_replicas,
     )
     return replace(plan, seconds=clock() - began)
+
+
+def _provision(segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Provisioned:
+    """Return the cheapest pods of one schedule, with the best number of servers if its stages wait for them."""
+
+    def solve(numbered: Segments, value: float) -> tuple[Provisioned, float, float]:
+        found = provision(schedule_of(numbered, stages, fixed), numbered, value)
+        return found, float(found.rate[0]), float(found.rate[0])
+
+    if segments.wait_LLT is None:
+        return solve(segments, math.inf)[0]
+    return best_number(segments, segments.floor, solve)[0]
 
 
 def _read_stages(problem: Problem, value: Any) -> tuple[list[Stage], list[int | None]]:
@@ -196,6 +207,8 @@ def _refuse(problem: Problem, segments: Segments, stages: list[Stage], fixed: li
     def reach(limits: Segments) -> tuple[float, FloatArray]:
         return fastest_provision(schedule_of(limits, stages, fixed), limits)
 
+    numbers = [2**i for i in range(MAX_SERVERS.bit_length())] if segments.wait_LLT is not None else [0]
+    segments = max((segments.for_servers(number) for number in numbers), key=lambda numbered: reach(numbered)[0])
     best, pods = reach(segments)
     if best >= floor * (1 - FLOOR_TOLERANCE) and best > 0:
         free = replace(segments, ceiling=math.inf)

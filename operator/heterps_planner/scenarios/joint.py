@@ -25,7 +25,8 @@ from heterps_planner.plans.refusal import explain_infeasible
 from heterps_planner.search.coupling import Coupled, CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
 from heterps_planner.search.priced_search import PricedJob
-from heterps_planner.search.sweep import SweepResult, minimise
+from heterps_planner.search.servers import minimise
+from heterps_planner.search.sweep import SweepResult
 
 __all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"]
 
@@ -124,6 +125,7 @@ def plan_together(
             message = f"{labels[i]}, even alone: {refusal.message}"
             return JointInfeasible(message, i, refusal, clock() - began)
         alone.append(found)
+        all_segments[i] = segments.for_servers(found.choice.server_pods)
     members = [
         CoupledJob(
             PricedJob(s, p.samples / 3600), np.array([pools.index(pool.name) for pool in p.pools], dtype=np.intp)

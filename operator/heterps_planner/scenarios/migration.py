@@ -30,7 +30,8 @@ from heterps_planner.plans.refusal import explain_infeasible
 from heterps_planner.search.coupling import CoupledJob, Tariff, solve
 from heterps_planner.search.points import Choice
 from heterps_planner.search.priced_search import PricedJob
-from heterps_planner.search.sweep import Multipliers, minimise
+from heterps_planner.search.servers import minimise
+from heterps_planner.search.sweep import Multipliers
 
 __all__ = ["METHOD", "Move", "plan_from", "running_choice"]
 
@@ -98,8 +99,9 @@ def running_choice(problem: Problem, segments: Segments, running: Plan) -> Choic
         if running.parameter_server.pool != problem.parameter_server.pool:
             return None
         servers = running.parameter_server.units // problem.pools[segments.server_pool].units_per_pod
-        if servers < max(segments.server_pods, 1):
+        if servers < segments.server_least:
             return None
+        segments = segments.for_servers(servers)
     if not all(math.isfinite(segments.stage_time(*stage, n)) for stage, n in zip(stages, pods, strict=True)):
         return None
     choice = choice_of(segments, stages, pods, servers)
@@ -159,7 +161,7 @@ def plan_from(
     fresh_rate = min(fresh.bound, fresh.rate)
     chosen, once, cost, bound = stay, 0.0, math.inf if stay_cost is None else stay_cost, fresh_rate * hours_per_rate
     if fresh.choice is not None and cost > bound * (1 + _PROVEN):
-        job = PricedJob(segments, hours_per_rate, restart / 3600)
+        job = PricedJob(segments.for_servers(fresh.choice.server_pods), hours_per_rate, restart / 3600)
         tariff = Tariff(segments.limit_T, _pods_by_pool(problem, running), segments.price_T * (start / 3600))
         member = CoupledJob(job, np.arange(segments.num_pools))
         moved = solve([member], tariff, [[fresh.choice]], bound, should_stop)

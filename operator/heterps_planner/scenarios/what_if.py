@@ -80,10 +80,10 @@ def _set(document: dict[str, Any], name: str, value: Any) -> None:
         if field not in _SERVER_FIELDS:
             raise UnknownNameError(name, "field of the parameter servers", field, _SERVER_FIELDS)
         server = dict(document.get("parameterServer") or {})
-        # The number of servers is either fixed or follows the throughput.
-        for other in {"units": ("coresPerSamplePerSecond",), "coresPerSamplePerSecond": ("units",)}.get(field, ()):
-            server.pop(other, None)
-        document["parameterServer"] = server | {field: value}
+        if field == "coresPerSamplePerSecond":
+            server.pop("units", None)  # the number of servers follows the throughput
+        server = {name: number for name, number in (server | {field: value}).items() if number is not None}
+        document["parameterServer"] = server
     elif dot:
         raise UnknownNameError(name, "pool", owner, [*pools, "parameterServer"])
     elif name in POOL_FIELDS:

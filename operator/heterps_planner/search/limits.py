@@ -14,7 +14,8 @@ import numpy as np
 from heterps_planner.model.cost_model import FloatArray, Segments
 from heterps_planner.search.points import Choice, fastest_bound
 from heterps_planner.search.provisioning import fastest_provision, schedule_of
-from heterps_planner.search.sweep import Multipliers, SweepResult, cheapest_at, minimise
+from heterps_planner.search.servers import cheapest_at, minimise
+from heterps_planner.search.sweep import Multipliers, SweepResult
 
 __all__ = ["fastest", "limiting_pools", "shadow_prices"]
 
@@ -56,7 +57,7 @@ def fastest(segments: Segments, should_stop: Callable[[], bool] = lambda: False)
 
 def _with_all_units(segments: Segments, choice: Choice) -> Choice:
     """Give the stages of a plan the pods with which it is fastest, unless that breaks the ceiling."""
-    stages = list(choice.stages)
+    stages, segments = list(choice.stages), segments.for_servers(choice.server_pods)
     throughput, pods = fastest_provision(schedule_of(segments, stages, [None] * len(stages)), segments)
     price = float(pods[:-1] @ segments.price_T[[t for _, _, t in stages]]) + pods[-1] * float(
         segments.price_T[segments.server_pool]

@@ -38,6 +38,7 @@ def search_prices(segments: Segments) -> FloatArray:
 
 def fastest_bound(segments: Segments) -> float:
     """Return an upper bound on the throughput: each segment alone may use its pool's whole limit."""
+    segments = segments.with_servers(segments.server_least, segments.server_most)
     with np.errstate(divide="ignore", invalid="ignore"):
         limit = segments.limit_T
         if segments.pieces:
@@ -53,9 +54,9 @@ def fastest_bound(segments: Segments) -> float:
     for first in range(segments.num_layers - 1, -1, -1):
         rest[first] = np.maximum(time[first, first:, :].min(axis=1), rest[first + 1 :]).min()
     room = float(segments.limit_T[segments.server_pool])
-    if room < segments.server_pods:
+    if room < segments.server_least:
         return 0.0
-    return float(min(1 / rest[0], segments.server_throughput(room)))
+    return float(min(1 / rest[0], segments.server_throughput(min(room, segments.server_most))))
 
 
 def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
@@ -72,13 +73,14 @@ def least_rate(segments: Segments, price_T: FloatArray) -> float:  # noqa: N803
     highest = fastest_bound(segments)
     if highest == 0:
         return np.inf
+    segments = segments.with_servers(segments.server_least, segments.server_most)
     least = np.ones(1) if segments.least_LLT is None else segments.least_LLT
     with np.errstate(invalid="ignore"):
         busy = least_product(least, segments.pieces) if segments.pieces else segments.seq_LLT * least + segments.par_LLT
         busy = np.maximum(busy, segments.send_seq_LT * least + segments.send_par_LT)
     # The throughput is at most `highest`, so an idle pod is paid for too.
     weight = price_T * np.where(least <= segments.limit_T, np.maximum(busy, least / highest), np.inf)
-    servers = max(segments.server_par, segments.server_pods / highest) * price_T[segments.server_pool]
+    servers = max(segments.server_par, segments.server_least / highest) * price_T[segments.server_pool]
     return float(cheapest_paths(weight[None]).value_S[0] + servers) * (1 - FLOOR_TOLERANCE)
 
 
@@ -92,7 +94,7 @@ class Points:
         self.room = np.tile(segments.limit_T, (len(theta_S), 1))  # pods that are left for the stages
         self.room[:, segments.server_pool] -= self.server
         self.pods = segments.pods(theta_S)
-        if segments.server_par or segments.server_pods:
+        if segments.server_least:
             self.pods[self.pods > self.room[:, None, None, :]] = np.inf
         self.bound = np.zeros(len(theta_S))  # of the price per hour, servers included
         self.reach = np.zeros(len(theta_S))  # throughput of a plan whose price is the bound; 0: none known
@@ -115,7 +117,7 @@ def lowest_throughput(segments: Segments, floor: float) -> float:
     compute = time_on(least, segments.pieces) if segments.pieces else segments.seq_LLT + segments.par_LLT / least
     time = np.maximum(compute, segments.send_seq_LT + segments.send_par_LT / least)
     time = np.where(np.isfinite(least), time, np.inf)
-    slowest = float(time[np.isfinite(time)].max(initial=segments.server_par))
+    slowest = float(time[np.isfinite(time)].max(initial=segments.server_par / max(segments.server_least, 1)))
     if slowest == 0:
         return floor
     return max(floor * (1 - FLOOR_TOLERANCE), (1 - FLOOR_TOLERANCE) / slowest)

@@ -91,15 +91,14 @@ def make_schedules(
         pieces[:, r, 1] = column(piece.high[pool], np.inf, np.inf)
         pieces[:, r, 2] = column(seq, 0.0)
         pieces[:, r, 3] = column(piece.par[first, last, pool], segments.server_par)
-    server_pods = float(segments.server_pods)
     return Schedules(
         seq=column(np.where(fits, segments.seq_LLT[first, last, pool], np.inf), 0.0),
         par=column(segments.par_LLT[first, last, pool], segments.server_par),
         send_seq=column(segments.send_seq_LT[last, pool], 0.0),
         send_par=column(segments.send_par_LT[last, pool], 0.0),
         pool=np.hstack([pool, np.full((n, 1), segments.server_pool, dtype=np.intp)]),
-        least=column(np.where(fits, least, 1.0), 1.0 if segments.server_par else server_pods),
-        most=column(np.inf, np.inf if segments.server_par else server_pods),
+        least=column(np.where(fits, least, 1.0), segments.server_least),
+        most=column(np.inf, segments.server_most),
         pieces=pieces,
     )
 
@@ -198,7 +197,8 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         with np.errstate(divide="ignore", invalid="ignore"):
             open_stage = np.isinf(part.most) & (price > 0)
             bound = (price * np.where(open_stage, _least_product(part, pods), 0.0)).sum(axis=1)
-            onward = np.maximum(reached, np.where(target > 0, dollars / target, 0.0)) * _STEP
+            # Rounding may let pods pass for a throughput that they do not quite reach, so theta itself is a bound too.
+            onward = np.maximum(np.maximum(reached, theta), np.where(target > 0, dollars / target, 0.0)) * _STEP
         going = allowed & (bound < target * (1 - _TOLERANCE)) & (target > 0)
         index, theta, part = index[going], onward[going], part.select(going)
     return Provisioned(best, best_pods)

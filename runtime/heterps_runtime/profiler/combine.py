@@ -45,7 +45,7 @@ class Measured:
 
 
 def combine(measured: Measured) -> dict[str, Any]:
-    """The profile's numbers: `batchSize`, `layers`, `stage`, `calibration` and `warnings`."""
+    """The profile's numbers: `batchSize`, `layers`, `stage`, `parameterServer`, `calibration` and `warnings`."""
     batch, alone, together = measured.batch_size, measured.alone, measured.together
     lines = [fit_line({n: r.seconds for n, r in layer.busy.items()}) for layer in measured.layers]
     # 1. Layer by layer, a step has more clock marks and fewer cache hits: scale to what the worker really takes.
@@ -80,6 +80,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "computeSeconds": max(own_fixed + own + at_server, _LEAST_SECONDS),
             "computeFixedSeconds": own_fixed,
             "parallelFraction": alpha * own / (own + at_server) if own + at_server > 0 else 0.0,
+            "serverSeconds": at_server,
             "processorSeconds": used.at(batch),
             "processorFixedSeconds": used.fixed,
             "spread": layer.busy[batch].spread,
@@ -95,6 +96,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "stageParallelFraction": 1.0 if overhead > overhead_fixed else 0.0,
             "stageProcessorSeconds": stage_processor,
         },
+        "parameterServer": _servers(measured),
         "calibration": {
             "stepSeconds": alone.step.seconds,
             "stepSpread": alone.step.spread,
@@ -162,6 +164,17 @@ def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]
     rate = (alone - worker) / sum(work) / measured.batch_size
     lines = [Line(f * share, w * rate) for f, w in zip(fixed, work, strict=True)]
     return lines, worker - share * sum(fixed)
+
+
+def _servers(measured: Measured) -> dict[str, float]:
+    """Processor seconds of the parameter server per sample, of the steps with most workers.
+
+    Each worker of a batch pulls its own rows and dense parameters, so one worker alone would make servers look cheaper
+    than they are for several.
+    """
+    most = measured.together or measured.alone
+    seconds = most.processor["servers"] / measured.batch_size
+    return {"processorSecondsPerSample": seconds, "workers": most.workers}
 
 
 def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:

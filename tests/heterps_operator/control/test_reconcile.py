@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -11,6 +12,7 @@ from heterps_operator.state.status import Phase
 from heterps_operator.state.values import (
     Action,
     ComputePlan,
+    PodProblem,
     ReportLost,
     RequestStop,
     SaveProfile,
@@ -331,6 +333,27 @@ def test_a_start_that_takes_too_long_fails_with_the_members_that_are_missing() -
     assert world.status.failure.reason == "StartDeadlineExceeded"
     assert "worker-0-1 (preparing data 40 %)" in world.status.failure.message
     assert "ps-0" not in world.status.failure.message
+
+
+def test_time_in_a_queue_does_not_count_towards_the_start_deadline() -> None:
+    world = World().planned()
+    gate = PodProblem("SchedulingGated", "worker-0-1 waits in queue gpus until there is quota for the whole group")
+    held = world.processes["worker-0-1"]
+    world.processes["worker-0-1"] = replace(held, problem=gate, begun=None)
+    for _ in range(3):
+        world.time += 901
+        world.settle()
+        assert world.status.failure is None
+    world.processes["worker-0-1"] = held
+    world.time += 899
+    world.settle()  # this look is the first that finds the pod admitted
+    world.time += 899
+    world.settle()
+    assert world.status.failure is None
+    world.time += 2
+    world.settle()
+    assert world.status.failure is not None
+    assert world.status.failure.reason == "StartDeadlineExceeded"
 
 
 def test_a_job_that_takes_too_long_fails() -> None:

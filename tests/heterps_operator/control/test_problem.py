@@ -1,0 +1,97 @@
+"""The planning problem of a job: the number and the cost of its parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.calibration import calibrate
+from heterps_operator.control.problem import adapt_problem, build_problem, with_running_servers
+from heterps_planner import Infeasible, Plan, Problem, plan
+from heterps_runtime.contract import ServersDocument
+from tests.heterps_operator.helpers.world import JOB_PLAN, PROFILE, make_job
+
+SECONDS = 4e-5  # of the server's processor per sample: one server sustains 25,000 samples/s
+MEASURED = {**PROFILE, "parameterServer": {"processorSecondsPerSample": SECONDS, "workers": 2}}
+PROFILES = {"cpu": MEASURED, "gpu": PROFILE}
+
+
+def pods_of(job: JobSpec, units: int) -> JobSpec:
+    """The job with pods of several cores."""
+    return replace(job, pools=(replace(job.pool("cpu"), units_per_pod=units), job.pool("gpu")))
+
+
+def test_the_planner_gets_the_measured_cost_and_chooses_the_number() -> None:
+    problem = build_problem(make_job(), PROFILES)
+    assert problem["parameterServer"] == {"pool": "cpu", "coresPerSamplePerSecond": SECONDS}
+
+
+def test_a_number_in_the_spec_is_kept_with_what_it_sustains() -> None:
+    problem = build_problem(make_job(server_replicas=2), PROFILES)
+    assert problem["parameterServer"] == {"pool": "cpu", "coresPerSamplePerSecond": SECONDS, "units": 2}
+
+
+def test_a_server_uses_one_core_of_its_pod() -> None:
+    """So pods of two cores serve no more than pods of one, and twice as many units are needed."""
+    job = pods_of(make_job(), 2)
+    assert build_problem(job, PROFILES)["parameterServer"]["coresPerSamplePerSecond"] == 2 * SECONDS
+    assert build_problem(replace(job, server_replicas=3), PROFILES)["parameterServer"]["units"] == 6
+
+
+@pytest.mark.parametrize("servers", [None, {"processorSecondsPerSample": 0.0, "workers": 1}])
+def test_without_a_measured_cost_there_is_one_server(servers: Any) -> None:
+    problem = build_problem(make_job(), {"cpu": {**PROFILE, "parameterServer": servers}, "gpu": PROFILE})
+    assert problem["parameterServer"] == {"pool": "cpu", "units": 1}
+
+
+def test_a_floor_that_needs_three_servers_gets_three() -> None:
+    cpu = make_job().pool("cpu")
+    # 30 ms per 512 samples, which workers share, and an overhead of 1 ms: five workers reach 73,000 samples/s.
+    layers = [{**layer, "computeSeconds": 0.01, "parallelFraction": 1.0} for layer in PROFILE["layers"]]
+    profile = {**MEASURED, "layers": layers}
+    job = make_job(pools=(replace(cpu, max_units=16),), min_samples_per_second=70_000.0)
+    found = plan(Problem.from_json(build_problem(job, {"cpu": profile})))
+    assert isinstance(found, Plan)
+    assert found.parameter_server.to_json() == {"pool": "cpu", "replicas": 3, "units": 3}
+    fixed = plan(Problem.from_json(build_problem(replace(job, server_replicas=5), {"cpu": profile})))
+    assert isinstance(fixed, Plan)
+    assert fixed.parameter_server.replicas == 5
+    few = replace(job, pools=(replace(cpu, max_units=3),))
+    refused = plan(Problem.from_json(build_problem(few, {"cpu": profile})))
+    assert isinstance(refused, Infeasible)
+    assert "limited by cpu (3 units): raise maxUnits" in refused.message
+    one = plan(Problem.from_json(build_problem(replace(job, server_replicas=1), {"cpu": profile})))
+    assert isinstance(one, Infeasible)
+    assert "1 parameter server on cpu sustains 25,000 samples/s" in one.message
+
+
+def test_a_problem_file_keeps_its_servers() -> None:
+    job = make_job()
+    measured = build_problem(job, PROFILES)
+    assert adapt_problem(measured, job)["parameterServer"] == measured["parameterServer"]
+    two = adapt_problem(measured, pods_of(job, 2))["parameterServer"]
+    assert two == {"pool": "cpu", "coresPerSamplePerSecond": 2 * SECONDS}
+    by_hand = {**measured, "parameterServer": {"pool": "cpu", "units": 4}}
+    assert adapt_problem(by_hand, job)["parameterServer"] == {"pool": "cpu", "units": 4}
+    assert adapt_problem(by_hand, replace(job, server_replicas=2))["parameterServer"] == {"pool": "cpu", "units": 2}
+    without = {name: value for name, value in measured.items() if name != "parameterServer"}
+    assert adapt_problem(without, job)["parameterServer"] == {"pool": "cpu", "units": 1}
+
+
+def test_a_running_job_keeps_its_servers_with_what_they_sustain() -> None:
+    problem = build_problem(make_job(), PROFILES)
+    there = with_running_servers(problem, ServersDocument("cpu", 2, 2))
+    assert there["parameterServer"] == {"pool": "cpu", "units": 2, "coresPerSamplePerSecond": SECONDS}
+    elsewhere = with_running_servers(problem, ServersDocument("gpu", 1, 1))
+    assert elsewhere["parameterServer"] == {"pool": "gpu", "units": 1}, "nothing was measured of servers there"
+
+
+def test_servers_sustain_at_least_what_is_measured() -> None:
+    problem = with_running_servers(build_problem(make_job(), PROFILES), ServersDocument("cpu", 1, 1))
+    slow = calibrate(problem, JOB_PLAN, 8_000.0, [9_000.0, 14_000.0])
+    assert slow["parameterServer"] == problem["parameterServer"]
+    fast = calibrate(problem, JOB_PLAN, 50_000.0, [60_000.0, 60_000.0])
+    assert fast["parameterServer"]["coresPerSamplePerSecond"] == pytest.approx(1 / 50_000)
