@@ -105,6 +105,12 @@ def test_every_default_is_valid_by_itself() -> None:
             assert set(value) <= set(node.get("properties", value)), path
 
 
+def test_the_number_of_servers_has_no_default_because_the_planner_decides_it() -> None:
+    servers = load_schemas()["HeterPSJob"].openapi["properties"]["spec"]["properties"]["parameterServer"]["properties"]
+    assert "default" not in servers["replicas"]
+    assert servers["replicas"]["minimum"] == 1
+
+
 def test_rules_hold_on_defaults_as_they_are_written() -> None:
     """An API server evaluates them on the raw file, before it fills in nested defaults."""
     defaults = [(path, node) for path, node in SPEC if "default" in node and "x-kubernetes-validations" in node]

@@ -126,6 +126,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("  pools:", "  parameterServer: {memoryLimit: 8GB}\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.parameterServer.memoryLimit: must be like \"8Gi\", is \"8GB\"; "
         "correct it (Memory of one server, in bytes, as a quantity. No limit if left out)"]),
+    ("  pools:", "  parameterServer: {replicas: 0}\n  pools:", [
+        "job.yaml:18: HeterPSJob flights: spec.parameterServer.replicas: must be at least 1, is 0; "
+        "give a number from 1 to 1024"]),
     ("train: data/train", "train: \"\"", [
         "job.yaml:16: HeterPSJob flights: spec.data.train: must not be empty, is \"\"; "
         "give a value such as \"s3://bucket/flights/train/\""]),

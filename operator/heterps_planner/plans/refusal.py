@@ -25,7 +25,7 @@ from heterps_planner.search.limits import fastest, limiting_pools
 from heterps_planner.search.points import Choice
 from heterps_planner.search.servers import cheapest_at
 
-__all__ = ["explain_infeasible", "explain_unlucky_search"]
+__all__ = ["describe_servers", "explain_infeasible", "explain_unlucky_search"]
 
 _RESOLUTION = 1 + 1e-4  # of the memory that is found sufficient
 _NOTICEABLE = 1 + 1e-6  # a capacity above the reachable throughput by this factor does not limit it
@@ -87,7 +87,7 @@ def explain_infeasible(
         message = f"{subject} keeps the limits of the pools, even at the lowest throughput"
     else:
         message = f"{subject} reaches {describe_rate(floor)}: the pools allow {at_least}{describe_rate(best)}"
-    servers = _describe_servers(problem, free, best)
+    servers = describe_servers(problem, free, best)
     if servers:
         message += f"; {servers}"
     elif pools:
@@ -101,13 +101,22 @@ def explain_infeasible(
     return Infeasible(method, THROUGHPUT_FLOOR_UNREACHABLE, best, message, pools)
 
 
-def _describe_servers(problem: Problem, segments: Segments, best: float) -> str:
-    """Return that a fixed number of parameter servers limits the throughput; empty if it does not."""
+def describe_servers(problem: Problem, segments: Segments, best: float) -> str:
+    """Return that a fixed number of parameter servers limits the throughput, and what to do; empty if it does not.
+
+    Args:
+        problem: the problem.
+        segments: its segments, for a number of servers.
+        best: the reachable throughput.
+    """
     server, pods = problem.parameter_server, segments.server_most
     if server is None or not math.isfinite(pods) or segments.server_throughput(pods) > best * _NOTICEABLE:
         return ""
     number = f"{pods:.0f} parameter server{'s' * (pods > 1)} on {server.pool} sustain{'s' * (pods == 1)}"
-    return f"{number} {describe_rate(best)}: plan with more parameter servers or lower minSamplesPerSecond"
+    return (
+        f"{number} {describe_rate(best)}: plan with more parameter servers (spec.parameterServer.replicas of a job) or "
+        "lower minSamplesPerSecond"
+    )
 
 
 def _explain_memory(

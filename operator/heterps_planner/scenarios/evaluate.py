@@ -31,6 +31,7 @@ from heterps_planner.plans.plan import (
     describe_bytes,
     describe_rate,
 )
+from heterps_planner.plans.refusal import describe_servers
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.path import Stage
 from heterps_planner.search.provisioning import Provisioned, fastest_provision, provision, schedule_of
@@ -221,6 +222,9 @@ def _refuse(problem: Problem, segments: Segments, stages: list[Stage], fixed: li
             f"these stages cannot reach {describe_rate(floor)} for at most {segments.ceiling:.2f} $/h; the cheapest "
             f"provision per sample takes {choice.price:.2f} $/h: raise maxCostPerHour or choose cheaper pools",
         )
+    if servers := describe_servers(problem, segments, best):
+        message = f"these stages reach {describe_rate(best)}, and the floor is {describe_rate(floor)}; {servers}"
+        return Infeasible(METHOD, THROUGHPUT_FLOOR_UNREACHABLE, best, message)
     slow = max(range(len(stages)), key=lambda i: segments.stage_time(*stages[i], max(float(pods[i]), 1.0)))
     pools = []
     for t, pool in enumerate(problem.pools):

@@ -12,7 +12,7 @@ from heterps_operator.control.problem import build_problem
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
 from heterps_planner.model.problem import Problem
-from heterps_planner.plans.plan import Plan
+from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
 from tests.heterps_operator.helpers.world import JOB_PLAN, MEMBERS, PLAN, PROFILE, World, make_job
 
@@ -170,6 +170,23 @@ def test_a_machine_whose_cores_are_all_busy_gets_no_more_workers() -> None:
     assert [e.reason for e in world.events].count("CoresBusy") == 1
     spare = trained(running({**PLAN, "machine": {**machine, "busyCores": 1.9}}), 12_000.0)
     assert any(isinstance(a, ComputePlan) for a in spare.turn().actions)
+
+
+def test_servers_that_are_too_few_for_the_floor_are_named() -> None:
+    world = running(min_samples_per_second=30_000.0)
+    servers = {"processorSecondsPerSample": 4e-5, "workers": 2}  # one sustains 25,000 samples/s
+    world.profiles = {"cpu": {**PROFILE, "parameterServer": servers}, "gpu": PROFILE}
+    [request] = trained(world, rate=24_000.0).turn().actions
+    assert isinstance(request, ComputePlan)
+    assert request.problem["parameterServer"] == {"pool": "cpu", "units": 1, "coresPerSamplePerSecond": 4e-5}
+    found = evaluate(Problem.from_json(request.problem), list(request.stages))
+    assert isinstance(found, Infeasible)
+    world.answer(found.to_json())
+    world.settle()
+    condition = world.status.condition("Rescaled")
+    assert (condition.status, condition.reason) == ("False", "CannotRescale")
+    assert "1 parameter server on cpu sustains 25,000 samples/s" in condition.message
+    assert "spec.parameterServer.replicas" in condition.message
 
 
 def test_a_calibrated_problem_predicts_what_is_measured() -> None:
