@@ -22,7 +22,7 @@ from heterps_operator.kubernetes.names import (
 
 __all__ = ["LogLine", "read_logs"]
 
-_LOOK_SECONDS = 2.0  # between two checks for new pods and for the end of the job
+_CHECK_SECONDS = 2.0  # between two checks for new pods and for the end of the job
 _READ_SECONDS = 300.0  # a silent pod's log is requested again after this
 _NOT_YET = frozenset({400, 404})  # the container has not started, the pod is gone
 
@@ -118,7 +118,7 @@ def _follow(
             if phase != "Pending" and (name not in threads or again):
                 threads[name] = threading.Thread(target=copy, args=(pod,), daemon=True)
                 threads[name].start()
-        for _ in range(int(_LOOK_SECONDS / 0.2)):
+        for _ in range(int(_CHECK_SECONDS / 0.2)):
             yield from _drain(lines)
             pause(0.2)
         if over and not any(thread.is_alive() for thread in threads.values()):

@@ -1,8 +1,8 @@
-"""Which pods count as whose: the ledger's side of what the watches report of jobs and pods. Thread-safe.
+"""The units that the pods of each job occupy, for the ledger. Thread-safe.
 
-A pod occupies units of a pool if a HeterPSJob that the operator knows owns it, by uid. A job that was deleted stays
-known until its last pod has ended. Pods of jobs that were gone before the operator began are not the ledger's: what
-they take of their nodes is taken off the pools themselves (`claims.ORPHANED`).
+A pod occupies units of its pool if its owner, by uid, is a HeterPSJob that the operator knows. A deleted job stays
+known until its last pod has ended. Pods of jobs that were deleted before the operator started do not count in the
+ledger; their requests reduce the capacity of the pools (`claims.ORPHANED`).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 
 __all__ = ["PodAccounting"]
 
-_GONE = " (deleted)"  # after the name of a job that is gone, for those who wait for its units
+_GONE = " (deleted)"  # added to the name of a deleted job in the list of holders
 
 
 class PodAccounting:
-    """Keeps the ledger's occupied units.
+    """Keeps the ledger's occupied units up to date.
 
     Args:
-        pods: that were seen.
-        ledger: to keep.
+        pods: the store of pods.
+        ledger: the ledger.
     """
 
     def __init__(self, pods: PodStore, ledger: Ledger) -> None:
         self._pods = pods
         self._ledger = ledger
-        self._lock = threading.Lock()  # what is counted last is to be what was noted last
-        self._present: dict[Key, str] = {}  # uid of the job of that name
-        self._names: dict[Key, str] = {}  # of known jobs, by namespace and uid; with those that are gone and have pods
+        self._lock = threading.Lock()  # counts reach the ledger in the order of the changes
+        self._present: dict[Key, str] = {}  # uid of the existing job, by namespace and name
+        self._names: dict[Key, str] = {}  # names by namespace and uid: of existing jobs, and of deleted ones with pods
 
     def job_seen(self, job: Json) -> None:
-        """A job is there."""
+        """Add a job."""
         key, uid = key_of(job), str(job["metadata"].get("uid") or "")
         with self._lock:
             if self._present.get(key) == uid:
@@ -47,7 +47,7 @@ class PodAccounting:
             self._count(key)
 
     def job_gone(self, job: Json) -> None:
-        """A job is there no more."""
+        """Remove a job."""
         key, uid = key_of(job), str(job["metadata"].get("uid") or "")
         with self._lock:
             if self._present.get(key) == uid:
@@ -55,13 +55,13 @@ class PodAccounting:
                 self._count(key)
 
     def pod_changed(self, pod: Json) -> Key | None:
-        """A pod has come, changed or gone.
+        """Count the pods of a job again after a pod was added, changed or removed.
 
         Args:
-            pod: as the store keeps it, or kept it.
+            pod: the pod as stored, or as it was stored before.
 
         Returns:
-            The job for which that is news; None if the operator knows none.
+            The job of the pod; None if the operator does not know it.
         """
         owner, namespace = job_owner(pod), key_of(pod)[0]
         with self._lock:
@@ -72,13 +72,13 @@ class PodAccounting:
         return namespace, name
 
     def count_all(self) -> None:
-        """What a unit of a pool is has changed."""
+        """Count the pods of all jobs again, after the resource of a pool's units has changed."""
         with self._lock:
             for key in {(namespace, name) for (namespace, _), name in self._names.items()}:
                 self._count(key)
 
     def _count(self, key: Key) -> None:
-        """Tell the ledger what the pods of the jobs of a name occupy, and forget those that are gone for good."""
+        """Pass the units of all jobs of a name to the ledger, and forget deleted jobs without pods."""
         namespace, present, gone = key[0], self._present.get(key), dict[str, int]()
         for uid in [uid for (where, uid), name in self._names.items() if (where, name) == key and uid != present]:
             for pool, units in self._pods.occupied(namespace, uid).items():

@@ -1,4 +1,4 @@
-"""Planners of many jobs, of which only a few may run at a time: each is a process of its own."""
+"""Planner processes of many jobs, a limited number of which run at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["FairSemaphore", "QueuedPlanner"]
 
 
 class FairSemaphore:
-    """Places for a few of many, who get them in the order in which they have asked. Thread-safe.
+    """A semaphore that serves waiters in order and without blocking. Thread-safe.
 
-    A place that becomes free is the next one's at once, who is told: if it had to be asked for again, hundreds who ask
-    less and less often would leave it empty most of the time.
+    A free place is given to the first waiter at once, which is notified. If waiters had to ask again, hundreds of them
+    with growing pauses would leave it empty most of the time.
 
     Args:
-        number: of places.
+        number: number of places.
     """
 
     def __init__(self, number: int) -> None:
@@ -31,7 +31,7 @@ class FairSemaphore:
         self._waiting: dict[object, Callable[[], None]] = {}  # in order
 
     def ask(self, who: object, tell: Callable[[], None]) -> bool:
-        """Whether `who` has a place; if not, it waits for one, and `tell` is called when it has it."""
+        """Return whether `who` has a place; otherwise it waits for one, and `tell` is called when it gets it."""
         with self._lock:
             if who in self._taken:
                 return True
@@ -43,7 +43,7 @@ class FairSemaphore:
             return False
 
     def leave(self, who: object) -> None:
-        """Give a place back, or wait for none any more."""
+        """Give a place back, or stop waiting."""
         tell = None
         with self._lock:
             self._waiting.pop(who, None)
@@ -61,14 +61,14 @@ class FairSemaphore:
 
 
 class QueuedPlanner(PlannerProcess):
-    """A planner that waits for its place.
+    """A planner that waits for a free place.
 
     Args:
         places: shared by all jobs' planners; one is held from the start of the process until its answer is read.
-        folder: see `PlannerProcess`, as the others.
-        method: of the planner.
-        timeout_seconds: for the search itself.
-        stages: given by hand.
+        folder: folder of the process (`PlannerProcess`).
+        method: scheduling method.
+        timeout_seconds: time limit of the search.
+        stages: stages that the user has set.
         on_end: called, in another thread, when the planner may start or its process has ended.
     """
 
@@ -89,16 +89,16 @@ class QueuedPlanner(PlannerProcess):
 
     @property
     def running(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether the planner waits or works."""
         return self._waiting is not None or super().running
 
     def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
-        """Plan as soon as there is a place."""
+        """Plan as soon as a place is free."""
         self._waiting = (problem, revision, stages)
         self._begin()
 
     def poll(self) -> PlanOutcome | None:
-        """The answer, once; None while there is none."""
+        """Return the answer once; None while there is none."""
         self._begin()
         if self._waiting is not None:
             return None
@@ -108,7 +108,7 @@ class QueuedPlanner(PlannerProcess):
         return outcome
 
     def close(self) -> None:
-        """End a planner that is still at work, or waits."""
+        """End the process, or stop waiting."""
         self._waiting = None
         super().close()
         self._places.leave(self)

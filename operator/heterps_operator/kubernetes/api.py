@@ -198,7 +198,7 @@ class KubernetesApi:
         """Return the last non-blank lines of a container's log; empty if it cannot be read."""
         query = {"container": container, "tailLines": lines, "limitBytes": _LOG_BYTES}
         try:
-            text = self._request("get", "GET", f"{pod_path(namespace, pod)}/log", query=query, patient=False)
+            text = self._request("get", "GET", f"{pod_path(namespace, pod)}/log", query=query, retried=False)
         except ApiError:
             return ()
         words = text.decode("utf-8", "replace")
@@ -352,7 +352,7 @@ class KubernetesApi:
         content_type: str = "application/json",
         query: Mapping[str, Any] | None = None,
         failures: _Failures | None = None,
-        patient: bool = True,
+        retried: bool = True,
     ) -> bytes:
         """Send a request, and retry transient errors.
 
@@ -364,7 +364,7 @@ class KubernetesApi:
             content_type: media type of the body.
             query: query parameters; empty ones are omitted.
             failures: receives the failures that were retried.
-            patient: whether to retry at all.
+            retried: whether temporary errors are retried.
         """
         target = _target(path, query or {})
         waited = 0.0
@@ -374,7 +374,7 @@ class KubernetesApi:
             except ApiError as error:
                 pause = error.retry_after if error.retry_after is not None else _pause(target, attempt)
                 last = attempt == self._attempts or waited + pause > _PATIENCE_SECONDS
-                if not error.temporary or last or not patient:
+                if not error.temporary or last or not retried:
                     raise
                 if failures is not None:
                     failures.append(error)

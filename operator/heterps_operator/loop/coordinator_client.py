@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from heterps_operator.documents import Json
-from heterps_operator.http_requests import NoResponseError, send_request
+from heterps_operator.measure.http_requests import NoResponseError, send_request
 from heterps_operator.state.values import Action, FailJob, ReportLost, RequestStop, Shutdown
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from heterps_operator.errors import UsageError
-from heterps_operator.http_requests import NoResponseError, send_request
+from heterps_operator.measure.http_requests import NoResponseError, send_request
 from heterps_operator.state.status import Event
 from heterps_operator.state.values import CoordinatorView, MemberView
 from heterps_runtime import contract

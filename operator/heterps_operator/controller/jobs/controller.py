@@ -1,9 +1,8 @@
-"""One HeterPSJob: from what the watches have seen to one turn of its control loop.
+"""The controller of one HeterPSJob.
 
-A turn is level-based: it looks at the HeterPSJob, its pools, its pods and its state, whatever event has caused it. All
-decisions are made elsewhere, by pure functions: `control.reconcile` decides what the job's processes do,
-`control.transition` what a changed spec asks for, `control.termination` what follows the end. This module takes the
-snapshot, asks, and carries out.
+A turn is level-based: it depends on the HeterPSJob, its pools, its pods and its state, not on the event that caused it.
+Pure functions decide: `control.reconcile` about the job's processes, `control.transition` about a changed spec,
+`control.termination` about what follows the end. This module takes the snapshot and carries the decisions out.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from heterps_operator.state.turn import Turn
 __all__ = ["JobController"]
 
 MANAGED_BY = "heterps.io/operator"
-_RETRY_SECONDS = 10.0  # for what no watch reports
+_RETRY_SECONDS = 10.0  # for changes that no watch reports
 _ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 class JobController:
-    """Takes one job through its life, under one uid.
+    """Controls the job of one name; a new job of the same name, with another uid, starts afresh.
 
     Args:
-        cluster: what all jobs share.
+        cluster: the context that all jobs share.
         key: namespace and name of the job.
         wake: gives the job another turn soon.
     """
@@ -63,15 +62,15 @@ class JobController:
     def _reset(self) -> None:
         self._session: JobSession | None = None
         self._publisher: Publisher | None = None
-        self._known = StoredState(Status(), Bill())  # what is told of a job that has no session
-        self._hindrance: NotReadyError | None = None  # why the job goes on as it was instead of as it is wanted
+        self._known = StoredState(Status(), Bill())  # reported while the job has no session
+        self._hindrance: NotReadyError | None = None  # why a changed spec is not applied
         self._pacing = Pacing()
 
     def turn(self) -> float | None:
-        """Look at the job once, and do what is to be done.
+        """Reconcile the job once.
 
         Returns:
-            Seconds until the next look; None: only when something changes.
+            Seconds until the next turn; None: no turn before something changes.
 
         Raises:
             StateTaken: another operator has the job.
@@ -107,13 +106,13 @@ class JobController:
         return self._pacing.seconds(self._cluster.longest_pause(turn.status.phase))
 
     def close(self) -> None:
-        """Forget a job that is gone, and release what it held."""
+        """Forget a deleted job, and release its reserved units."""
         self.abandon()
         self._cluster.metrics.forget(*self._key)
-        self._cluster.ledger.release(self._holder)  # what its pods occupy is free when they are gone
+        self._cluster.ledger.release(self._holder)  # units that its pods occupy are free when the pods are gone
 
     def abandon(self) -> None:
-        """Forget a job that goes on without this operator; its pods are not touched, and it keeps its units."""
+        """Stop controlling a job; its pods keep running, and it keeps its units."""
         if self._session is not None:
             self._session.close()
         self._reset()
@@ -121,7 +120,7 @@ class JobController:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether units that another job gives up may be all that the job waits for."""
+        """Whether the job may wait for units of other jobs."""
         if self._session is None:
             return True
         return any(condition.reason == WAITING_FOR_CAPACITY for condition in self._session.status.conditions)
@@ -133,17 +132,17 @@ class JobController:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _current_session(self, job: Json, publisher: Publisher) -> JobSession:
-        """The session of the job as it is wanted now, or as it was if that cannot be carried out.
+        """Return a session for the current spec, or for the previous one while the current one cannot be carried out.
 
         Raises:
-            NotReadyError: there is none.
+            NotReadyError: neither can be carried out.
         """
         wanted, session = Wanted.read(job, self._cluster.pools), self._session
         if session is not None:
             if session.adopted == wanted.versions and not session.may_go_on:
                 return session
             if session.status.phase in _ENDED and not wanted.complete:
-                return session  # what it has reached needs no pools
+                return session  # an ended job needs no pools
         manifest: Manifest | None
         try:
             manifest, self._hindrance = wanted.manifest(), None
@@ -165,10 +164,10 @@ class JobController:
         return session
 
     def _take_up(self, job: Json, wanted: Wanted, manifest: Manifest, spec: JobSpec) -> tuple[JobSession, SpecChange]:
-        """Open the first session of this operator, for a new job or one that another operator has left.
+        """Open the first session of this operator, for a new job or for one of an earlier operator.
 
         Returns:
-            The session, and what has changed since its spec was written.
+            The session, and the change of the spec since its state was written.
         """
         state = JobState(self._cluster.api, job)
         try:
@@ -180,19 +179,19 @@ class JobController:
             raise NotReadyError("DamagedState", f"{error}; {fix}", _RETRY_SECONDS) from error
         self._known = stored
         plan, holder = stored.status.plan, self._holder
-        # A job whose pods have begun holds the rest of its plan as well; others may have taken what it gave back.
+        # A job with running pods holds all units of its plan; a job without pods may have lost them to others.
         if plan is not None and stored.status.outcome is None and self._cluster.ledger.held_by(holder):
             self._cluster.ledger.restore(holder, plan.units)
         change = SpecChange() if stored.spec is None else spec_change({"spec": stored.spec}, manifest.job)
         stored = replace(stored, spec=stored.spec or manifest.job["spec"])
-        # Until it has gone over to the wanted spec, its pods are those of the spec that they were told.
+        # Until the changed spec is applied, the pods run with the previous one.
         if change.effect >= Effect.RESTART and (kept := self._owned.kept(job)) is not None:
             manifest, spec = kept, JobSpec.from_manifests(kept.job, kept.pools)
         site = Site(self._cluster, self._key, self._owned, state, self._wake)
         return JobSession(site, job, manifest, spec, stored), change
 
     def _next_incarnation(self, job: Json) -> int:
-        """One that no pod of this job has, whose state is lost."""
+        """Return an incarnation that no pod of this job has: its state may have been deleted."""
         seen = [0]
         for pod in self._cluster.pods.of_job(job):
             with contextlib.suppress(ValueError):
@@ -205,7 +204,7 @@ class JobController:
         """Take the next step towards a spec that may differ from the session's.
 
         Returns:
-            The session to go on with.
+            The session to continue with.
         """
         change = spec_change({"spec": session.spec}, manifest.job)
         trial = Trial.NOT_NEEDED
@@ -231,7 +230,7 @@ class JobController:
         if step == Step.REPLAN:
             status = status.without_plan("the spec has changed")
         session.close()
-        self._session = None  # should the next one not come about
+        self._session = None  # in case the next one cannot be opened
         self._known = session.state_for(manifest.job["spec"], status)
         self._session = JobSession(session.site, job, manifest, spec, self._known)
         return self._session
@@ -239,7 +238,7 @@ class JobController:
     # --- after the end ------------------------------------------------------------------------------------------------
 
     def _after_end(self, session: JobSession, turn: Turn) -> float | None:
-        """Clean up after a job that has ended, and delete it when its time is over."""
+        """Clean up after an ended job, and delete it after its time to live."""
         if session.may_go_on:
             return 0.0
         what = after_end(turn.job, turn.status, self._cluster.clock())

@@ -1,4 +1,4 @@
-"""What belongs to a job besides its pods: written only where the name is free, or the object the job's own."""
+"""The objects of a job besides its pods. An object of another owner is never overwritten."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from heterps_operator.state.status import Status
 
 __all__ = ["REFUSED_SECONDS", "NotReadyError", "OwnedObjects"]
 
-REFUSED_SECONDS = 60.0  # a job that cannot be taken up is woken by what would change that; this is for safety
-_LOOK_SECONDS = 10.0  # for what no watch reports
-_LEFTOVER_SECONDS = 2.0  # for what is left of an earlier job of the same name
-_ORPHAN = "orphan"  # finalizer of a deletion that is to leave the pods alone
+REFUSED_SECONDS = 60.0  # a fallback: the job is woken when its spec or its pools change
+_RETRY_SECONDS = 10.0  # for changes that no watch reports
+_LEFTOVER_SECONDS = 2.0  # until the objects of an earlier job of the same name are deleted
+_ORPHAN = "orphan"  # finalizer of a deletion with --cascade=orphan
 
 
 class NotReadyError(Exception):
-    """A job cannot be taken up as it is, or as it is wanted now.
+    """A job cannot be started, or its changed spec cannot be applied.
 
     Attributes:
         reason: CamelCase, for programs.
-        seconds: until it is worth another look.
+        seconds: seconds until the next attempt.
     """
 
     def __init__(self, reason: str, message: str, seconds: float = REFUSED_SECONDS) -> None:
@@ -55,15 +55,15 @@ class NotReadyError(Exception):
 
     @classmethod
     def of(cls, what: str, error: ApiError) -> NotReadyError:
-        """The API server's refusal of an object; any other error is raised as it is."""
+        """Return the error for an object that the API server refuses; any other `ApiError` is raised unchanged."""
         if error.code not in REFUSALS:
             raise error
         problem = object_refused(what, error)
-        return cls(problem.reason, problem.message, _LOOK_SECONDS)
+        return cls(problem.reason, problem.message, _RETRY_SECONDS)
 
     @classmethod
     def taken(cls, what: str, found: Json) -> NotReadyError:
-        """A name that belongs to a foreign object, or to one of an earlier job."""
+        """Return the error for a name that belongs to an object of another owner or of an earlier job."""
         problem = name_taken(what, found)
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
 
@@ -72,7 +72,7 @@ class OwnedObjects:
     """The objects of one job.
 
     Args:
-        cluster: where.
+        cluster: the shared context.
         key: namespace and name of the job.
     """
 
@@ -82,7 +82,7 @@ class OwnedObjects:
         self._namespace, self._name = key
 
     def apply(self, job: Json, *items: dict[str, Any]) -> None:
-        """Have these objects as they are given.
+        """Create or change objects.
 
         Raises:
             NotReadyError: a name is taken, or the API server refuses one.
@@ -93,14 +93,14 @@ class OwnedObjects:
             self._check_owner(job, what, found)
             try:
                 if found is not None and found.get("immutable") and found.get("data") != item.get("data"):
-                    # Of a state that is not there any more.
+                    # Left by a state that was deleted.
                     self._api.delete(object_path(item), uid=str(found["metadata"]["uid"]))
                 self._api.apply(object_path(item), item)
             except ApiError as error:
                 raise NotReadyError.of(what, error) from error
 
     def token(self, job: Json) -> str:
-        """The secret that the job's processes know each other by; drawn once.
+        """Return the secret with which the job's processes authenticate each other; it is generated once.
 
         Raises:
             NotReadyError: the Secret's name is taken, the API server refuses it, or its token is damaged.
@@ -117,22 +117,22 @@ class OwnedObjects:
             raise NotReadyError.of(f"Secret {name}", error) from error
         except (KeyError, TypeError, ValueError) as error:
             text = f"Secret {name} holds no token of this job; delete it, and the job generates a new one"
-            raise NotReadyError("DamagedState", text, _LOOK_SECONDS) from error
+            raise NotReadyError("DamagedState", text, _RETRY_SECONDS) from error
 
     def keep_plan(
         self, job: Json, pools: Mapping[str, Json], status: Status, plan: JobPlan, revisions: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Write the plan where people find it, with the budgets that protect its pods, and clear old ones away.
+        """Write a plan's ConfigMap, disruption budgets and pod groups, and delete outdated plans.
 
         Args:
-            job: with all defaults.
+            job: the HeterPSJob with all defaults.
             pools: its DevicePools, by name.
-            status: its revision and incarnation.
+            status: the status with the plan's revision and the incarnation.
             plan: the plan.
-            revisions: of all plans that were written.
+            revisions: revisions of all plans that were written.
 
         Returns:
-            The revisions that are left.
+            The remaining revisions.
 
         Raises:
             NotReadyError: see `apply`.
@@ -150,7 +150,7 @@ class OwnedObjects:
         return tuple(revision for revision in revisions if revision not in old)
 
     def kept(self, job: Json) -> Manifest | None:
-        """What the job's pods were told when it was taken up last; None if it never was."""
+        """Return the manifest in the job's run configuration; None if there is no readable one."""
         found = self._api.get(config_map_path(self._namespace, run_config_name(self._name)))
         if found is None or not is_owned(found, job):
             return None
@@ -161,7 +161,7 @@ class OwnedObjects:
             return None
 
     def end_pods(self, job: Json) -> None:
-        """Delete the pods of a deleted job that a foreign finalizer holds: garbage collection waits for the job."""
+        """Delete the pods of a job that another owner's finalizer keeps: garbage collection waits for the job."""
         if _ORPHAN in (job["metadata"].get("finalizers") or ()):
             return
         for pod in self._cluster.pods.of_job(job):

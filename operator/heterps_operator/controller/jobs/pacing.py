@@ -1,4 +1,4 @@
-"""When to look at a job again: soon after it has changed, ever later while it does not."""
+"""Pauses between the turns of a job: short after a change, growing while nothing changes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _MOST_STEPS = 20
 
 
 class Pacing:
-    """The pauses between looks at one job."""
+    """Pauses between the turns of one job."""
 
     def __init__(self) -> None:
         self._seen: Status | None = None
-        self._quiet = 0  # looks in a row that found nothing new
+        self._quiet = 0  # consecutive turns without a change
 
     def observe(self, turn: Turn) -> None:
-        """Take note of a turn."""
+        """Take a turn into account."""
         before, self._seen = self._seen, turn.status
         same = before is not None and not turn.events and _milestones(before) == _milestones(turn.status)
         self._quiet = self._quiet + 1 if same else 0
 
     def seconds(self, longest: float) -> float:
-        """Seconds until the next look, `longest` at most."""
+        """Return the seconds until the next turn, `longest` at most."""
         return min(FIRST_PAUSE_SECONDS * _GROWTH ** min(self._quiet, _MOST_STEPS), longest)
 
 
 def _milestones(status: Status) -> tuple[Any, ...]:
-    """Fields whose change makes another look worthwhile soon; throughput and cost change at every look."""
+    """Return the fields whose change resets the pause; throughput and cost change in every turn."""
     conditions = tuple((c.type, c.status, c.reason) for c in status.conditions)
     return status.phase, status.incarnation, status.plan_revision, status.attempts, status.outcome, conditions

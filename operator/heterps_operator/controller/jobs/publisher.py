@@ -1,4 +1,4 @@
-"""What people see of a job: its status and its events."""
+"""Status and events of a job."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from heterps_runtime.contract import API_VERSION
 
 __all__ = ["Publisher"]
 
-_FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change all the time
-_MEASURED = "ThroughputMet"  # the condition whose message does, too
+_FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change in every turn
+_MEASURED = "ThroughputMet"  # the condition whose message changes as well
 
 
 class Publisher:
-    """Writes status and events of one job, and only what is new.
+    """Writes the status and the events of one job when they change.
 
     Args:
-        cluster: where.
+        cluster: the shared context.
         job: the HeterPSJob.
     """
 
@@ -41,16 +41,16 @@ class Publisher:
         self._hindered_since = 0.0
 
     def record(self, event: Event) -> None:
-        """Write an event, or count it."""
+        """Write an event, or increase its count."""
         self._recorder.record(event)
 
     def publish(self, turn: Turn, generation: int, hindrance: tuple[str, str] | None = None) -> None:
-        """Tell what a turn has seen and decided.
+        """Write the status and the events of a turn.
 
         Args:
-            turn: of the job's control loop.
-            generation: of the spec that is wanted.
-            hindrance: reason and message, if that cannot be carried out and the job goes on as it was.
+            turn: turn of the job's control loop.
+            generation: generation of the HeterPSJob.
+            hindrance: reason and message if the job continues with the previous spec instead of the current one.
         """
         for event in turn.events:
             self.record(event)
@@ -72,14 +72,14 @@ class Publisher:
             self._write(document)
 
     def refuse(self, known: Status, bill: Bill, reason: str, message: str, generation: int) -> None:
-        """Tell why the job is not taken up.
+        """Write why the job cannot be started.
 
         Args:
-            known: what is remembered of the job.
-            bill: what it has cost so far.
+            known: last known status of the job.
+            bill: costs so far.
             reason: CamelCase, for programs.
-            message: for people, with the way out.
-            generation: of the spec that is at fault.
+            message: for users, with a solution.
+            generation: generation of the HeterPSJob.
         """
         status = self._hindered(known, reason, message)
         self._hindrance = (reason, message)
@@ -88,7 +88,7 @@ class Publisher:
             self._write(document)
 
     def _hindered(self, status: Status, reason: str, message: str) -> Status:
-        """The status with the condition that says what keeps the job from what is wanted; an event, once."""
+        """Return the status with the condition for a hindrance, and write an event when the hindrance changes."""
         now = self._cluster.clock()
         if self._hindrance != (reason, message):
             self.record(Event("Warning", reason, message, now))
@@ -102,13 +102,13 @@ class Publisher:
         try:
             self._cluster.api.apply(job_status_path(self._namespace, self._name), body)
         except ApiError as error:
-            if error.code != HTTPStatus.NOT_FOUND:  # it was deleted meanwhile
+            if error.code != HTTPStatus.NOT_FOUND:  # the job was deleted in the meantime
                 raise
         self._written, self._written_at = document, self._cluster.clock()
 
 
 def _lasting(document: dict[str, Any]) -> dict[str, Any]:
-    """What of a status is worth an update at once."""
+    """Return the part of a status whose changes are written at once."""
     lasting = {key: value for key, value in document.items() if key not in _FIGURES}
     lasting["conditions"] = [
         {key: value for key, value in c.items() if key != "message" or c["type"] != _MEASURED}

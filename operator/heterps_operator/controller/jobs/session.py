@@ -1,7 +1,7 @@
-"""A job that was taken up: its control loop, and what the loop works with on a cluster.
+"""A session: the control loop of a job on a cluster, for one spec.
 
-What a turn decides is written to the job's state before it is done, so another operator can take the job up at any
-time. A session runs one spec; for another one the controller opens a new session with the state of the old one.
+Decisions are written to the job's state before they are carried out, so another operator can continue at any time. For
+a changed spec, the controller opens a new session with the state of the old one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["CapacityTakenError", "JobSession", "Site"]
 
 
 class CapacityTakenError(Exception):
-    """Another job was granted the units between planning and reserving; the next turn plans with what is left."""
+    """Another job reserved the units after this one was planned; the next turn plans with the remaining ones."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What all sessions of one job share."""
+    """The parts that all sessions of one job share."""
 
     cluster: OperatorContext
     key: Key  # namespace and name of the job
@@ -55,7 +55,7 @@ class Site:
 
     @property
     def folder(self) -> Path:
-        """Where the job's planners write."""
+        """Folder of the job's planners."""
         return self.cluster.folder / self.key[0] / self.key[1]
 
     @property
@@ -64,7 +64,7 @@ class Site:
         return job_key(*self.key)
 
     def planner(self, spec: JobSpec, folder: str) -> Planner:
-        """A planner for a spec, which waits for its turn among those of all jobs."""
+        """Return a planner for a spec; it waits for a free place among the planners of all jobs."""
         return self.cluster.make_planner(
             self.cluster.planner_slots,
             self.folder / folder,
@@ -75,7 +75,7 @@ class Site:
         )
 
     def profiles(self, manifest: Manifest) -> ConfigMapProfileCache:
-        """Stored profiles of the manifest's model on its pools."""
+        """Return the stored profiles of the manifest's model on its pools."""
         return ConfigMapProfileCache(self.cluster.api, self.key[0], pod_configuration(manifest))
 
 
@@ -83,11 +83,11 @@ class JobSession:
     """Runs one spec of a job.
 
     Args:
-        site: what it shares with the job's other sessions.
+        site: the parts shared with the job's other sessions.
         job: the HeterPSJob.
-        manifest: the job as it is carried out, with its pools.
+        manifest: the job to carry out, with its pools.
         spec: the same, typed.
-        stored: the job's state; its `spec` is the manifest's.
+        stored: the job's state, with the manifest's spec.
 
     Raises:
         NotReadyError: an object that the pods need cannot be written.
@@ -95,11 +95,11 @@ class JobSession:
 
     def __init__(self, site: Site, job: Json, manifest: Manifest, spec: JobSpec, stored: StoredState) -> None:
         cluster, status = site.cluster, stored.status
-        self.stopping = Effect.NONE  # why the job is being stopped, to go on with another spec
-        self.adopted: tuple[Any, ...] = ()  # versions of job and pools that were compared with this session
+        self.stopping = Effect.NONE  # effect of the changed spec for which the job is being stopped
+        self.adopted: tuple[Any, ...] = ()  # versions of job and pools that this session has taken into account
         self.site = site
         self._stored = stored
-        self._written = (0, 0)  # revision and incarnation whose objects were written
+        self._written = (0, 0)  # revision and incarnation of the last written plan
         self._trial: PlanTrial | None = None
         token = site.owned.token(job)
         site.owned.apply(
@@ -143,41 +143,41 @@ class JobSession:
 
     @property
     def status(self) -> Status:
-        """Of the last decision."""
+        """Status after the last decision."""
         return self._loop.status
 
     @property
     def bill(self) -> Bill:
-        """What was charged so far."""
+        """Costs so far."""
         return self._loop.bill
 
     @property
     def spec(self) -> Json:
-        """`spec` of the HeterPSJob that is carried out, with its defaults."""
+        """The spec that is carried out, with its defaults."""
         assert self._stored.spec is not None
         return self._stored.spec
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the job has stopped for another spec."""
+        """Whether the job has stopped to continue with a changed spec."""
         return is_stopped(self.status, self.stopping)
 
     @property
     def is_trying(self) -> bool:
-        """Whether a planner is asked about another spec."""
+        """Whether a planner is working on a changed spec."""
         return self._trial is not None
 
     def turn(self) -> Turn:
-        """Look at the job once, and do what is to be done.
+        """Reconcile the job once.
 
         Raises:
             ApiError: the API server does not answer.
-            CapacityTakenError: others hold the units.
+            CapacityTakenError: other jobs hold the units.
             NotReadyError: the state cannot be written.
             StateTaken: another operator has the job.
         """
         ledger, pools, holder = self.site.cluster.ledger, self._substrate.pools, self.site.holder
-        trains_now = self.status.phase == Phase.RUNNING  # it waits for no units: the holders of hundreds need no look
+        trains_now = self.status.phase == Phase.RUNNING  # it waits for no units, so the holders need not be listed
         capacity = PoolCapacity(
             free_units=ledger.free_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
@@ -186,21 +186,21 @@ class JobSession:
         return self._loop.turn(capacity)
 
     def adopt(self, spec: Json, job: JobSpec) -> None:
-        """Decide by another spec from now on."""
+        """Use a changed spec from the next turn on."""
         self._stored = replace(self._stored, spec=spec)
         self._loop.job = job
 
     def stop(self, effect: Effect) -> None:
-        """Stop the processes in order, to go on with a spec that has this effect."""
+        """Stop the processes in order, to continue with a changed spec of this effect."""
         self.stopping = effect
         self._loop.request_stop()
 
     def state_for(self, spec: Json, status: Status) -> StoredState:
-        """The state with which another session goes on, with another spec."""
+        """Return the state for the next session, with its spec."""
         return replace(self._stored, status=status, bill=self.bill, spec=spec)
 
     def try_plan(self, manifest: Manifest, spec: JobSpec) -> tuple[Trial, PlanOutcome | None]:
-        """Ask the planner for a plan of another spec; the answer comes with a later call."""
+        """Plan a changed spec without applying it; the answer comes with a later call."""
         if self._trial is None or self._trial.job != spec:
             self.end_trial()
             profiles = self.site.profiles(manifest).load([pool.name for pool in spec.pools])
@@ -217,7 +217,7 @@ class JobSession:
         return (Trial.INFEASIBLE if outcome.plan is None else Trial.FEASIBLE), outcome
 
     def end_trial(self) -> None:
-        """End a planner that is asked about another spec."""
+        """End the planner of a changed spec."""
         if self._trial is not None:
             self._trial.close()
             self._trial = None
@@ -227,12 +227,12 @@ class JobSession:
         self._substrate.delete_pods(running_only=running_only)
 
     def close(self) -> None:
-        """End the planners; pods are not touched."""
+        """End the planners; pods keep running."""
         self._planner.close()
         self.end_trial()
 
     def _save(self, status: Status, bill: Bill) -> None:
-        """Reserve the units that the job is going to use and write the state, before anything is done."""
+        """Reserve the units of a decision and write the state, before the decision is carried out."""
         ledger, holder = self.site.cluster.ledger, self.site.holder
         plan = status.plan
         grant = ledger.reserve(holder, self._units(status))
@@ -249,14 +249,14 @@ class JobSession:
             self.site.state.save(self._stored)
         except ApiError as error:
             raise NotReadyError.of(f"ConfigMap {state_name(self.site.key[1])}", error) from error
-        if plan is not None and new:  # not before the job is this operator's
+        if plan is not None and new:  # after the state: now no other operator has the job
             job, pools = self._substrate.job, self._substrate.pools
             revisions = self.site.owned.keep_plan(job, pools, status, plan, revisions)
             self._stored = replace(self._stored, plans=revisions)
             self._written = place
 
     def _units(self, status: Status) -> dict[str, int]:
-        """Units that the job's pods are going to occupy: of its plan, or of the next profiler."""
+        """Return the units that the job needs, by pool: those of its plan, or of the next profiler."""
         if status.outcome is not None:
             return {}
         if status.plan is not None:

@@ -1,4 +1,4 @@
-"""Whether a changed spec has a plan: asked while the job goes on with the one that it has."""
+"""Planning a changed spec while the job continues with the previous one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["PlanTrial"]
 
 
 class PlanTrial:
-    """One question to a planner, about the job by itself: what others hold is looked at when it is planned for good.
+    """A plan for a changed spec. It ignores the units of other jobs; the final plan considers them.
 
     Args:
-        job: as it is wanted now.
-        planner: of that job.
-        profiles: of all its pools.
+        job: the changed spec.
+        planner: planner for that spec.
+        profiles: profiles of all its pools.
 
     Raises:
-        ValueError: the profiles do not belong together.
+        ValueError: the profiles have different layers.
     """
 
     def __init__(self, job: JobSpec, planner: Planner, profiles: Mapping[str, Json]) -> None:
@@ -31,9 +31,9 @@ class PlanTrial:
         planner.start(build_problem(job, profiles))
 
     def poll(self) -> PlanOutcome | None:
-        """The answer, once; None while there is none."""
+        """Return the answer once; None while there is none."""
         return self._planner.poll()
 
     def close(self) -> None:
-        """End a planner that is still at work, or waits."""
+        """End the planner."""
         self._planner.close()

@@ -1,4 +1,4 @@
-"""The job as its spec and its pools ask for it now."""
+"""The current spec of a job and of its pools."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Wanted:
 
     Args:
         job: the HeterPSJob.
-        pools: its DevicePools in order; None: there is none of that name.
-        store: of all DevicePools.
+        pools: its DevicePools in order; None for missing ones.
+        store: the store of all DevicePools.
     """
 
     job: Json
@@ -32,7 +32,7 @@ class Wanted:
 
     @classmethod
     def read(cls, job: Json, store: ObjectStore) -> Wanted:
-        """Look the job's pools up."""
+        """Find the job's pools in the store."""
         return cls(job, tuple(store.get("", str(pool["name"])) for pool in job["spec"]["pools"]), store)
 
     @property
@@ -42,16 +42,16 @@ class Wanted:
 
     @property
     def versions(self) -> tuple[Any, ...]:
-        """Equal as long as nothing that the job asks for has changed."""
-        # A pool that was deleted and created again starts with generation 1 again, hence the uid.
+        """A value that changes with the spec of the job or of one of its pools."""
+        # The uid, because a recreated pool has generation 1 again.
         pools = tuple(pool and (pool["metadata"].get("uid"), pool["metadata"].get("generation")) for pool in self.pools)
         return (self.job["metadata"].get("generation"), *pools)
 
     def manifest(self) -> Manifest:
-        """The job and its pools, validated and with their defaults.
+        """Return the job and its pools, validated and with their defaults.
 
         Raises:
-            NotReadyError: the job cannot be carried out.
+            NotReadyError: a pool is missing, or the job is invalid.
         """
         missing = [
             str(entry["name"])
