@@ -40,14 +40,14 @@ class Server(FakeServer):
     """An in-memory API server with the operator's methods."""
 
     def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
-        self._request("create", path)
+        self._note("create", path)
         place = f"{path}/{body['metadata']['name']}"
         if place in self.objects:
             raise ApiError(409, "AlreadyExists", f"{place} already exists")
         return self.put(place, **body)
 
     def replace(self, path: str, body: Mapping[str, Any]) -> Json:
-        self._request("update", path)
+        self._note("update", path)
         if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
         return self._store(path, copy.deepcopy(dict(body)))
@@ -160,7 +160,7 @@ def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: Wo
             raise ApiError(503, "ServiceUnavailable", "try again")
         return create(path, body, **options)
 
-    world.server.create = failing  # type: ignore[method-assign]
+    world.server.create = failing  # type: ignore[assignment, method-assign]
     with pytest.raises(ApiError):
         controller.turn()
     world.server.create = create  # type: ignore[method-assign]
