@@ -153,17 +153,16 @@ class JobController:
             self._hindrance = error
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         if session is None:
-            session, change = self._take_up(job, wanted, manifest, spec)
+            session, change = self._take_up(job, manifest, spec)
             self._session = session
-            if change.effect != Effect.NONE:
-                session = self._change(session, publisher, job, manifest, spec)
         else:
-            session = self._change(session, publisher, job, manifest, spec)
+            change = spec_change({"spec": session.spec}, manifest.job)
+        session = self._change(session, change, publisher, job, manifest, spec)
         if not session.is_trying:
             session.adopted = wanted.versions
         return session
 
-    def _take_up(self, job: Json, wanted: Wanted, manifest: Manifest, spec: JobSpec) -> tuple[JobSession, SpecChange]:
+    def _take_up(self, job: Json, manifest: Manifest, spec: JobSpec) -> tuple[JobSession, SpecChange]:
         """Open the first session of this operator, for a new job or for one of an earlier operator.
 
         Returns:
@@ -199,14 +198,19 @@ class JobController:
         return max(seen) + 1
 
     def _change(
-        self, session: JobSession, publisher: Publisher, job: Json, manifest: Manifest, spec: JobSpec
+        self,
+        session: JobSession,
+        change: SpecChange,
+        publisher: Publisher,
+        job: Json,
+        manifest: Manifest,
+        spec: JobSpec,
     ) -> JobSession:
-        """Take the next step towards a spec that may differ from the session's.
+        """Take the next step from the session's spec to the wanted one.
 
         Returns:
             The session to continue with.
         """
-        change = spec_change({"spec": session.spec}, manifest.job)
         trial = Trial.NOT_NEEDED
         if needs_trial(session.status, change, session.stopping, spec):
             trial, outcome = session.try_plan(manifest, spec)
