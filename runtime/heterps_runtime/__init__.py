@@ -1,1 +1,1 @@
-"""What runs in the pods. This file imports nothing: the operator reads `contract` through it."""
+"""The training runtime. This file imports nothing, so that the operator can import `contract` alone."""

@@ -1,12 +1,12 @@
-"""`heterps-runtime ROLE`: what the pods (or local processes) of a job run.
+"""`heterps-runtime ROLE`: the program of a job's pods or local processes.
 
     coordinator   membership, commits, checkpoints, the job's HTTP interface
     ps            a parameter server
     worker        computes a stage
     profile       measures the model's layers on a pool
 
-Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 done, 1 a failure
-that may pass, 2 wrong input (the last line says what and how to mend it), 143 ended by SIGTERM.
+Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 success, 1
+transient failure, 2 wrong input (the last line names the remedy), 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.parent is not None:
         end_with_parent(options.parent)
-    signal.signal(signal.SIGTERM, _terminate)  # nothing to save: a commit is safe, the rest is done again
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which ends the job in order
+    signal.signal(signal.SIGTERM, _terminate)  # there is nothing to save: uncommitted steps are repeated
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the controller ends the job
     try:
         config = _load_config()
         _run(options, config)
-    except ValueError as error:  # wrong input: our own errors for it are all ValueErrors
+    except ValueError as error:  # all errors of wrong input are ValueErrors
         if not isinstance(error, HeterpsRuntimeError) and not type(error).__module__.startswith("heterps_runtime"):
             traceback.print_exc()
         log(f"{type(error).__name__}: {error}")
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """The command. Ends at once: sockets and threads of a finished role have nothing left to say."""
+    """The command. Ends without waiting for threads and sockets of the finished role."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -86,11 +86,11 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="heterps-runtime", description="Processes of a HeterPS job.")
-    parser.add_argument("--parent", type=int, help="end when this process, which has started us, ends")
+    parser.add_argument("--parent", type=int, help="id of the parent process; end when it ends")
     roles = parser.add_subparsers(dest="role", required=True)
     coordinator = roles.add_parser(Role.COORDINATOR, help="membership, commits, checkpoints, HTTP")
     coordinator.add_argument("--port", type=int, default=0, help="HTTP port; 0: any free one")
-    coordinator.add_argument("--ready-file", type=Path, help="written with the address once it listens")
+    coordinator.add_argument("--ready-file", type=Path, help="file to write the address to, once it listens")
     ps = roles.add_parser(Role.PS, help="a parameter server")
     worker = roles.add_parser(Role.WORKER, help="computes a stage")
     worker.add_argument("--stage", type=int, required=True)

@@ -1,10 +1,10 @@
-"""Who computes which samples: contiguous intervals per stage, overlaid into segments, chopped into micro-batches.
+"""The division of a batch among workers: intervals per stage, overlaid into segments, divided into micro-batches.
 
-Every function here is pure, and every process evaluates them for itself: an allocation is the only thing that is sent
-when batch sizes change. See docs/protocol.md, "Allocation".
+All functions are pure, and each process evaluates them itself, so that a change of batch sizes sends only an
+allocation. See docs/protocol.md, "Allocation".
 
-A stage cuts the batch [0, B) into one interval per worker. Laying the cuts of all stages over each other gives at most
-sum(k_i) - K + 1 segments; a segment has exactly one worker per stage, so no tensor is split or merged on its way.
+A stage divides the batch [0, B) into one interval per worker. Overlaying the divisions of K stages with k_i workers
+gives at most sum(k_i) - K + 1 segments. Each segment has one worker per stage, so that no tensor is split or merged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def even_split(total: int, parts: int) -> tuple[int, ...]:
 
 
 def scale_batches(batches: Sequence[int], total: int) -> tuple[int, ...]:
-    """The same shares of a batch of another size (the last batch of an epoch is smaller).
+    """Scale the shares to a batch of another size, such as the last one of an epoch.
 
-    Boundaries are scaled and rounded down, so the sizes add up to `total` and stay in proportion.
+    Boundaries are scaled and rounded down, so that the sizes add up to `total`.
     """
     whole = sum(batches)
     if whole == total:
@@ -39,11 +39,11 @@ def scale_batches(batches: Sequence[int], total: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Batch sizes in force from a step on.
+    """Batch sizes from a step on.
 
     Attributes:
         from_step: first step that uses them.
-        batches: per stage, per worker of the stage, samples of a full global batch; each stage sums to it.
+        batches: per stage and worker, samples of a full global batch; each stage adds up to it.
     """
 
     from_step: int
@@ -65,11 +65,11 @@ class Allocation:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One unit of pipelined work: samples [start, stop) of the global batch, on one path through the stages.
+    """The unit of pipelined work: samples [start, stop) of the global batch, on one path through the stages.
 
     Attributes:
-        index: position in the order that all processes share.
-        path: the worker index at every stage.
+        index: position in the order of all micro-batches of the step.
+        path: index of the worker of each stage.
     """
 
     index: int
@@ -84,20 +84,20 @@ class MicroBatch:
 
 
 def micro_batches(allocation: Allocation, batch_size: int, per_worker: int) -> tuple[MicroBatch, ...]:
-    """All micro-batches of one step, in the order in which they are computed.
+    """All micro-batches of a step, in the order of computation.
 
     Args:
         allocation: batch sizes of a full batch; scaled if `batch_size` differs.
         batch_size: samples of this step.
-        per_worker: `training.microBatches`, the number of pieces that a worker of the widest stage cuts its share into.
-            A plan of one stage has nothing to overlap: each worker computes its share at once.
+        per_worker: `training.microBatches`, pieces per worker of the widest stage. In a plan of one stage, which has
+            nothing to overlap, each worker computes its share in one piece.
 
     Returns:
-        Micro-batches that tile [0, batch_size) exactly. They are ordered piece by piece across the segments, so that
-        all paths of the pipeline are fed from the start.
+        Micro-batches that cover [0, batch_size) exactly. They alternate between the segments, so that all paths of the
+        pipeline have work from the start.
     """
     stages = [scale_batches(stage, batch_size) for stage in allocation.batches]
-    ends = []  # per stage, the running end of each worker's interval
+    ends = []  # per stage, the end of each worker's interval
     for stage in stages:
         total, stage_ends = 0, []
         for size in stage:

@@ -1,6 +1,6 @@
-"""Which samples of a data set belong to which step: consecutive global batches of one pass after another.
+"""The samples of each step: consecutive global batches of one epoch after another.
 
-Coordinator, workers and data agree on it, because it follows from two numbers that all of them have.
+Coordinator, workers and data agree without messages, because the division depends on two numbers only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Batches:
 
     Attributes:
         num_rows: of the data set, >= 1.
-        global_batch_size: samples of a batch, >= 1; the last one of a pass has fewer if the rows do not divide.
+        global_batch_size: samples of a batch, >= 1; the last batch of an epoch may be smaller.
     """
 
     num_rows: int
@@ -24,15 +24,15 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """Steps of one pass over the data."""
+        """Steps of an epoch."""
         return -(-self.num_rows // self.global_batch_size)
 
     def epoch(self, step: int) -> int:
-        """The pass, from 0, that a step (from 0, over all passes) belongs to."""
+        """The epoch of a step; both count from 0."""
         return step // self.per_epoch
 
     def start(self, step: int) -> int:
-        """Samples of the same pass that come before the step's."""
+        """Samples of the same epoch before the step."""
         return step % self.per_epoch * self.global_batch_size
 
     def size(self, step: int) -> int:

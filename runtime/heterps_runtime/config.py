@@ -1,8 +1,7 @@
-"""The run configuration: one JSON file that every process of a job reads (`$HETERPS_CONFIG`).
+"""The run configuration: a JSON file that each process of a job reads (`$HETERPS_CONFIG`).
 
-It holds the `HeterPSJob` manifest and its DevicePools as the user wrote them, with defaults applied, and nothing else:
-a job's file, its custom resource and the runtime share one vocabulary. The controller has validated it against the
-CRDs; this module only reads it into typed values.
+It contains the `HeterPSJob` manifest and its DevicePools with defaults applied, so that a job's file, its custom
+resource and the runtime share one vocabulary. The controller has validated it against the CRDs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Consistency = Literal["sync", "hybrid", "async"]
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """What a process must know about its device pool."""
+    """A device pool."""
 
     name: str
     device_type: Literal["CPU", "GPU", "XPU"]
@@ -31,13 +30,13 @@ class PoolConfig:
 
     @property
     def all_reduces(self) -> bool:
-        """Whether workers of this pool keep dense replicas and all-reduce (else the parameter servers hold them)."""
+        """Whether workers hold dense replicas and all-reduce; otherwise the servers hold the dense parameters."""
         return self.device_type != "CPU"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A job as the runtime sees it. Field names follow the manifest (docs/api.md)."""
+    """A job. Field names follow the manifest (docs/api.md)."""
 
     name: str
     entrypoint: str
@@ -47,10 +46,10 @@ class RunConfig:
     data: dict[str, Any]
     global_batch_size: int
     micro_batches: int
-    epochs: int | None  # either epochs or steps is set
+    epochs: int | None  # epochs or steps is set
     steps: int | None
     consistency: Consistency
-    max_staleness: int  # commits that a read may lag behind; 0 in sync
+    max_staleness: int  # in commits; 0 in sync
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
@@ -62,7 +61,7 @@ class RunConfig:
     hang_timeout_seconds: float
     pools: dict[str, PoolConfig]
     work_directory: Path
-    model_path: str  # folder or address of the exported model
+    model_path: str  # path or address for the exported model
     python_path: tuple[str, ...]
     namespace: str  # on a cluster; "" on one machine
 
@@ -72,7 +71,7 @@ class RunConfig:
         return "float64" if self.precision == "fp64" else "float32"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must agree for a checkpoint of one run to be continued by another."""
+        """Settings that a run must have in common with the checkpoint that it resumes."""
         return {
             "model.entrypoint": self.entrypoint,
             "model.arguments": self.arguments,
@@ -93,14 +92,14 @@ class RunConfig:
         """Read a run configuration file.
 
         Raises:
-            UserError: the file is missing, no JSON, or lacks a field.
+            UserError: the file is missing, is not JSON, or lacks a field.
         """
         try:
             document = json.loads(Path(path).read_text())
         except OSError as error:
             raise UserError(f"run configuration {path}: cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise UserError(f"run configuration {path}: is not valid JSON: {error}") from error
+            raise UserError(f"run configuration {path}: not valid JSON: {error}") from error
         try:
             return cls.from_json(document)
         except (KeyError, TypeError) as error:
@@ -108,7 +107,7 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RunConfig:
-        """Read a run configuration that is already parsed; raises KeyError for a missing field."""
+        """Read a parsed run configuration; raises KeyError for a missing field."""
         spec = document["job"]["spec"]
         model, training, servers = spec["model"], spec["training"], spec["parameterServer"]
         work = Path(document["workDirectory"])

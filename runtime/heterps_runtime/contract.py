@@ -1,7 +1,7 @@
-"""The contract between the controller and the runtime: data only, standard library only.
+"""The contract between controller and runtime: data only, standard library only.
 
-The controller (`heterps_operator`) imports this module, `cores` and nothing else of the runtime. What crosses the
-border is JSON over HTTP, a JSON file, an environment variable or an exit code, and is named here once.
+The controller (`heterps_operator`) imports this module and `cores`, nothing else of the runtime. They communicate by
+JSON over HTTP, a JSON file, environment variables and exit codes, whose names are defined here.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the
 
 # --- exit codes -------------------------------------------------------------------------------------------------------
 EXIT_OK = 0
-EXIT_FAILED = 1  # a failure that may pass: the controller may start the process again (backoffLimit)
-EXIT_BAD_INPUT = 2  # the user's input is wrong: starting again cannot help
-EXIT_INFEASIBLE = 3  # no plan meets the throughput floor
-EXIT_INTERRUPTED = 130  # Ctrl-C or SIGTERM, after an orderly stop
+EXIT_FAILED = 1  # transient failure: the controller may start the process again (backoffLimit)
+EXIT_BAD_INPUT = 2  # wrong input: a restart cannot help
+EXIT_INFEASIBLE = 3  # no plan reaches the throughput floor
+EXIT_INTERRUPTED = 130  # by Ctrl-C or SIGTERM, after an orderly stop
 
-# --- the coordinator's HTTP interface (Authorization: Bearer TOKEN, but for health and metrics) -----------------------
-PATH_HEALTH = "/healthz"  # GET: 200 while the event loop turns
-PATH_METRICS = "/metrics"  # GET: Prometheus text, the whole job's figures
+# --- the coordinator's HTTP interface (Authorization: Bearer TOKEN, except for health and metrics) --------------------
+PATH_HEALTH = "/healthz"  # GET: 200 while the event loop runs
+PATH_METRICS = "/metrics"  # GET: the job's Prometheus metrics
 PATH_ENDPOINT = "/v1/endpoint"  # GET: {"port": N}, where members connect their control socket
-PATH_STATUS = "/v1/status"  # GET: the job as the coordinator sees it
+PATH_STATUS = "/v1/status"  # GET: the status document
 PATH_PROFILES = "/v1/profiles"  # GET: {pool: profile}; PUT /v1/profiles/POOL: a profiler's result
-PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument; fixes stages, workers and servers
+PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument
 PATH_ALLOCATION = "/v1/allocation"  # PUT: {"stages": [[samples per worker], ...]}
 PATH_CHECKPOINT = "/v1/checkpoint"  # POST: write a checkpoint at the next commit
-PATH_LOST = "/v1/lost"  # POST {"member": name, "reason": text}: a process is known to be dead
-PATH_STOP = "/v1/stop"  # POST: checkpoint, then end all members in order
+PATH_LOST = "/v1/lost"  # POST {"member": name, "reason": text}: a process has ended
+PATH_STOP = "/v1/stop"  # POST: write a checkpoint, then end all members
 PATH_FAIL = "/v1/fail"  # POST {"reason", "message"}: end all members, the job has failed
-PATH_SHUTDOWN = "/v1/shutdown"  # POST: end the coordinator itself (sent last)
+PATH_SHUTDOWN = "/v1/shutdown"  # POST: end the coordinator
 
 # --- series of the coordinator's /metrics that the controller reads (all of them: docs/metrics.md) --------------------
-METRIC_MEASURED = "heterps_training_measured_timestamp_seconds"  # Unix time at which the others were taken
+METRIC_MEASURED = "heterps_training_measured_timestamp_seconds"  # Unix time of the other series
 METRIC_GENERATION = "heterps_training_generation"  # of members, as in the status
 METRIC_THROUGHPUT = "heterps_training_samples_per_second"
 METRIC_STAGE_THROUGHPUT = "heterps_stage_samples_per_second"  # labels stage, pool
@@ -49,14 +49,14 @@ METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worke
 
 
 class JobPhase(StrEnum):
-    """Phases of the coordinator, the value of `phase` in its status."""
+    """Phases of the coordinator: `phase` in its status."""
 
     PROFILING = "Profiling"  # no plan yet
-    STARTING = "Starting"  # waiting for the plan's members
+    STARTING = "Starting"  # waiting for members
     TRAINING = "Training"
     EVALUATING = "Evaluating"
-    EXPORTING = "Exporting"  # writing the model
-    STOPPED = "Stopped"  # ended by request, resumable from its checkpoint
+    EXPORTING = "Exporting"  # the model
+    STOPPED = "Stopped"  # by request; resumable from its checkpoint
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -66,7 +66,7 @@ FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED}
 
 
 class Role(StrEnum):
-    """What a process of a job is, the first argument of `heterps-runtime`."""
+    """The role of a process, the first argument of `heterps-runtime`."""
 
     COORDINATOR = "coordinator"
     PS = "ps"
@@ -75,11 +75,11 @@ class Role(StrEnum):
 
 
 class MemberState(StrEnum):
-    """Where a member of the plan stands, the value of `state` in the coordinator's status."""
+    """The state of a member of the plan: `state` in the coordinator's status."""
 
     ABSENT = "absent"
-    JOINED = "joined"  # waits for a generation, or sets itself up for one
-    READY = "ready"  # set up for the generation in force
+    JOINED = "joined"  # waiting for a generation, or setting up for it
+    READY = "ready"  # for the generation in force
 
 
 def worker_name(stage: int, index: int) -> str:
@@ -116,14 +116,14 @@ class ServersDocument:
 
 @dataclass(frozen=True)
 class PlanDocument:
-    """The part of a plan that the runtime carries out (docs/api.md, "A plan")."""
+    """The part of a plan that the runtime uses (docs/api.md, "A plan")."""
 
     stages: tuple[StageDocument, ...]
     parameterServer: ServersDocument  # noqa: N815
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlanDocument:
-        """Read a plan; keys that the runtime does not use (costs, bounds) are passed over.
+        """Read a plan; other keys (costs, bounds) are ignored.
 
         Raises:
             ValueError: a key is missing, or stages do not cover consecutive layers from 0.

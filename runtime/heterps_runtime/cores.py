@@ -1,4 +1,4 @@
-"""The cores of this machine: how many there are for this process, and how much of them a process has used.
+"""Cores available to this process, and processor time of a process.
 
 Standard library only: the controller imports this module too (decision 0018).
 """
@@ -15,15 +15,15 @@ __all__ = ["processor_seconds", "usable_cores"]
 
 
 def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process may use at once: those that it may run on, within its control group's quota.
+    """Cores that this process may use at the same time, by its affinity and its control group's quota.
 
     Args:
-        groups: where control groups are mounted; a container sees its own there.
+        groups: mount point of control groups.
     """
     cores = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # version 2
         quota, period = (groups / "cpu.max").read_text().split()
-        return min(cores, float(quota) / float(period))  # "max" is no number: no quota
+        return min(cores, float(quota) / float(period))  # "max" is not a number: no quota
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = ((groups / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         if float(quota) > 0:
@@ -32,12 +32,12 @@ def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time of a process so far, of all its threads, in user and kernel mode (Linux).
+    """Seconds of processor time of all threads of a process, in user and kernel mode (Linux).
 
-    The clock counts nanoseconds. /proc/PID/stat counts hundredths of a second, which is a whole step of a small model.
+    The resolution is nanoseconds; that of /proc/PID/stat is 0.01 s, a whole step of a small model.
 
     Args:
-        pid: of a process that has not been waited for.
+        pid: of a process that was not waited for.
 
     Raises:
         ProcessLookupError: there is no such process.

@@ -1,11 +1,11 @@
 """Errors of the runtime.
 
     HeterpsRuntimeError
-    ├── UserError            the user's input is wrong; trying again cannot help (exit code 2)
-    └── TransientError       something outside broke; the controller may start the process again (exit code 1)
-        └── PeerLostError    a member of the job went away in the middle of a step
+    ├── UserError            wrong input; a restart cannot help (exit code 2)
+    └── TransientError       a failure outside; the controller may start the process again (exit code 1)
+        └── PeerLostError    a member of the job was lost
 
-Parts with errors of their own (`intake`, `data`, `checkpoint`) derive them from `UserError` or `ValueError`; the entry
+Packages with their own errors (`intake`, `data`, `checkpoint`) derive them from `UserError` or `ValueError`; the entry
 point treats both as wrong input.
 """
 
@@ -15,16 +15,16 @@ __all__ = ["HeterpsRuntimeError", "PeerLostError", "TransientError", "UserError"
 
 
 class HeterpsRuntimeError(Exception):
-    """Base class of everything that the runtime raises on purpose."""
+    """Base class of the runtime's errors."""
 
 
 class UserError(HeterpsRuntimeError, ValueError):
-    """Wrong input: the message names the field or file, the value, and what to do."""
+    """Wrong input: the message names the field or file, the value, and a remedy."""
 
 
 class TransientError(HeterpsRuntimeError):
-    """A failure that may pass."""
+    """A failure that may not occur again."""
 
 
 class PeerLostError(TransientError):
-    """Another member of the job is gone or does not answer."""
+    """Another member of the job has ended or does not answer."""

@@ -1,4 +1,4 @@
-"""A Prometheus endpoint in every process."""
+"""The Prometheus endpoint of a server or worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the endpoint."""
         return int(self._server.server_port)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Small things that every runtime process needs: log lines, and a way to wake a poll from another thread."""
+"""Log lines, the link to the parent process, and a way to wake a poll from another thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process when the thread that started it ends, however that comes about (Linux).
+    """Let the kernel kill this process when its parent ends for any reason (Linux).
 
     Args:
-        parent: id of the process that started this one; if it has ended already, so does this one.
+        parent: id of the parent; if it has already ended, this process ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -27,7 +27,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def log(text: str) -> None:
-    """Write one line with the time to standard error, where the controller collects it."""
+    """Write a line with the time to standard error."""
     stamp = time.strftime("%H:%M:%S", time.localtime())
     sys.stderr.write(f"{stamp} [{os.getpid()}] {text}\n")
     sys.stderr.flush()
@@ -36,7 +36,7 @@ def log(text: str) -> None:
 class Wakeup:
     """Interrupts a poll of the owning thread; `wake` may be called from any thread.
 
-    A socket pair rather than a ZeroMQ socket: those belong to one thread each, and callers come and go.
+    It is a socket pair because a ZeroMQ socket belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -45,22 +45,22 @@ class Wakeup:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """What a poller waits for."""
+        """The descriptor to poll."""
         return self._reader.fileno()
 
     def wake(self) -> None:
         """Make the owner's poll return."""
-        # A full pair will wake the owner anyway; any other error means that the owner has ended.
+        # A full pair wakes the owner anyway; any other error means that the owner has ended.
         with contextlib.suppress(OSError):
             self._writer.send(b"!")
 
     def drain(self) -> None:
-        """Forget past calls; only for the owner."""
+        """Clear past calls; only for the owner."""
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
 
     def close(self) -> None:
-        """End it; later calls of `wake` do nothing."""
+        """Close the pair; later calls of `wake` do nothing."""
         self._reader.close()
         self._writer.close()

@@ -1,4 +1,4 @@
-"""What a server or a worker does when the coordinator orders a checkpoint: write in the background, then report."""
+"""Checkpoints in a server or worker: written in the background, then reported."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Saver"]
 class Saver:
     """Answers `checkpoint` messages of one member.
 
-    All methods belong to the member's thread. Files are written in a thread of their own, which calls `wake` at the
-    end; the member then calls `report`.
+    All methods belong to the member's thread. Another thread writes the files and calls `wake` at the end; the member
+    then calls `report`.
 
     Args:
-        storage: where the job's checkpoints lie.
+        storage: of the job's checkpoints.
         link: line to the coordinator.
         wake: makes the member's poll return; called from any thread.
     """
@@ -33,9 +33,9 @@ class Saver:
         self._done: queue.SimpleQueue[tuple[Checkpoint, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
 
     def save(self, order: Checkpoint, snapshot: Callable[[], Sequence[StateFile]]) -> None:
-        """Begin a checkpoint; `snapshot` copies the state, and is not called while the one before is being written."""
+        """Begin a checkpoint. `snapshot` copies the state; it is not called while an earlier checkpoint is written."""
         if self._writer.busy:
-            self._answer(order, (), "the checkpoint before is still being written")
+            self._answer(order, (), "an earlier checkpoint is still being written")
             return
 
         def finished(done: Future[tuple[FileEntry, ...]]) -> None:
@@ -45,7 +45,7 @@ class Saver:
         self._writer.write(order.folder, snapshot()).add_done_callback(finished)
 
     def report(self) -> None:
-        """Tell the coordinator what has been written, or why it could not be."""
+        """Report finished and failed checkpoints to the coordinator."""
         while not self._done.empty():
             order, done = self._done.get()
             error = done.exception()
@@ -59,5 +59,5 @@ class Saver:
         self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error))
 
     def close(self) -> None:
-        """Wait for the write under way."""
+        """Wait for the current write."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Which parameter server holds what: rows by slot, dense parameters whole, balanced by size."""
+"""The parameter server of each row (by slot) and of each dense parameter (balanced by size)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def dense_assignment(sizes: Mapping[str, int], num_servers: int) -> dict[str, in
     """Server of each dense parameter: largest first, each to the least loaded server.
 
     Args:
-        sizes: elements of every dense parameter of the model, whatever stage it is in: the answer must not depend on
-            the plan.
+        sizes: elements of all dense parameters of the model, so that the result does not depend on the plan.
         num_servers: number of parameter servers.
     """
     load = [0] * num_servers

@@ -1,7 +1,7 @@
-"""splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), the hash of this program.
+"""splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), the runtime's hash.
 
-The functions are plain arithmetic on unsigned 64-bit words: they work on numpy arrays as they stand, and `store.kernel`
-compiles them for single words. Results never change between versions, which resuming a job relies on.
+`mix64` works on numpy arrays; `store.kernel` compiles it for single words. Resuming a job relies on results that do not
+change between versions.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_an_unknown_message_is_refused_by_name(name: Any) -> None:
 
 def test_fields_that_do_not_fit_together_are_refused() -> None:
     allocation = {"from_step": 0, "batches": [[3], [4]]}
-    with pytest.raises(TransientError, match=r"malformed message: allocation\.allocation is impossible: .*disagree"):
+    with pytest.raises(TransientError, match=r"malformed message: allocation\.allocation is invalid: .*disagree"):
         decode(altered(MESSAGES["allocation"], allocation=allocation))
 
 

@@ -48,7 +48,8 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     block.backward(0, looked_up)
     gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
     shard.push(0, "all", Gradients(tuple(block.gradients()), gradients))
-    shard.commit(0, probe.largest)
+    shard.commit_dense(0, probe.largest)
+    shard.commit_rows(0, probe.largest)
 
     probe.step(probe.largest)
 

@@ -52,7 +52,7 @@ def test_a_checkpoint_is_written_reported_and_the_next_one_refused_meanwhile(
     saver.report()
     assert line.said == []
     saver.save(order(20), lambda: pytest.fail("a second snapshot would be held in memory"))
-    assert line.said == [Checkpointed(2, 20, "step-20", (), "the checkpoint before is still being written")]
+    assert line.said == [Checkpointed(2, 20, "step-20", (), "an earlier checkpoint is still being written")]
     disk.set()
     assert woken.wait(PATIENCE_SECONDS)
     saver.report()

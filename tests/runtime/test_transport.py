@@ -69,11 +69,11 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     assert upstream.refused == 1, "of a generation that is over"
     send(listener, Go(1), accepted[0][0])
     assert downstream.sockets[0].poll(10_000)
-    with pytest.raises(TransientError, match="the next stage sent a 'go'"):
+    with pytest.raises(TransientError, match="the next stage sent an unexpected 'go' message"):
         downstream.poll()
     send(downstream.sockets[0], Go(1))
     assert listener.poll(10_000)
-    with pytest.raises(TransientError, match="the stage before sent a 'go'"):
+    with pytest.raises(TransientError, match="the previous stage sent an unexpected 'go' message"):
         upstream.poll(1)
     downstream.close()
     listener.close(linger=0)
@@ -89,13 +89,10 @@ def test_messages_that_are_put_back_are_received_again_before_others(tmp_path: P
     job.close()
 
 
-def test_a_taken_port_is_an_error_that_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_an_address_of_another_machine_is_an_error_that_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    port = int(address.rsplit(":", 1)[1])
-    with pytest.raises(TransientError, match=f"cannot listen on 127.0.0.1:{port}"):
-        listen_socket(context, "127.0.0.1", TOKEN, port)
-    listener.close(linger=0)
+    with pytest.raises(TransientError, match=r"cannot listen on 192\.0\.2\.1: "):
+        listen_socket(context, "192.0.2.1", TOKEN)
 
 
 PATHS = [

@@ -1,1 +1,1 @@
-"""A parameter server: one shard of all embedding rows, and some of the dense parameters of CPU stages."""
+"""A parameter server: a shard of the embedding rows, and a part of the dense parameters of CPU stages."""

@@ -1,7 +1,7 @@
-"""The parameter server's process: one thread between its sockets and its shard.
+"""The process of a parameter server: one thread between its sockets and its shard.
 
-Pulls name the version (number of commits) that they must at least see. One that comes too early is parked and answered
-right after the commit it waits for, which saves the worker a round trip.
+A pull names the version (number of commits) that it needs. A pull that arrives too early is parked, and answered right
+after the commit that it waits for, which saves a round trip.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receiv
 __all__ = ["ParameterServer"]
 
 POLL_MILLISECONDS = 1000
-_NONE = -1  # generation of a server that does not take part
+_NONE = -1  # generation of a server that takes part in none
 
 
 class ParameterServer(Member):
-    """One shard with its sockets."""
+    """A shard with its sockets."""
 
     def __init__(self, config: RunConfig, credentials: Credentials, index: int, pool: str, host: str) -> None:
         super().__init__(ControlLink(credentials, ps_name(index)))
@@ -58,9 +58,9 @@ class ParameterServer(Member):
         self._shard = Shard(config, index)
         self._storage = Storage.open(config.checkpoint_path)
         self._generation = _NONE
-        self._lineage = 0  # of the state of the shard; 0: it never took part
-        self._parked: list[tuple[bytes, Pull | PullDense]] = []  # pulls that wait for a commit
-        self._early: list[tuple[bytes, ToServer]] = []  # requests of a generation yet to be announced
+        self._lineage = 0  # of the shard's state; 0: it never took part
+        self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
+        self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.token)
         self._socket, address = listen_socket(self._context, host, credentials.token)
@@ -96,12 +96,12 @@ class ParameterServer(Member):
             poller.register(socket, zmq.POLLIN)
         while not self._ended:
             poller.poll(POLL_MILLISECONDS)
-            # Control first: a commit lets parked pulls go, and a new generation makes queued messages void.
+            # The coordinator first: a commit releases parked pulls, and a new generation invalidates queued requests.
             self._follow_coordinator()
             while (received := receive(self._socket, routed=True)) is not None:
                 sender, request = received
                 if not isinstance(request, ToServer):
-                    raise TransientError(f"a worker sent a {request.op!r}, which is no request to a server")
+                    raise TransientError(f"a worker sent an unexpected {request.op!r} message")
                 self._request(sender, request)
             self._wakeup.drain()
             self._saver.report()
@@ -124,7 +124,7 @@ class ParameterServer(Member):
             return
         match order:
             case Commit():
-                # Workers can compute as soon as they have the dense parameters: those go out before rows are touched.
+                # Workers can compute once they have the dense parameters, so these are sent before rows are updated.
                 self._shard.commit_dense(order.step, order.batch_size)
                 self._release()
                 self._shard.commit_rows(order.step, order.batch_size)
@@ -151,7 +151,7 @@ class ParameterServer(Member):
     def _begin_generation(self, announced: Generation) -> None:
         restore, held = announced.restore, (self._lineage, self._shard.committed)
         if restore is None and held != (announced.lineage, announced.committed):
-            log(f"joining again: generation {announced.generation} goes on with a state that this server lacks")
+            log(f"joining again: generation {announced.generation} needs a state that this server does not have")
             self._join()
             return
         self._generation, self._lineage = announced.generation, announced.lineage
@@ -176,7 +176,7 @@ class ParameterServer(Member):
 
     def _request(self, sender: bytes, request: ToServer) -> None:
         if request.generation > self._generation:
-            self._early.append((sender, request))  # the coordinator's word of it is still on its way to us
+            self._early.append((sender, request))  # the coordinator's announcement has not arrived yet
             return
         if request.generation < self._generation:
             self._refused.inc()
@@ -222,7 +222,7 @@ class ParameterServer(Member):
         send(self._socket, answer, sender)
 
     def _release(self) -> None:
-        """Answer the pulls that waited for the commit just made."""
+        """Answer pulls that waited for the latest commit."""
         parked, self._parked = self._parked, []
         for sender, request in parked:
             self._request(sender, request)

@@ -1,8 +1,8 @@
-"""What a parameter server holds and how a step changes it; no sockets.
+"""The state of a parameter server, without sockets.
 
-Gradients of a step are kept until the step is committed, and then applied at once: rows and dense parameters see the
-gradient of the whole batch, as in one process. Pushes are added in the order of the workers' names, whatever order
-they arrived in, so the sums are the same on every run.
+Gradients are kept until their step is committed and then applied at once, so that rows and dense parameters get the
+gradient of the whole batch, as in a single process. Pushes are added in the order of the workers' names, so that the
+sums do not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Gradients:
-    """One worker's gradients of one step: sums over its samples."""
+    """A worker's gradients of a step, summed over its samples."""
 
     chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
     dense: dict[str, Array]
@@ -59,8 +59,8 @@ class Shard:
         self._sparse_optimizer = SparseOptimizer.from_manifest(config.sparse_optimizer)
         self._init = EmbeddingInit.from_manifest(config.embedding_init)
         self._dtype = np.dtype(config.dtype_name)
-        self.committed = 0  # steps that rows hold
-        self.dense_committed = 0  # steps that dense parameters hold: one more in the middle of a commit
+        self.committed = 0  # steps in the rows
+        self.dense_committed = 0  # steps in the dense parameters: one more during a commit
         self.tables: dict[int, Table] = {}
         self.stores: dict[int, RowStore] = {}  # by dimension
         self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
@@ -71,12 +71,12 @@ class Shard:
     # --- membership ---------------------------------------------------------------------------------------------------
 
     def begin_generation(self, num_servers: int) -> None:
-        """Uncommitted gradients of the generation before are dropped."""
+        """Drop uncommitted gradients of the previous generation."""
         self._pushes.clear()
         self._num_servers = num_servers
 
     def reset(self, storage: Storage, manifest: CheckpointManifest | None) -> None:
-        """Forget everything and go on from a checkpoint, or from the beginning; rows are read by `define`."""
+        """Drop all state and start from a checkpoint, or from scratch. `define` reads the rows."""
         self.stores.clear()
         self.tables.clear()
         self.dense = DenseStore(self.dense.optimizer)
@@ -84,10 +84,10 @@ class Shard:
         self._restore = (storage, manifest) if manifest else None
 
     def define(self, tables: Iterable[Table], dense: Mapping[str, Array]) -> None:
-        """Learn of tables and dense parameters; whatever is known already keeps its values.
+        """Add tables and dense parameters; known ones keep their values.
 
         Raises:
-            StorageError, DamagedError: the checkpoint to go on from cannot be read.
+            StorageError, DamagedError: the checkpoint to restore cannot be read.
         """
         new = {t.index: t for t in tables if t.index not in self.tables}
         self.tables.update(new)
@@ -123,30 +123,25 @@ class Shard:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def pull(self, keys: Mapping[int, Array]) -> dict[int, Array]:
-        """Rows of these keys: dim -> (U,) becomes dim -> (U, dim)."""
+        """The rows of keys: dim -> (U,) becomes dim -> (U, dim)."""
         return {dim: self.stores[dim].pull(k) for dim, k in keys.items()}
 
     def push(self, step: int, worker: str, gradients: Gradients) -> None:
-        """Keep a worker's gradients until the step is committed; the same push twice counts once."""
+        """Keep a worker's gradients until the step is committed; a repeated push is ignored."""
         if step >= self.committed:
             self._pushes.setdefault(step, {}).setdefault(worker, gradients)
 
-    def commit(self, step: int, batch_size: int) -> None:
-        """Make a step part of the model."""
-        self.commit_dense(step, batch_size)
-        self.commit_rows(step, batch_size)
-
     def commit_dense(self, step: int, batch_size: int) -> None:
-        """First half of making a step part of the model: workers wait for the dense parameters, so they come first."""
+        """The first half of a commit: dense parameters, because workers wait for them."""
         if step != self.dense_committed or step != self.committed:
-            raise TransientError(f"commit of step {step}, but this server stands at step {self.committed}")
+            raise TransientError(f"commit of step {step}, but this server is at step {self.committed}")
         dense = [push.dense for _, push in sorted(self._pushes.get(step, {}).items()) if push.dense]
         if dense and self.dense.apply(dense, 1.0 / batch_size, step + 1):
             raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
         self.dense_committed = step + 1
 
     def commit_rows(self, step: int, batch_size: int) -> None:
-        """Second half: the rows."""
+        """The second half of a commit: rows."""
         assert self.dense_committed == step + 1, "dense parameters are committed first"
         pushes = [push for _, push in sorted(self._pushes.pop(step, {}).items())]
         for dim, store in self.stores.items():
@@ -158,7 +153,7 @@ class Shard:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[StateFile]:
-        """Copies of everything, as the files of a checkpoint."""
+        """A copy of the state, as files of a checkpoint."""
         groups = {}
         for dim, store in self.stores.items():
             chunk = store.snapshot()
@@ -171,10 +166,10 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """Rows that exist on this shard."""
+        """Stored rows."""
         return sum(len(store) for store in self.stores.values())
 
     @property
     def num_bytes(self) -> int:
-        """Memory of rows, state and dense parameters."""
+        """Bytes of rows, state and dense parameters."""
         return sum(store.nbytes for store in self.stores.values()) + self.dense.nbytes

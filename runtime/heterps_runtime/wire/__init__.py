@@ -1,1 +1,1 @@
-"""How the processes of a job talk to each other: messages, their codec, sockets, and the line to the coordinator."""
+"""Communication between the processes of a job: messages, their codec, sockets, and the line to the coordinator."""

@@ -1,12 +1,12 @@
 """The wire format of messages: a JSON header, then one frame per array.
 
-The header is an object with the message's name as `op` and its fields by their names. An array stands in it as
-`[dtype, shape]`; the frames have the arrays' bytes, in the order in which they stand in the header, and are neither
-copied nor unpickled. Dtypes are of a fixed set, and a frame's length must be what dtype and shape say.
+The header is an object with the message's name as `op`, and its fields. It describes an array as `[dtype, shape]`. The
+frames contain the bytes of the arrays in the order of the header, and are neither copied nor unpickled. The set of
+dtypes is fixed, and the length of a frame must match dtype and shape.
 
-Readers and writers are built from the type hints of `messages`, once per type, so that a received message has exactly
-the declared fields and types, or is refused. That includes fields that are not declared: all processes of a job run the
-same version of this program, so an unknown field is an error of the sender and not a newer feature.
+Readers and writers are built once per type from the type hints of `messages`. A received message has exactly the
+declared fields and types, or is refused. An unknown field is an error, because all processes of a job run the same
+version.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Buffers = Iterator[memoryview]
 
 
 class _MismatchError(Exception):
-    """A value that is not what its type says; `path` leads to it from the message, such as `.plan.stages[0]`."""
+    """A value does not match its type; `path` is its place in the message, such as `.plan.stages[0]`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -62,17 +62,17 @@ class _MismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How values of one type stand in a header."""
+    """Conversion of the values of a type to and from a header."""
 
-    read: Callable[[Any, Buffers], Any]  # (value in the header, frames to come) -> value; raises _MismatchError
-    write: Callable[[Any, list[Any]], Any] | None  # (value, frames so far) -> value in the header; None: as it is
+    read: Callable[[Any, Buffers], Any]  # (value in the header, remaining frames) -> value; raises _MismatchError
+    write: Callable[[Any, list[Any]], Any] | None  # (value, frames so far) -> value in the header; None: unchanged
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def encode(message: Message) -> list[Any]:
-    """Frames of a message. Arrays are not copied: they must not change until ZeroMQ has sent them."""
+    """Frames of a message. Arrays are not copied, and must not change until ZeroMQ has sent them."""
     frames: list[Any] = [b""]
     header = {"op": message.op, **_RECORDS[message.op].write(message, frames)}
     frames[0] = _to_text(header).encode()
@@ -90,7 +90,7 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
         buffers = iter([f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames])
         header = _to_object(str(next(buffers, b""), "utf-8"))
         if type(header) is not dict:
-            raise _MismatchError("the header is no object")
+            raise _MismatchError("the header is not an object")
         name = header.pop("op", None)
         record = _RECORDS.get(name) if type(name) is str else None
         if record is None:
@@ -102,7 +102,7 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
         where = f"{name}{error.path} " if error.path else ""
         raise TransientError(f"received a malformed message: {where}{error}") from None
     except (ValueError, RecursionError) as error:
-        raise TransientError(f"received a malformed message: the header is no JSON: {error}") from error
+        raise TransientError(f"received a malformed message: the header is not JSON: {error}") from error
     return message
 
 
@@ -110,7 +110,7 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
 
 
 class _Record:
-    """Messages and the values that they carry: dataclasses, as objects with all their fields."""
+    """Dataclasses (messages and their values), as objects with all fields."""
 
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind)
@@ -120,7 +120,6 @@ class _Record:
         self._write = tuple((name, form.write) for name, form in formats)
 
     def read(self, value: Any, frames: Buffers) -> Any:
-        """A value from its object in a header."""
         if type(value) is not dict:
             raise _MismatchError(f"is {_shown(value)}, not an object")
         values = []
@@ -140,11 +139,10 @@ class _Record:
             raise unknown
         try:
             return self._kind(*values)
-        except ValueError as error:  # of values that do not fit together
-            raise _MismatchError(f"is impossible: {error}") from error
+        except ValueError as error:  # the values do not fit together
+            raise _MismatchError(f"is invalid: {error}") from error
 
     def write(self, value: Any, frames: list[Any]) -> dict[str, Any]:
-        """The object that stands for a value in a header."""
         return {
             name: getattr(value, name) if write is None else write(getattr(value, name), frames)
             for name, write in self._write
@@ -155,7 +153,7 @@ def _format(hint: Any) -> _Format:
     """The format of a declared type.
 
     Raises:
-        TypeError: messages have no fields of this type.
+        TypeError: the type is not supported.
     """
     if hint in _SCALARS:
         return _SCALARS[hint]
@@ -197,7 +195,7 @@ def _list_format(item: _Format) -> _Format:
 
 
 def _mapping_format(key: type[str] | type[int], item: _Format) -> _Format:
-    """Mappings keep their order: it is the order of their frames. JSON writes numbers as keys in quotation marks."""
+    """Mappings keep their order, which is that of their frames. JSON writes integer keys as strings."""
     read_item, write_item = item.read, item.write
 
     def read(value: Any, frames: Buffers) -> Any:
@@ -224,7 +222,7 @@ def _number(text: str) -> int:
         number = int(text)
     except ValueError:
         number = None
-    if str(number) != text:  # one text for each number, so that no two keys are the same
+    if str(number) != text:  # only one text per number, so that keys are unique
         raise _MismatchError("has a key that is not an int")
     return int(text)
 
@@ -257,7 +255,7 @@ def _enum_format(kind: type[StrEnum]) -> _Format:
 
 def _scalar_format(kind: type[Any]) -> _Format:
     def read(value: Any, frames: Buffers) -> Any:
-        if type(value) is not kind:  # not isinstance: a bool is no int here
+        if type(value) is not kind:  # not isinstance: a bool is not accepted as an int
             raise _MismatchError(f"is {_shown(value)}, not {kind.__name__}")
         return value
 
@@ -272,7 +270,7 @@ def _read_float(value: Any, frames: Buffers) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise _MismatchError(f"is no float: {error}") from error
+        raise _MismatchError(f"is not a float: {error}") from error
 
 
 def _read_array(value: Any, frames: Buffers) -> Array:
@@ -290,11 +288,11 @@ def _read_array(value: Any, frames: Buffers) -> Array:
         array: Array = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
         return array.reshape(shape)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise _MismatchError(f"is no array ({_shown(value)}): {error}") from error
+        raise _MismatchError(f"is not an array ({_shown(value)}): {error}") from error
 
 
 def _write_array(value: Array, frames: list[Any]) -> tuple[str, tuple[int, ...]]:
-    array = np.asarray(value, order="C")  # ascontiguousarray would make 0-d arrays 1-d
+    array = np.asarray(value, order="C")  # ascontiguousarray turns 0-d arrays into 1-d ones
     frames.append(array.data.cast("B") if array.size else b"")
     return _DTYPE_NAMES[array.dtype], array.shape
 

@@ -1,7 +1,7 @@
-"""A member's line to its coordinator: one socket for messages, and a thread that says it is alive.
+"""A member's line to its coordinator: a socket for messages, and a thread that sends a pulse.
 
-The pulse runs in a thread of its own, so that a long step, a compilation or a restore is not mistaken for a death. A
-process that hangs still pulses; the coordinator notices a hang by a step that stays unfinished.
+The pulse has its own thread, so that a member is not considered lost during a long step, a compilation or a restore. A
+hanging process still pulses; the coordinator detects a hang by the missing progress of the job.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from heterps_runtime.wire.transport import connect_socket, receive, send
 __all__ = ["ControlLink", "Credentials", "member_identity", "pulse_identity", "read_identity"]
 
 PULSE_SECONDS = 1.0
+_HTTP_TIMEOUT_SECONDS = 10.0
+_START_TIMEOUT_SECONDS = 60.0  # for the coordinator to start
 _PULSE_SUFFIX = "#pulse"
 
 
 def member_identity(name: str, incarnation: str) -> str:
-    """The name of a process's socket towards its coordinator, by which the coordinator reaches this very process."""
+    """The identity of a process's socket for messages; it distinguishes the process from its replacement."""
     return f"{name}/{incarnation}"
 
 
 def pulse_identity(name: str, incarnation: str) -> str:
-    """The name of the same process's other socket, over which it only pulses."""
+    """The identity of a process's socket for pulses."""
     return f"{member_identity(name, incarnation)}{_PULSE_SUFFIX}"
 
 
 def read_identity(identity: str) -> tuple[str, str, bool]:
-    """Whose socket has this name: (name, incarnation, whether it is the one for pulses)."""
+    """(name, incarnation, whether it is the socket for pulses) of an identity."""
     name, _, rest = identity.partition("/")
     return name, rest.removesuffix(_PULSE_SUFFIX), rest.endswith(_PULSE_SUFFIX)
 
 
 class Credentials:
-    """Where the coordinator is and the token that opens it, from the environment."""
+    """The address of the coordinator, and the job's token."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
@@ -60,7 +62,7 @@ class Credentials:
         """Read `HETERPS_COORDINATOR` and `HETERPS_TOKEN`.
 
         Raises:
-            UserError: one of them is not set.
+            UserError: a variable is not set.
         """
         missing = [name for name in (ENV_COORDINATOR, ENV_TOKEN) if not os.environ.get(name)]
         if missing:
@@ -69,21 +71,21 @@ class Credentials:
             )
         return cls(os.environ[ENV_COORDINATOR], os.environ[ENV_TOKEN])
 
-    def request(self, method: str, path: str, body: Any = None, timeout: float = 10.0) -> Any:
-        """Call the coordinator's HTTP interface; returns the JSON answer."""
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """Call the coordinator's HTTP interface; returns the JSON response."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310  # our own coordinator
-        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_HTTP_TIMEOUT_SECONDS) as answer:  # noqa: S310
             return json.loads(answer.read() or b"null")
 
-    def control_address(self, patience_seconds: float = 60.0) -> str:
-        """Address of the coordinator's control socket; waits for a coordinator that is still starting.
+    def control_address(self) -> str:
+        """Address of the coordinator's control socket; waits while the coordinator starts.
 
         Raises:
-            TransientError: no answer in time, or the token is refused.
+            TransientError: the coordinator does not answer in time, or refuses the token.
         """
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while True:
             try:
                 port = self.request("GET", PATH_ENDPOINT)["port"]
@@ -97,16 +99,16 @@ class Credentials:
 
 
 class ControlLink:
-    """The sockets of one member towards its coordinator. `socket` belongs to the thread that made the link."""
+    """The sockets from a member to its coordinator. `socket` belongs to the thread that created the link."""
 
     def __init__(self, credentials: Credentials, name: str) -> None:
         self.name = name
         self.incarnation = secrets.token_hex(8)
         self._joins = 0
         self._put_back: deque[FromCoordinator] = deque()
-        self.status = "starting"  # shown to the user until the member is ready
-        self.totals: Callable[[], dict[str, float]] = dict  # counters that each pulse carries; called in its thread
-        # A context of its own: ending it waits until the last words have left, whatever other sockets are open.
+        self.status = "starting"  # shown to users
+        self.totals: Callable[[], dict[str, float]] = dict  # counters for each pulse; called in its thread
+        # Its own context, so that `close` can wait for the last messages while other sockets are open.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._credentials = credentials
         self._address = credentials.control_address()
@@ -117,24 +119,24 @@ class ControlLink:
         self._pulse.start()
 
     def join(self, words: Join) -> None:
-        """Ask to take part; the link counts how often."""
-        self._joins += 1  # before it is sent: a pulse must not overtake it with the number before
+        """Ask to take part; the link counts the joins."""
+        self._joins += 1  # before sending: a pulse must not overtake the join with the previous count
         self.status = "waiting for the other members"
         self.send(replace(words, joins=self._joins))
 
     def must_rejoin(self, order: Rejoin) -> bool:
-        """Whether a `rejoin` answers the last join; orders that answer an earlier one are carried out already."""
+        """Whether a `rejoin` refers to the last join; one that refers to an earlier join was already followed."""
         return order.joins == self._joins
 
     def send(self, message: FromMember) -> None:
-        """Say something to the coordinator."""
+        """Send a message to the coordinator."""
         send(self.socket, message)
 
     def receive(self) -> FromCoordinator | None:
-        """The next message from the coordinator, if there is one.
+        """The next message of the coordinator, if any.
 
         Raises:
-            TransientError: it is malformed, or not one that a coordinator sends.
+            TransientError: the message is malformed, or is not one of a coordinator.
         """
         if self._put_back:
             return self._put_back.popleft()
@@ -143,15 +145,15 @@ class ControlLink:
             return None
         message = received[1]
         if not isinstance(message, FromCoordinator):
-            raise TransientError(f"the coordinator sent a {message.op!r}, which only others may send")
+            raise TransientError(f"the coordinator sent an unexpected {message.op!r} message")
         return message
 
     def put_back(self, messages: Iterable[FromCoordinator]) -> None:
-        """Let `receive` return these again, before all others."""
+        """Let `receive` return these messages again, before all others."""
         self._put_back.extendleft(reversed(list(messages)))
 
     def close(self) -> None:
-        """End the pulse and wait (at most two seconds) until queued messages have left."""
+        """End the pulse, and wait at most two seconds for queued messages to be sent."""
         if self._stop.is_set():
             return
         self._stop.set()

@@ -1,11 +1,10 @@
-"""Every message between the processes of a job, by the name that it has on the wire.
+"""All messages between the processes of a job.
 
-Members (workers and servers) talk to their coordinator, workers to the parameter servers, and workers to the workers of
-the next stage. docs/protocol.md tells when each is sent. A message is a value: `codec` turns it into frames and back,
-and checks every field against the type that is declared here.
+Members (workers and servers) communicate with the coordinator, workers with the parameter servers and with the workers
+of the next stage. docs/protocol.md says when each message is sent. `codec` converts messages to frames and back, and
+checks each field against its declared type. Values of type `Array` have their own frames.
 
-A field of type `Array`, wherever it stands, travels as a frame of its own. The sender of a message to or from the
-coordinator is known by its connection (see `link.member_identity`), so these messages do not name it.
+Messages to and from the coordinator do not name their sender, because the connection does (`link.member_identity`).
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class Message:
     """Base of all messages."""
 
     __slots__ = ()
-    op: ClassVar[str]  # name on the wire
+    op: ClassVar[str]  # name in the header
 
 
-# --- values that messages carry ---------------------------------------------------------------------------------------
+# --- values in messages -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the coordinator must know of the model to write manifests and to export it."""
+    """The model, for manifests and for the export."""
 
     tables: tuple[Table, ...]
     state_names: dict[str, str]  # name in the module's `state_dict()` -> name in a checkpoint
@@ -53,7 +52,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class DataSize:
-    """Rows of the job's data sets."""
+    """Numbers of rows of the data sets."""
 
     train: int
     evaluation: int  # 0: there is no evaluation data
@@ -61,28 +60,28 @@ class DataSize:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a generation as the other members see it."""
+    """A member of a generation, for the other members."""
 
     name: str
     address: str  # tcp://host:port
-    store_address: str  # host:port of its rendezvous for a process group; empty unless its stage all-reduces
+    store_address: str  # host:port of its rendezvous; empty unless its stage all-reduces
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The state that all members of a generation take up."""
+    """The state that all members of a generation restore."""
 
-    step: int  # commits that it holds
-    folder: str | None  # of the checkpoint; None: begin with the initial values
+    step: int  # commits in the state
+    folder: str | None  # of the checkpoint; None: start from initial values
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Gradients of some rows, summed over samples."""
+    """Gradients of rows, summed over samples."""
 
     dim: int
     keys: Array  # (U,) int64
-    gradients: Array  # (U, dim), in the wire's precision
+    gradients: Array  # (U, dim), in the precision of messages
 
 
 # --- members to the coordinator ---------------------------------------------------------------------------------------
@@ -90,17 +89,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Join(Message):
-    """A process asks to take part, and says what it is and which state it holds."""
+    """A process asks to take part, with its role and state."""
 
     op: ClassVar[str] = "join"
     role: Role  # worker or ps
-    index: int  # among the workers of its stage, or among the servers
+    index: int  # in its stage, or among the servers
     pool: str
-    address: str  # tcp://host:port, where other members reach it
+    address: str  # tcp://host:port, for other members
     metrics_port: int
-    lineage: int  # of its state: times that the job had taken its state from a checkpoint; 0: it never took part
-    version: int  # commits that its state holds; -1: it holds none
-    joins: int = 0  # times that this process has joined, this one included; the link counts them
+    lineage: int  # of its state; 0: it never took part
+    version: int  # commits in its state; -1: it has no state
+    joins: int = 0  # number of joins of this process, including this one; set by the link
     stage: int = -1  # of a worker
     store_address: str = ""  # as in `Peer`
     model: Model | None = None  # of a worker
@@ -109,11 +108,11 @@ class Join(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(Message):
-    """A process is alive; sent every second, over a connection of its own."""
+    """A process is alive; sent each second over a separate connection."""
 
     op: ClassVar[str] = "pulse"
-    joins: int  # as in `Join`; 0: it has not joined yet
-    status: str  # what it is doing, for people
+    joins: int  # as in `Join`; 0: not joined yet
+    status: str  # current activity, for users
     totals: dict[str, float]  # counters since the process started
 
 
@@ -127,36 +126,36 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """A worker's share of a step is computed, and its gradients are where they must be."""
+    """A worker's share of a step is computed, and its gradients are delivered."""
 
     op: ClassVar[str] = "done"
     generation: int
     step: int
-    loss_sum: float  # over this worker's samples; 0 but in the last stage
-    finite: bool  # whether its gradients are
+    loss_sum: float  # over this worker's samples; 0 except in the last stage
+    finite: bool  # whether its gradients are finite
     figures: dict[str, float]  # seconds per activity since the last report
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
-    """Why a process ends."""
+    """A process ends, with the reason."""
 
     op: ClassVar[str] = "failed"
     reason: str  # CamelCase, for programs
-    message: str  # for people
-    permanent: bool  # wrong input: starting again cannot help
+    message: str  # for users
+    permanent: bool  # wrong input: a restart cannot help
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed(Message):
-    """A member's part of a checkpoint is written, or could not be."""
+    """A member's part of a checkpoint is written, or has failed."""
 
     op: ClassVar[str] = "checkpointed"
     generation: int
     step: int
     folder: str
     entries: tuple[FileEntry, ...]
-    error: str = ""  # empty: it is written
+    error: str = ""  # empty: success
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class Evaluated(Message):
 
     op: ClassVar[str] = "evaluated"
     generation: int
-    metrics: dict[str, Array]  # sums and histograms that merge (see `data.Metrics`)
+    metrics: dict[str, Array]  # sums and histograms (see `data.evaluation`)
 
 
 # --- the coordinator to members ---------------------------------------------------------------------------------------
@@ -173,19 +172,19 @@ class Evaluated(Message):
 
 @dataclass(frozen=True, slots=True)
 class Generation(Message):
-    """A set of members is to work together: everything that each of them needs to set itself up."""
+    """A new set of members, with all they need to set up."""
 
     op: ClassVar[str] = "generation"
     generation: int
-    lineage: int  # of the state that its members hold
-    committed: int  # steps that are part of the model
+    lineage: int  # number of times that all members restored a checkpoint, or started from scratch
+    committed: int  # steps
     total: int  # steps of the job
     num_rows: int  # of the training data
     plan: PlanDocument
     stages: tuple[tuple[Peer, ...], ...]  # workers of every stage, by rank
     servers: tuple[Peer, ...]  # by index
     allocation: Allocation
-    restore: Restore | None  # None: members keep the state that they have
+    restore: Restore | None  # None: members keep their state
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class Go(Message):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Message):
-    """A step is part of the model."""
+    """A step becomes part of the model."""
 
     op: ClassVar[str] = "commit"
     generation: int
@@ -208,7 +207,7 @@ class Commit(Message):
 
 @dataclass(frozen=True, slots=True)
 class NewAllocation(Message):
-    """Batch sizes change at a step that no worker has begun."""
+    """Batch sizes change, from a step that no worker has begun."""
 
     op: ClassVar[str] = "allocation"
     generation: int
@@ -217,7 +216,7 @@ class NewAllocation(Message):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Message):
-    """Write the state as of this commit."""
+    """Write the state of this commit."""
 
     op: ClassVar[str] = "checkpoint"
     generation: int
@@ -236,7 +235,7 @@ class Evaluate(Message):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown(Message):
-    """End in order."""
+    """End the process."""
 
     op: ClassVar[str] = "shutdown"
     reason: str
@@ -244,13 +243,13 @@ class Shutdown(Message):
 
 @dataclass(frozen=True, slots=True)
 class Rejoin(Message):
-    """The coordinator had given the process up for lost: join again."""
+    """The coordinator had considered the process lost: join again."""
 
     op: ClassVar[str] = "rejoin"
-    joins: int  # of the pulse that it answers
+    joins: int  # of the pulse that it refers to
 
 
-# --- workers to parameter servers, and the answers --------------------------------------------------------------------
+# --- workers to parameter servers, and responses ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +271,12 @@ class Defined(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pull(Message):
-    """Rows are wanted."""
+    """Request rows."""
 
     op: ClassVar[str] = "pull"
     generation: int
-    request: int  # number that the answer repeats
-    version: int  # commits that the rows must at least have seen
+    request: int  # number for the response
+    version: int  # commits that the rows must include
     keys: dict[int, Array]  # dim -> (U,) int64
 
 
@@ -287,17 +286,17 @@ class Rows(Message):
 
     op: ClassVar[str] = "rows"
     request: int
-    rows: dict[int, Array]  # dim -> (U, dim) in the wire's precision, in the order of the keys
+    rows: dict[int, Array]  # dim -> (U, dim) in the precision of messages, in the order of the keys
 
 
 @dataclass(frozen=True, slots=True)
 class PullDense(Message):
-    """Dense parameters are wanted."""
+    """Request dense parameters."""
 
     op: ClassVar[str] = "pull-dense"
     generation: int
     request: int
-    version: int  # commits that they must at least have seen
+    version: int  # commits that they must include
     names: tuple[str, ...]
 
 
@@ -317,14 +316,14 @@ class Push(Message):
     op: ClassVar[str] = "push"
     generation: int
     step: int
-    worker: str  # name; a server adds pushes in the order of names
+    worker: str  # name; servers add pushes in the order of names
     chunks: tuple[Chunk, ...]
     dense: dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Ack(Message):
-    """Answers `Push`: the server keeps the gradients."""
+    """Answers `Push`: the server has the gradients."""
 
     op: ClassVar[str] = "ack"
     step: int
@@ -335,21 +334,21 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True)
 class Forward(Message):
-    """A micro-batch goes on to the next stage."""
+    """The activations of a micro-batch, for the next stage."""
 
     op: ClassVar[str] = "forward"
     generation: int
     step: int
     training: bool  # False: a batch of the evaluation data
-    allocation: int  # first step of the allocation that cuts the step into micro-batches
+    allocation: int  # first step of the allocation in use
     index: int  # of the micro-batch
     tensors: dict[str, Array]  # live tensors and the label
-    differentiable: tuple[str, ...]  # those whose gradient is to come back
+    differentiable: tuple[str, ...]  # tensors whose gradient must be returned
 
 
 @dataclass(frozen=True, slots=True)
 class Backward(Message):
-    """The gradients of a micro-batch come back; in evaluation, an empty receipt."""
+    """The gradients of a micro-batch, for the previous stage; empty in evaluation."""
 
     op: ClassVar[str] = "backward"
     generation: int
@@ -367,6 +366,6 @@ BetweenWorkers: TypeAlias = Forward | Backward
 
 MESSAGES: dict[str, type[Message]] = {
     kind.op: kind
-    for line in (FromMember, FromCoordinator, ToServer, FromServer, BetweenWorkers)
-    for kind in get_args(line)
+    for group in (FromMember, FromCoordinator, ToServer, FromServer, BetweenWorkers)
+    for kind in get_args(group)
 }

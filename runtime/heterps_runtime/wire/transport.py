@@ -1,8 +1,7 @@
 """Sockets between the processes of a job.
 
-Every listening socket demands the job's token (ZeroMQ's PLAIN mechanism); `TokenAuthority` answers the handshakes and
-compares in constant time. Traffic is not encrypted, as in the other parameter servers of this field: a job's network is
-closed by a NetworkPolicy or is the loopback interface.
+Listening sockets require the job's token (ZeroMQ's PLAIN mechanism). `TokenAuthority` answers handshakes and compares
+in constant time. Traffic is not encrypted: a NetworkPolicy isolates a job's network, or it is the loopback interface.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 
 
 def send(socket: zmq.Socket[bytes], message: Message, identity: bytes | None = None) -> None:
-    """Send without waiting; `identity` names the peer on a ROUTER socket."""
+    """Send without blocking; `identity` is the peer of a ROUTER socket."""
     frames = encode(message)
     if identity is not None:
         frames.insert(0, identity)
@@ -31,10 +30,10 @@ def send(socket: zmq.Socket[bytes], message: Message, identity: bytes | None = N
 
 
 def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, Message] | None:
-    """Receive one message if there is one: (identity of the sender, empty unless `routed`; message).
+    """Receive a message if one has arrived: (identity of the sender, empty unless `routed`; message).
 
     Raises:
-        TransientError: what has arrived is not a message of this protocol.
+        TransientError: the frames are not a message of this protocol.
     """
     try:
         frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
@@ -47,7 +46,7 @@ def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, 
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:
-    # The protocol bounds what is in flight (windows, staleness), so the queues need no bound that drops messages.
+    # The protocol bounds the messages in flight, so the queues need no limits, which would drop messages.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, 0)
@@ -55,33 +54,28 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
 
 
-def listen_socket(
-    context: zmq.Context[zmq.Socket[bytes]], host: str, token: str, port: int = 0
-) -> tuple[zmq.Socket[bytes], str]:
-    """A ROUTER socket that admits only holders of the token, and the address to reach it.
+def listen_socket(context: zmq.Context[zmq.Socket[bytes]], host: str, token: str) -> tuple[zmq.Socket[bytes], str]:
+    """A ROUTER socket on a free port that requires the token, and its address.
 
     Raises:
-        TransientError: the port is taken or the address is not one of this machine.
+        TransientError: the host is not an address of this machine.
     """
     socket = context.socket(zmq.ROUTER)
     _configure(socket)
     socket.set(zmq.PLAIN_SERVER, 1)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
     try:
-        if port:
-            socket.bind(f"tcp://{host}:{port}")
-        else:
-            port = socket.bind_to_random_port(f"tcp://{host}", min_port=20000, max_port=60000, max_tries=1000)
+        port = socket.bind_to_random_port(f"tcp://{host}", min_port=20000, max_port=60000, max_tries=1000)
     except zmq.ZMQError as error:
         socket.close()
-        raise TransientError(f"cannot listen on {host}:{port or 'any port'}: {error}") from error
+        raise TransientError(f"cannot listen on {host}: {error}") from error
     return socket, f"tcp://{host}:{port}"
 
 
 def connect_socket(
     context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, token: str
 ) -> zmq.Socket[bytes]:
-    """A DEALER socket connected to a `listen_socket` under a name of its own."""
+    """A DEALER socket, connected to a `listen_socket`."""
     socket = context.socket(zmq.DEALER)
     _configure(socket)
     socket.set(zmq.IDENTITY, identity.encode())
@@ -92,7 +86,7 @@ def connect_socket(
 
 
 class TokenAuthority:
-    """Answers ZeroMQ's authentication requests of one context (ZAP, RFC 27) by comparing the token."""
+    """Answers the authentication requests of a ZeroMQ context (ZAP, RFC 27)."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], token: str) -> None:
         self._token = token.encode()

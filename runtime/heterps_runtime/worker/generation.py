@@ -1,4 +1,4 @@
-"""Setting a worker up for a generation: its stage, its state, its connections. What survivors have is kept."""
+"""Setting up a worker for a generation: its stage, state and connections. Surviving workers keep what they have."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = ["GenerationSetup"]
 
 
 class GenerationSetup:
-    """Sets one worker up for one generation after another.
+    """Sets up a worker for one generation after another.
 
     Args:
         config: the job.
-        process: its line to the coordinator, its thread and clock.
+        process: line to the coordinator, inbox and clock.
         context, token: for connections to other members.
-        stage: index of its stage.
-        upstream: where the stage before reaches it.
-        collectives: of its stage; None where the servers hold the dense parameters.
-        workload: what it computes.
+        stage: index of the worker's stage.
+        upstream: socket for the previous stage.
+        collectives: of the stage; None if servers hold the dense parameters.
+        workload: the model and the device.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class GenerationSetup:
         return self._stage.samples if self._stage is not None else 0
 
     def enter(self, announced: Generation) -> tuple[WorkerContext, Stage]:
-        """Set up for a new set of members; survivors keep stage, parameters and caches.
+        """Set up for a new set of members.
 
         Raises:
-            PeerLostError: this generation cannot come about; the next one will be announced.
-            TransientError: a server does not answer, or the state is nowhere.
-            StorageError, DamagedError: the checkpoint to go on from cannot be read.
+            PeerLostError: this generation cannot start; another one will be announced.
+            TransientError: a server does not answer, or no member has the state.
+            StorageError, DamagedError: the checkpoint to restore cannot be read.
         """
         stage = self._take_stage(announced.plan)
         restore, manifest = announced.restore, None
@@ -113,7 +113,7 @@ class GenerationSetup:
         return context, stage
 
     def files(self) -> list[StateFile]:
-        """Copies of what this worker adds to a checkpoint: dense parameters, if it holds them, and buffers."""
+        """Copies of this worker's state for a checkpoint: dense parameters, if it holds them, and buffers."""
         assert self._stage is not None
         files = self.parameters.files()
         buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._stage.module.buffers().items()}
@@ -150,7 +150,7 @@ class GenerationSetup:
         return Downstream(self._context, self._token, self._process.link.name, announced.generation, addresses)
 
     def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
-        """Connect to the servers; the first worker of a stage tells them tables and initial dense parameters."""
+        """Connect to the servers. The first worker of a stage sends them tables and initial dense parameters."""
         addresses = [s.address for s in announced.servers]
         servers = ServerClient(
             self._context,
@@ -175,25 +175,25 @@ class GenerationSetup:
         return servers
 
     def _wait_for_definition(self, servers: ServerClient) -> None:
-        """Wait until all servers know tables and parameters, or the coordinator wants something else.
+        """Wait until all servers know the tables and parameters.
 
         Raises:
-            PeerLostError: another generation is to be formed, or the job is over.
-            TransientError: neither happens.
+            PeerLostError: the coordinator has announced another generation, or ended the job.
+            TransientError: a server does not answer.
         """
         link = self._process.link
         poller = zmq.Poller()
         for socket in (link.socket, *servers.sockets):
             poller.register(socket, zmq.POLLIN)
         patience = int(self._config.hang_timeout_seconds * 1000)
-        passed_over: list[FromCoordinator] = []
+        deferred: list[FromCoordinator] = []
         try:
             while not any(isinstance(e, Initialised) for e in servers.poll()):
                 if not poller.poll(patience):
                     raise TransientError("a parameter server does not answer; see its log")
                 while (message := link.receive()) is not None:
-                    passed_over.append(message)
+                    deferred.append(message)
                     if isinstance(message, Generation | Rejoin | Shutdown):
-                        raise PeerLostError("the coordinator has given a parameter server up")
+                        raise PeerLostError("the coordinator no longer waits for a parameter server")
         finally:
-            link.put_back(passed_over)
+            link.put_back(deferred)

@@ -1,4 +1,4 @@
-"""Backward from given gradients, without loading torch's symbolic algebra."""
+"""Backward from given gradients, without importing sympy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["backward"]
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar of any tensors whose backward hands each of them the gradient that it was made with."""
+    """A scalar function of tensors whose backward returns given gradients."""
 
     @staticmethod
     def forward(ctx: Any, gradients: Sequence[torch.Tensor], *outputs: torch.Tensor) -> torch.Tensor:
@@ -24,10 +24,10 @@ class _Seed(torch.autograd.Function):
 
 
 def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-    """Accumulate gradients in the leaves of `outputs`, as `torch.autograd.backward(outputs, gradients)` does.
+    """Accumulate gradients in the leaves of `outputs`, like `torch.autograd.backward(outputs, gradients)`.
 
-    That function compares the shapes symbolically and imports sympy for it: seven seconds at a worker's first step. It
-    does not when the only output is a scalar.
+    That function compares shapes symbolically, unless the only output is a scalar. It imports sympy for that, which
+    takes seven seconds in a worker's first step.
     """
     if outputs:
         torch.autograd.backward(_Seed.apply(gradients, *outputs))  # type: ignore[no-untyped-call]

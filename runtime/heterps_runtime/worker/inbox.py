@@ -1,4 +1,4 @@
-"""How other threads reach a member's thread: functions that it runs when its poll returns."""
+"""Functions that other threads post to a member's thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Inbox"]
 
 
 class Inbox:
-    """Functions for the member's thread; `post` and `wake` may be called from any thread."""
+    """Functions to run in the member's thread; `post` and `wake` may be called from any thread."""
 
     def __init__(self) -> None:
         self._wakeup = Wakeup()
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def fileno(self) -> int:
-        """What a poller waits for."""
+        """The descriptor to poll."""
         return self._wakeup.fileno()
 
     def wake(self) -> None:
@@ -26,16 +26,16 @@ class Inbox:
         self._wakeup.wake()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Let the member run something soon."""
+        """Let the member's thread run a function."""
         self._posted.put(action)
         self._wakeup.wake()
 
     def run(self) -> None:
-        """Run what was posted; only for the member."""
+        """Run the posted functions; only for the member's thread."""
         self._wakeup.drain()
         while not self._posted.empty():
             self._posted.get()()
 
     def close(self) -> None:
-        """End it; what is posted later is not run."""
+        """Close the inbox; functions posted later are not run."""
         self._wakeup.close()

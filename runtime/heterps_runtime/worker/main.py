@@ -1,4 +1,4 @@
-"""Starting a worker process."""
+"""The start of a worker process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["open_data", "run_worker"]
 
 
 def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
-    """The job's data sets, from the local cache; says what it is doing on the way."""
+    """Open the job's data sets; `link` shows the progress."""
     spec = DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache")
 
     def progress(fraction: float, text: str) -> None:
@@ -33,12 +33,11 @@ def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
 
 
 def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: int, pool: str, host: str) -> None:
-    """Be worker `index` of a stage until the job ends."""
+    """Run worker `index` of a stage until the job ends."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:
         link.status = "loading the model"
-        # The last words of a process that is killed are those that it said on the way.
         log(f"{link.name} on pool {pool}: loading data and model")
         data = open_data(config, link) if stage == 0 else None
         features = data.train.schema.features if data else feature_names(config)
@@ -69,7 +68,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
 
 
 def feature_names(config: RunConfig) -> tuple[str, ...] | None:
-    """What the manifest says of the features; multi-valued ones are only known to those who read the data."""
+    """Possible features according to the manifest. Which ones are multi-valued, only the data shows."""
     spec = DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache")
     dense = ("dense",) if spec.dense else ()
     return (*spec.sparse, *(f"{n}_offsets" for n in spec.sparse), *dense)

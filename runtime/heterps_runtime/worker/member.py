@@ -1,4 +1,4 @@
-"""A worker's life: join, set up for each generation, run it, end."""
+"""A worker as a member of the job: it joins, takes part in generations, and ends."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Place:
 
 
 class WorkerMember(Member):
-    """One worker process.
+    """A worker process.
 
     Args:
         config: the job.
         link: line to the coordinator.
         context: ZeroMQ context of the process.
-        credentials: the job's token.
-        place: which worker of the plan it is.
-        workload: what it computes.
-        data: the data, for workers of the first stage.
+        credentials: have the job's token.
+        place: position in the plan.
+        workload: the model and the device.
+        data: of the first stage; None in later stages.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WorkerMember(Member):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Take part until the coordinator ends the job."""
+        """Take part until the coordinator ends this process."""
         self._join()
         while not self._ended:
             engine = self._engine
@@ -169,7 +169,7 @@ class WorkerMember(Member):
             case Commit():
                 held = self._setup.parameters.version
                 if held is not None and held != order.step:
-                    log(f"joining again: commit of step {order.step}, but this worker stands at {held}")
+                    log(f"joining again: commit of step {order.step}, but this worker is at step {held}")
                     self._join()
                 else:
                     engine.commit(order.step, order.batch_size)
@@ -193,7 +193,7 @@ class WorkerMember(Member):
         self._link.send(Ready(announced.generation))
 
     def _leave_generation(self) -> None:
-        """Drop what is under way and the connections to the other members."""
+        """Drop work in progress and the connections to other members."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -205,7 +205,7 @@ class WorkerMember(Member):
         self._poller = zmq.Poller()
         sockets = [self._link.socket, self._inbox]
         if self._engine is not None:
-            # What others send to a worker that takes part in nothing waits in its sockets.
+            # Outside a generation, messages of other members wait in these sockets.
             sockets += [self._upstream.socket, *self._engine.context.servers.sockets]
             if self._engine.context.downstream is not None:
                 sockets += self._engine.context.downstream.sockets
@@ -223,11 +223,11 @@ class WorkerMember(Member):
         )
 
         def totals() -> dict[str, float]:
-            """What the pulse carries; keeps this process's own endpoint fresh on the way."""
-            booked = dict(self._clock.seconds)
-            for activity, value in booked.items():
+            """Counters for the pulse; also updates this process's own metrics."""
+            spent = dict(self._clock.seconds)
+            for activity, value in spent.items():
                 seconds.labels(activity).set(value)
-            return {"samples": float(self._setup.samples), **{f"seconds:{a}": v for a, v in booked.items()}}
+            return {"samples": float(self._setup.samples), **{f"seconds:{a}": v for a, v in spent.items()}}
 
         self._link.totals = totals
         self._metrics_server = MetricsServer(registry, host)

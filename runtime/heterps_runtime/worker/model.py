@@ -1,4 +1,4 @@
-"""The user's model in a worker: built, traced, checked against the data, described for the others."""
+"""The user's model in a worker: built, traced, and described for other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def choose_device(pool: PoolConfig, index: int) -> torch.device:
-    """The device of a worker of this pool; says aloud what `auto` came to."""
+    """The device of a worker of this pool; logs the choice for `auto`."""
     wanted = pool.torch_device
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "xpu" if torch.xpu.is_available() else "cpu"
@@ -32,13 +32,13 @@ def choose_device(pool: PoolConfig, index: int) -> torch.device:
         torch.set_num_threads(pool.units_per_pod)
         return torch.device("cpu")
     count = torch.cuda.device_count() if wanted == "cuda" else torch.xpu.device_count()
-    # In a cluster every pod sees only its own cards; on one machine workers share the cards there are.
+    # On a cluster, a pod sees only its own cards. On one machine, workers share the cards.
     return torch.device(wanted, index % max(1, count))
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """A traced model with what the rest of the job must know of it."""
+    """A traced model."""
 
     layered: LayeredModel
 
@@ -48,7 +48,7 @@ class UserModel:
 
         Args:
             config: the job.
-            features: names that the data can give; None where the data is not at hand (later stages).
+            features: of the data; None if unknown.
         """
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         module = build_model(config.entrypoint, config.arguments, config.seed, dtype)
@@ -63,29 +63,29 @@ class UserModel:
         return {t.index: TableShape(t.num_embeddings, t.dim) for t in self.layered.tables}
 
     def describe(self) -> Model:
-        """What the coordinator must know of the model."""
+        """The model, for the coordinator."""
         return Model(self.describe_tables(), self.state_names())
 
     def describe_tables(self) -> tuple[Table, ...]:
-        """The tables as parameter servers and checkpoints know them."""
+        """The tables, for parameter servers and checkpoints."""
         return tuple(Table(t.index, t.name, t.num_embeddings, t.dim, t.padding_idx) for t in self.layered.tables)
 
     def dense_sizes(self) -> dict[str, int]:
-        """Elements of every dense parameter of the whole model."""
+        """Number of elements of each dense parameter of the whole model."""
         names = {n for layer in self.layered.layers for n in layer.parameters}
         return {n: p.numel() for n, p in self.layered.module.named_parameters() if n in names}
 
     def state_names(self) -> dict[str, str]:
-        """Name in the module's `state_dict()` -> name under which a checkpoint holds it.
+        """Name in the module's `state_dict()` -> name in checkpoints.
 
-        Tied parameters appear under several names in a state dict, and once in a checkpoint.
+        A tied parameter has several names in a state dict, and one in a checkpoint.
         """
         module = self.layered.module
         first = {id(p): n for n, p in [*module.named_parameters(), *module.named_buffers()]}
         return {name: first[id(tensor)] for name, tensor in module.state_dict(keep_vars=True).items()}
 
     def leftovers(self) -> dict[str, Array]:
-        """Values that no stage holds: unused parameters, which a state dict has all the same."""
+        """Values in the state dict that belong to no stage: unused parameters."""
         whole = self.layered.stage(0, len(self.layered.layers) - 1)
         held = {t.name for t in self.layered.tables} | set(self.dense_sizes()) | set(whole.buffers())
         values = self.layered.module.state_dict()
@@ -95,7 +95,7 @@ class UserModel:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a worker computes, and where."""
+    """A worker's model, loss and device."""
 
     model: UserModel
     loss: LossSum

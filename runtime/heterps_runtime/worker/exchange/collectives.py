@@ -1,7 +1,6 @@
 """Collective operations among the workers of one stage, on pools that all-reduce.
 
-Groups are built from a plain store without torch's default group, so that a new generation replaces them without
-restarting a process.
+Groups do not use torch's default group, so that a new generation can replace them without restarting a process.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ __all__ = ["Collectives"]
 
 
 class Collectives:
-    """Collective operations of one stage's workers, in a thread of their own so that the engine never blocks.
+    """Collective operations of a stage's workers, in a separate thread, so that the engine never blocks.
 
-    A group and its thread live for one generation. An operation that waits for a peer which is stopped, not dead,
-    cannot be interrupted (gloo's `abort` does not do it). It ends with the timeout, in the thread of its generation.
+    A group and its thread live for one generation. An operation that waits for a stopped peer cannot be interrupted,
+    not even by gloo's `abort`. It ends with the timeout, in the thread of its generation.
 
     Args:
-        host: address to meet at.
-        timeout_seconds: how long a peer may keep the others waiting.
+        host: address of the rendezvous.
+        timeout_seconds: of an operation.
     """
 
     def __init__(self, host: str, timeout_seconds: float) -> None:
@@ -38,7 +37,7 @@ class Collectives:
         self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
         self.store_address = f"{host}:{self.store.port}"
         self._group: Any = None
-        self._next_step = 0  # whose operation comes next
+        self._next_step = 0  # step of the next operation
         self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
@@ -52,10 +51,10 @@ class Collectives:
         device: torch.device,
         first_step: int,
     ) -> None:
-        """Form the stage's group of a generation; every member calls this. Blocks until all are there.
+        """Form the stage's group of a generation; blocks until all members have called this.
 
         Raises:
-            PeerLostError: a member did not come.
+            PeerLostError: a member did not join.
         """
         self.leave()
         self._next_step, self._held = first_step, {}
@@ -80,17 +79,17 @@ class Collectives:
             raise PeerLostError(f"the process group of stage {stage} could not be formed: {error}") from error
 
     def leave(self) -> None:
-        """Drop the group and its thread, which ends once its operations have."""
+        """Drop the group and its thread, which ends after its operations."""
         if self._group is not None and hasattr(self._group, "abort"):
             self._group.abort()
         self._group = None
         self._tasks.put(None)
 
     def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
-        """Sum a step's `flat` over the group in place; `done` is called from the collectives' thread.
+        """Sum a step's `flat` over the group in place; `done` is called from another thread.
 
-        Groups match operations by their order alone, so they are carried out in the order of steps: a worker without
-        samples (or, in `async`, a lucky one) is through with a step before the one before it.
+        Groups match operations by their order, so operations run in the order of steps. A worker may finish a step
+        before an earlier one, if it has no samples of it, or in `async`.
         """
         group = self._group
         if group is None:
@@ -119,7 +118,7 @@ class Collectives:
             self._group.broadcast([tensor], options).wait()
 
     def gather_numbers(self, value: int, rank: int, size: int, device: torch.device) -> list[int]:
-        """Every member's number, in rank order; blocks."""
+        """The number of each member, by rank; blocks."""
         numbers = torch.zeros(size, dtype=torch.int64, device=device)
         numbers[rank] = value
         if self._group is not None:

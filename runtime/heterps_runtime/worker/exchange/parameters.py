@@ -1,6 +1,6 @@
-"""What a worker holds of the model's state: a replica of its stage's dense parameters, where pools all-reduce.
+"""A worker's replica of its stage's dense parameters, on pools that all-reduce.
 
-It outlives generations, so that a survivor need not fetch what it has.
+It outlives generations, so that surviving workers need not fetch it again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Replication:
 
 
 class Parameters:
-    """State of one stage.
+    """The dense parameters of a stage.
 
     Args:
         config: the job.
         storage: of its checkpoints.
-        collectives: of the stage; None where the servers hold the dense parameters.
+        collectives: of the stage; None if servers hold the dense parameters.
         stage: index.
-        device: where the replica lies.
+        device: of the replica.
     """
 
     def __init__(
@@ -49,34 +49,34 @@ class Parameters:
         self._stage = stage
         self._device = device
         self._replica: Replica | None = None
-        self.lineage = 0  # of the state; 0: this worker never took part
+        self.lineage = 0  # of the state; 0: never took part
 
     @property
     def version(self) -> int | None:
-        """Commits that the replica holds, -1 if it has never been agreed on; None: there is none."""
+        """Commits in the replica; -1: initial values that are not shared yet; None: there is no replica."""
         return None if self._replica is None else self._replica.version
 
     def forget(self) -> None:
-        """The worker computes other layers from now on."""
+        """Drop the replica, because the worker computes other layers from now on."""
         self._replica = None
 
     def agree(
         self, announced: Generation, rank: int, module: StageModule, manifest: CheckpointManifest | None
     ) -> Replication | None:
-        """Take up the state of a generation; forms the stage's process group and blocks until all members agree.
+        """Bring the replica to the state of a generation; blocks until all members of the stage have it.
 
         Args:
             announced: the generation.
             rank: of this worker in its stage.
             module: the stage.
-            manifest: the checkpoint that all members return to.
+            manifest: the checkpoint to restore.
 
         Returns:
-            The replica as of the last commit; None where the servers hold the dense parameters.
+            The replica of the last commit; None if servers hold the dense parameters.
 
         Raises:
-            PeerLostError: a member of the stage was lost meanwhile.
-            TransientError: no member holds the state that the generation goes on with.
+            PeerLostError: a member of the stage was lost.
+            TransientError: no member has the state of the generation.
         """
         same = self.lineage == announced.lineage
         self.lineage = announced.lineage
@@ -89,7 +89,7 @@ class Parameters:
         return Replication(replica, self._collectives)
 
     def _begin(self, announced: Generation, module: StageModule, manifest: CheckpointManifest | None) -> Replica:
-        """A replica with the values of a checkpoint, or with initial ones."""
+        """A replica with values of a checkpoint, or with initial values."""
         optimizer = DenseOptimizer.from_manifest(self._config.dense_optimizer)
         replica = Replica(module.initial_parameters(), optimizer, self._device)
         if announced.restore is not None:
@@ -100,7 +100,7 @@ class Parameters:
         return replica
 
     def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives) -> None:
-        """Newcomers take parameters and optimizer state from a survivor."""
+        """Copy parameters and optimizer state from a surviving worker to new ones."""
         members, committed = announced.stages[self._stage], announced.committed
         collectives.join(
             announced.generation, self._stage, rank, len(members), members[0].store_address, self._device, committed
@@ -110,7 +110,7 @@ class Parameters:
             if all(v == committed for v in versions):
                 return
             if committed not in versions:
-                raise TransientError(f"no worker of stage {self._stage} holds the parameters of step {committed}")
+                raise TransientError(f"no worker of stage {self._stage} has the parameters of step {committed}")
             root = versions.index(committed)
             flat = replica.flat_state()  # of equal size on all ranks
             collectives.broadcast(flat, root)
@@ -118,11 +118,11 @@ class Parameters:
                 replica.load_flat_state(flat, committed)
         except RuntimeError as error:
             raise PeerLostError(
-                f"a member of stage {self._stage} was lost while parameters were handed on: {error}"
+                f"a member of stage {self._stage} was lost while parameters were copied: {error}"
             ) from error
 
     def files(self) -> list[StateFile]:
-        """Copies of the parameters and their optimizer state, as files of a checkpoint."""
+        """A copy of parameters and optimizer state, as files of a checkpoint."""
         if self._replica is None or not self._replica.names:
             return []
         arrays = dense_arrays(self._replica.snapshot())

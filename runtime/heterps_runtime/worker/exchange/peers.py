@@ -1,7 +1,7 @@
 """Connections between neighbouring stages: activations forward, gradients back, on one path per micro-batch.
 
-A worker listens for the stage before it and connects to every worker of the stage after it. Gradients return over the
-connection on which the activation came.
+A worker listens for the previous stage, and connects to all workers of the next stage. Gradients return over the
+connection of the activation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Array = np.ndarray[Any, Any]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The tensor's values as an array that can be sent."""
+    """The tensor's values as an array, for a message."""
     return tensor.detach().cpu().numpy()
 
 
 def tensor_of(array: Array, device: torch.device) -> torch.Tensor:
-    """A tensor of its own from a received, read-only array."""
+    """A tensor from a copy of a received, read-only array."""
     return torch.from_numpy(array.copy()).to(device, non_blocking=True)
 
 
@@ -46,13 +46,13 @@ class Downstream:
         send(self.sockets[worker], message)
 
     def poll(self) -> list[Backward]:
-        """Gradients and receipts that have come back."""
+        """Gradients that have arrived (empty ones in evaluation)."""
         messages = []
         for socket in self.sockets:
             while (received := receive(socket)) is not None:
                 message = received[1]
                 if not isinstance(message, Backward):
-                    raise TransientError(f"the next stage sent a {message.op!r}, which is no gradient")
+                    raise TransientError(f"the next stage sent an unexpected {message.op!r} message")
                 if message.generation == self._generation:
                     messages.append(message)
         return messages
@@ -64,19 +64,19 @@ class Downstream:
 
 
 class Upstream:
-    """The listening socket for the stage before; it outlives generations and refuses messages of old ones."""
+    """The socket for the previous stage. It outlives generations, and refuses messages of old ones."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
-        self.refused = 0  # messages of generations that are over
+        self.refused = 0  # messages of past generations
 
     def poll(self, generation: int) -> list[tuple[bytes, Forward]]:
-        """Activations of the generation in force, with the sender to whom the gradient goes back."""
+        """Activations of the current generation, each with its sender."""
         accepted = []
         while (received := receive(self.socket, routed=True)) is not None:
             sender, message = received
             if not isinstance(message, Forward):
-                raise TransientError(f"the stage before sent a {message.op!r}, which is no activation")
+                raise TransientError(f"the previous stage sent an unexpected {message.op!r} message")
             if message.generation == generation:
                 accepted.append((sender, message))
             else:
@@ -84,5 +84,5 @@ class Upstream:
         return accepted
 
     def send(self, sender: bytes, message: Backward) -> None:
-        """Send gradients (or a receipt, in evaluation) back to where the activation came from."""
+        """Send gradients (empty ones in evaluation) to the sender of the activation."""
         send(self.socket, message, sender)

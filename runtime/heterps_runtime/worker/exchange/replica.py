@@ -1,8 +1,8 @@
-"""One worker's copy of its stage's dense parameters, on pools that all-reduce.
+"""A worker's copy of its stage's dense parameters, on pools that all-reduce.
 
-Parameters and optimizer state are flat buffers: what is all-reduced, handed to a newcomer or updated is one tensor, and
-an update is a handful of operations however many parameters there are. torch's own optimizers would do the same
-arithmetic, but building one loads torch's compiler: seconds per process.
+Parameters and optimizer state are flat buffers: one tensor is all-reduced, copied to a new worker, or updated, and an
+update takes a few operations for any number of parameters. torch's own optimizers have the same arithmetic, but
+creating one imports torch's compiler, which takes seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Replica:
     """Dense parameters of a stage and their optimizer.
 
     Args:
-        initial: values to begin with, by name; the order is that of the flat buffers.
-        optimizer: applied to every parameter at each commit, as torch.optim.{SGD, Adagrad, Adam} would.
-        device: where the buffers live.
+        initial: initial values by name, in the order of the flat buffers.
+        optimizer: applied at each commit, like torch.optim.{SGD, Adagrad, Adam}.
+        device: of the buffers.
     """
 
     def __init__(self, initial: Mapping[str, torch.Tensor], optimizer: DenseOptimizer, device: torch.device) -> None:
         self.names = tuple(initial)
-        self.version = -1  # committed steps in these values; -1: initial values that the stage has not agreed on yet
+        self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
         self._shapes = {n: v.shape for n, v in initial.items()}
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
@@ -41,7 +41,7 @@ class Replica:
         self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
 
     def acquire(self, *, private: bool) -> Leaves:
-        """Leaves for a step; `private` ones may be used while later commits change the replica."""
+        """Leaf tensors for a step; `private` ones are not changed by later commits."""
         values = self._values.clone() if private else self._values
         return {n: part.requires_grad_() for n, part in self._split(values).items()}
 
@@ -78,11 +78,11 @@ class Replica:
             values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
     def flat_state(self) -> torch.Tensor:
-        """Parameters and optimizer state in one buffer, for a newcomer."""
+        """Parameters and optimizer state in one buffer, for new workers."""
         return torch.cat([self._values, *self._state.values()])
 
     def load_flat_state(self, flat: torch.Tensor, version: int) -> None:
-        """Take over what `flat_state` of another replica returned."""
+        """Load the `flat_state` of another replica."""
         parts = flat.chunk(1 + len(self._state)) if flat.numel() else ()
         for target, part in zip((self._values, *self._state.values()), parts, strict=False):
             target.copy_(part)
@@ -96,14 +96,14 @@ class Replica:
         return result
 
     def load(self, snapshot: Mapping[str, Array], version: int) -> None:
-        """Take over a checkpoint's parameters and optimizer state."""
+        """Load parameters and optimizer state of a checkpoint."""
         for key, values in (("", self._values), *((f"::{k}", v) for k, v in self._state.items())):
             for name, part in self._split(values).items():
                 part.copy_(torch.from_numpy(np.array(snapshot[name + key])))
         self.version = version
 
     def _split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views of each parameter's part of a flat buffer."""
+        """A view of each parameter in a flat buffer."""
         parts, offset = {}, 0
         for name, shape in self._shapes.items():
             size = shape.numel()
@@ -113,7 +113,7 @@ class Replica:
 
 
 def _state_names(optimizer: DenseOptimizer) -> tuple[str, ...]:
-    """State per parameter, under the names that the parameter servers use."""
+    """Names of the optimizer's state, as on parameter servers."""
     if optimizer.name == "sgd":
         return ("momentum_buffer",) if optimizer.options["momentum"] else ()
     return ("sum",) if optimizer.name == "adagrad" else ("exp_avg", "exp_avg_sq")

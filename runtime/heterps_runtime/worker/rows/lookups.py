@@ -1,8 +1,8 @@
-"""The embedding rows of some micro-batches: unique keys to pull, leaf tensors for the stage, gradients to push.
+"""The embedding rows of micro-batches: unique keys to pull, leaf tensors for the stage, gradients to push.
 
-Rows never enter autograd. The output of each lookup is a leaf tensor of the stage's graph; after the backward pass its
-gradient is added to the gradient of the rows that it came from. On a CPU that is one compiled loop per lookup, on an
-accelerator torch's own embedding operations run on the pulled rows.
+Rows never enter autograd. The output of a lookup is a leaf tensor of the stage's graph. After the backward pass, its
+gradient is added to the gradients of its rows: on a CPU by one compiled loop per lookup, on an accelerator by torch's
+own embedding operations on the pulled rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TableShape:
 
 @dataclass
 class _Entry:
-    """One lookup of one micro-batch."""
+    """A lookup of a micro-batch."""
 
     site: Site
     dim: int
@@ -44,17 +44,17 @@ class _Entry:
     offsets: Array | None
     weights: torch.Tensor | None
     winners: Array | None = None
-    graph: torch.Tensor | None = None  # accelerator: result with its graph back to the rows
+    graph: torch.Tensor | None = None  # on accelerators: the result with its graph
 
 
 class LookupBlock:
-    """Lookups of a few micro-batches that share one pull and one push.
+    """Lookups of micro-batches that share one pull and one push.
 
     Args:
         sites: lookups of the stage.
-        tables: shape of every table by index.
-        ids: per micro-batch, per site, the ids.
-        unique: scratch for making keys unique; belongs to the calling thread.
+        tables: shapes of tables by index.
+        ids: per micro-batch and site.
+        unique: belongs to the calling thread.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LookupBlock:
                 start += size
 
     def fill(self, rows: Mapping[int, Array]) -> None:
-        """Take the pulled rows: dim -> (U, dim), in the order of `keys`."""
+        """Set the pulled rows: dim -> (U, dim), in the order of `keys`."""
         self._rows = dict(rows)
         for dim, keys in self.keys.items():
             if not len(keys):
@@ -100,7 +100,7 @@ class LookupBlock:
     # --- forward and backward -----------------------------------------------------------------------------------------
 
     def forward(self, micro_batch: int, device: torch.device, *, training: bool) -> list[torch.Tensor]:
-        """Outputs of all lookups of a micro-batch, in site order: leaves that want a gradient when training."""
+        """Outputs of the lookups of a micro-batch, in the order of sites: leaves that require gradients in training."""
         results = []
         for entry in self._entries[micro_batch]:
             value = self._look_up(entry) if device.type == "cpu" else self._look_up_on_device(entry, device, training)
@@ -108,7 +108,7 @@ class LookupBlock:
         return results
 
     def backward(self, micro_batch: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Add the gradients of a micro-batch's lookups to the gradients of their rows."""
+        """Add the gradients of a micro-batch's lookups to those of their rows."""
         for entry, leaf in zip(self._entries[micro_batch], leaves, strict=True):
             if leaf.grad is None:
                 continue
@@ -128,7 +128,7 @@ class LookupBlock:
                 bag_backward(given, self._bags(entry), entry.winners, gradient)
 
     def gradients(self) -> list[tuple[int, Array, Array]]:
-        """What to push: (dim, keys (U,), gradient sums (U, dim)); empty if nothing was learnt."""
+        """Sums of gradients to push: (dim, keys (U,), gradients (U, dim))."""
         for dim, rows in self._device_rows.items():
             if rows.grad is not None:
                 self._gradients[dim] = rows.grad.cpu().numpy()
@@ -158,7 +158,7 @@ class LookupBlock:
         if entry.site.kind == "embedding":
             value = torch.nn.functional.embedding(positions, rows).view(*entry.shape, entry.dim)
             if entry.skip is not None and entry.skip.any():
-                # A padding row is read like any other, but nothing flows back into it.
+                # A padding row is read like any other, but gets no gradient.
                 kept = torch.from_numpy(~entry.skip).to(device).view(*entry.shape, 1)
                 value = torch.where(kept, value, value.detach())
         else:

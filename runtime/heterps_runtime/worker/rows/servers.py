@@ -1,7 +1,7 @@
-"""The worker's side of the parameter servers: pull rows and dense parameters, push gradients.
+"""A worker's connections to the parameter servers: pull rows and dense parameters, push gradients.
 
-One message per server and request, whatever the number of tables. Requests are answered by events, never waited for:
-a pull is sent as soon as its keys are known and its answer lies in the socket's queue when the step needs it.
+A request is one message per server, for any number of tables. Requests never block: a pull is sent as soon as its keys
+are known, and its response is an event.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class RowsArrived:
-    """All rows of one pull: per dimension, rows in the order of the keys asked for."""
+    """All rows of a pull: per dimension, in the order of the requested keys."""
 
     request: int
     rows: dict[int, Array]
@@ -50,7 +50,7 @@ class RowsArrived:
 
 @dataclass(frozen=True)
 class DenseArrived:
-    """All dense parameters of one pull."""
+    """All dense parameters of a pull."""
 
     request: int
     values: dict[str, Array]
@@ -58,14 +58,14 @@ class DenseArrived:
 
 @dataclass(frozen=True)
 class Pushed:
-    """Every server has acknowledged this worker's gradients of a step."""
+    """All servers have acknowledged this worker's gradients of a step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Initialised:
-    """Every server knows the tables and the dense parameters of this worker's stage."""
+    """All servers know the tables, and the dense parameters of this worker's stage."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Pull:
 
 
 class ServerClient:
-    """Connections of one worker to all parameter servers, for one generation."""
+    """A worker's connections to all parameter servers, for one generation."""
 
     def __init__(
         self,
@@ -100,26 +100,26 @@ class ServerClient:
         self._assignment = assignment
         self._slots = slot_map(len(addresses))
         self._pulls: dict[int, _Pull] = {}
-        self._pushes: dict[int, set[int]] = {}  # step -> servers that have not acknowledged
+        self._pushes: dict[int, set[int]] = {}  # step -> servers without acknowledgement
         self._defining: set[int] = set()
         self._next = 0
 
     def close(self) -> None:
-        """Drop the connections and everything under way."""
+        """Drop the connections and all pending requests."""
         for socket in self.sockets:
             socket.close(linger=0)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array]) -> None:
-        """Tell every server the tables and the initial dense parameters; those who know keep what they have."""
+        """Send tables and initial dense parameters to the servers, which keep values that they already have."""
         self._defining = set(range(len(self.sockets)))
         for i in range(len(self.sockets)):
             mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
             self._send(i, Define(self._generation, tables, mine))
 
     def pull_rows(self, keys: Mapping[int, Array], min_version: int) -> int:
-        """Ask for rows: dim -> unique keys (U,). The answer is a `RowsArrived` with the returned number."""
+        """Request rows: dim -> unique keys (U,). The response is a `RowsArrived` with the returned number."""
         request, pull = self._begin(dense=False)
         pull.keys = dict(keys)
         parts: list[dict[int, Array]] = [{} for _ in self.sockets]
@@ -135,7 +135,7 @@ class ServerClient:
         return request
 
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
-        """Ask for dense parameters; the answer is a `DenseArrived` with the returned number."""
+        """Request dense parameters. The response is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
         for i in range(len(self.sockets)):
             mine = tuple(n for n in names if self._assignment[n] == i)
@@ -145,10 +145,7 @@ class ServerClient:
         return request
 
     def push(self, step: int, chunks: Sequence[tuple[int, Array, Array]], dense: Mapping[str, Array]) -> None:
-        """Send the gradients of a step (sums over samples): chunks of (dim, keys (U,), gradients (U, dim)).
-
-        Every server gets a message, so that each of them knows that this worker's share is complete.
-        """
+        """Send a step's sums of gradients to all servers: chunks of (dim, keys (U,), gradients (U, dim))."""
         parts: list[list[Chunk]] = [[] for _ in self.sockets]
         for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
@@ -160,19 +157,19 @@ class ServerClient:
             mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
             self._send(i, Push(self._generation, step, self._name, tuple(part), mine))
 
-    # --- answers ------------------------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------------------------
 
     def poll(self) -> list[RowsArrived | DenseArrived | Pushed | Initialised]:
-        """Everything that has been answered in full since the last call."""
+        """Requests completed since the last call."""
         events: list[RowsArrived | DenseArrived | Pushed | Initialised] = []
         for request, pull in list(self._pulls.items()):
-            if not pull.waiting:  # nothing had to be asked for
+            if not pull.waiting:  # nothing was requested
                 events.append(self._finish(request, pull))
         for i, socket in enumerate(self.sockets):
             while (received := receive(socket)) is not None:
                 answer = received[1]
                 if not isinstance(answer, FromServer):
-                    raise TransientError(f"a parameter server sent a {answer.op!r}, which is no answer")
+                    raise TransientError(f"a parameter server sent an unexpected {answer.op!r} message")
                 event = self._take(i, answer)
                 if event is not None:
                     events.append(event)
@@ -204,7 +201,7 @@ class ServerClient:
                 return None if pull.waiting else self._finish(answer.request, pull)
 
     def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
-        """Put a server's rows where their keys stand in the pull."""
+        """Put a server's rows at the positions of their keys."""
         for dim, encoded in rows.items():
             decoded = decode_wire(encoded, self._wire, self._dtype)
             if len(self.sockets) == 1:

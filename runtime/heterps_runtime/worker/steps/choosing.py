@@ -1,4 +1,4 @@
-"""Which micro-batch to compute next: backward before forward, earlier before later, a bounded number under way."""
+"""The choice of the next micro-batch: backward first, earlier steps first, a bounded number in flight."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["next_backward", "next_forward"]
 
 
 def next_backward(runs: Mapping[int, StepRun], *, strict: bool) -> Work | None:
-    """Take the earliest micro-batch whose gradients have come back.
+    """Take the earliest micro-batch whose gradients have arrived.
 
     Args:
-        runs: steps under way.
-        strict: only the one whose turn it is in the fixed order.
+        runs: steps in progress.
+        strict: keep the fixed order.
     """
     for step in sorted(runs):
         run = runs[step]
@@ -36,14 +36,14 @@ def next_forward(
     *,
     strict: bool,
 ) -> Work | None:
-    """Take the earliest micro-batch that can go forward.
+    """Take the earliest micro-batch that can be computed.
 
     Args:
-        runs: steps under way.
+        runs: steps in progress.
         context: position of this worker in the pipeline.
-        last_step: the latest step that may begin.
-        parameters_ready: whether a step's dense parameters are there.
-        strict: only the one whose turn it is in the fixed order.
+        last_step: latest step that may start.
+        parameters_ready: whether a step's dense parameters have arrived.
+        strict: keep the fixed order.
     """
     for step in sorted(runs):
         run = runs[step]
@@ -62,7 +62,7 @@ def next_forward(
 
 
 def _has_room(work: Work, runs: Mapping[int, StepRun], context: WorkerContext) -> bool:
-    """Whether the path may have one more micro-batch under way: what 1F1B needs, and one that is being sent."""
+    """Whether the path may have another micro-batch in flight: those of 1F1B, and one that is being sent."""
     if context.is_last:
         return True
     following = work.micro_batch.path[context.stage + 1]

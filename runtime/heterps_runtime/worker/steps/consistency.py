@@ -1,4 +1,4 @@
-"""What the consistency modes mean for a worker: how old a read may be, and how far steps may run ahead."""
+"""The consistency modes of a worker: the staleness of reads, and the number of steps ahead."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Reads:
     """The table of docs/protocol.md, "Consistency modes".
 
     Attributes:
-        ordered: micro-batches are computed in their fixed order, so that a run repeats exactly.
-        dense_lag: commits that dense parameters may lag behind.
-        rows_lag: commits that rows may lag behind.
+        ordered: micro-batches are computed in a fixed order, so that runs are reproducible.
+        dense_lag: staleness of dense parameters, in commits.
+        rows_lag: staleness of rows, in commits.
     """
 
     ordered: bool
@@ -25,19 +25,15 @@ class Reads:
 
     @classmethod
     def of(cls, config: RunConfig) -> Reads:
-        """Those of a job."""
+        """The mode of a job."""
         lag = config.max_staleness
         return cls(config.consistency == "sync", lag if config.consistency == "async" else 0, lag)
 
     @property
     def overlapping(self) -> bool:
-        """Whether a step may still compute with parameters while the next commit changes them."""
+        """Whether a step may use parameters while a later commit changes them."""
         return self.dense_lag > 0
 
     def steps_ahead(self, *, dense: bool) -> int:
-        """Steps that may be computed beyond the first uncommitted one.
-
-        Args:
-            dense: whether they read dense parameters.
-        """
+        """Steps that may be computed after the first uncommitted one; `dense`: whether they read dense parameters."""
         return self.dense_lag if dense else self.rows_lag

@@ -20,24 +20,24 @@ class WorkerProcess:
     """The parts of a worker process that outlive a generation."""
 
     link: ControlLink
-    inbox: Inbox  # of the thread that computes
+    inbox: Inbox  # of the member's thread
     clock: Clock
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What an engine works with in one generation; built by `worker.generation`."""
+    """A worker's position and connections in a generation."""
 
     generation: int
     stage: int
     num_stages: int
-    committed: int  # steps that are part of the model at the generation's start
+    committed: int  # steps at the start of the generation
     total: int  # steps of the job
     schedule: Schedule
     servers: ServerClient
     downstream: Downstream | None  # None for the last stage
     upstream: Upstream
-    replication: Replication | None  # None where the servers hold the dense parameters
+    replication: Replication | None  # None if servers hold the dense parameters
 
     @property
     def is_first(self) -> bool:
@@ -50,7 +50,7 @@ class WorkerContext:
         return self.stage == self.num_stages - 1
 
     def close(self) -> None:
-        """Drop the generation's connections."""
+        """Close the connections."""
         self.servers.close()
         if self.downstream is not None:
             self.downstream.close()

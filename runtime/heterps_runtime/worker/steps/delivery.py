@@ -1,4 +1,4 @@
-"""The end of a step in a worker: its gradients go where they count, then it is reported, then committed."""
+"""The end of a step in a worker: gradients are delivered, the step is reported, then committed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Steps that are computed and not committed.
+    """Computed steps that are not committed.
 
     Args:
-        context: servers, or replica and process group of the stage.
-        process: line to the coordinator, and the thread that all-reduces answer to.
+        context: the servers, and the replica and group of the stage.
+        process: line to the coordinator, and inbox for results of all-reduce.
         dense: whether the stage has dense parameters.
     """
 
     def __init__(self, context: WorkerContext, process: WorkerProcess, *, dense: bool) -> None:
-        self.broken = False  # a peer is gone: wait for the next generation
+        self.broken = False  # a peer is lost: wait for the next generation
         self._context = context
         self._process = process
         self._dense = dense
@@ -32,7 +32,7 @@ class Delivery:
         self._reported_seconds: dict[str, float] = {}
 
     def deliver(self, run: StepRun) -> None:
-        """Push a step's gradients, and all-reduce those that this stage keeps itself."""
+        """Push a step's gradients, and all-reduce those of a replica."""
         self._process.clock.switch("push")
         self._runs[run.step] = run
         chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
@@ -40,7 +40,7 @@ class Delivery:
         replication = self._context.replication
         dense: dict[str, Array] = {}
         if self._dense and replication is None:
-            # A worker without samples has pulled parameters that may not be there yet; it adds nothing.
+            # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
             dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
             run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
@@ -71,25 +71,25 @@ class Delivery:
         replication.collectives.all_reduce(run.step, flat, done)
 
     def pushed(self, step: int) -> None:
-        """Every server has acknowledged the gradients of a step."""
+        """Note that all servers have acknowledged a step's gradients."""
         run = self._runs.get(step)
         if run is not None:
             run.pushed = True
             self._report(run)
 
     def commit(self, step: int, batch_size: int) -> None:
-        """A step is part of the model now, of which this worker's replica is one."""
+        """Apply a committed step to the replica."""
         run = self._runs.pop(step)
         if self._context.replication is not None:
             gradient = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
             self._context.replication.replica.apply(gradient, batch_size)
 
     def clear(self) -> None:
-        """Forget all steps; what comes of them is of no interest any more."""
+        """Drop all steps."""
         self._runs.clear()
 
     def _report(self, run: StepRun) -> None:
-        """Tell the coordinator once everything of a step has arrived where it must be."""
+        """Report a step once all its gradients are delivered."""
         if run.reported or not (run.pushed and run.reduced):
             return
         run.reported = True
@@ -97,7 +97,7 @@ class Delivery:
         self._process.link.send(report)
 
     def _figures(self) -> dict[str, float]:
-        """Seconds per activity since the last report: about one step's worth."""
+        """Seconds per activity since the last report."""
         now = self._process.clock.snapshot()
         previous, self._reported_seconds = self._reported_seconds, now
         delta = {name: seconds - previous.get(name, 0.0) for name, seconds in now.items()}

@@ -1,13 +1,13 @@
-"""The steps of one stage: forward, backward, push, report, in whatever order their inputs arrive.
+"""The steps of a stage: forward, backward, push, report, in the order in which inputs arrive.
 
-The engine is one thread that reacts to events: batches from the feed, rows and parameters from the servers, activations
-from the stage before, gradients from the stage after, commits from the coordinator. It computes at most one micro-batch
-between two looks at its sockets. Backward work goes before forward work (1F1B), and a bounded number of micro-batches
-is under way per path, so that activation memory is bounded. Requests are sent as early as the consistency allows, so
-that communication overlaps computation.
+The engine runs in one thread and reacts to events: batches of the feed, rows and parameters of the servers, activations
+of the previous stage, gradients of the next stage, commits of the coordinator. Between two polls of its sockets, it
+computes at most one micro-batch. Backward work precedes forward work (1F1B), and the number of micro-batches in flight
+per path is bounded, which bounds the memory of activations. Requests are sent as early as the consistency mode allows,
+so that communication overlaps computation.
 
-In `sync`, micro-batches are computed in their fixed order, which makes the sums of gradients, and so the whole run,
-deterministic. Otherwise they are computed as they come.
+In `sync`, micro-batches are computed in a fixed order, so that sums of gradients, and the whole run, are reproducible.
+Otherwise they are computed as they arrive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FEED_DEPTH = 2
 
 
 class Engine:
-    """Runs one generation's steps, in training or in evaluation.
+    """Runs the steps of a generation, in training or evaluation.
 
     Args:
         config: the job.
-        context: connections and position of this generation.
+        context: position and connections in the generation.
         stage: this worker's part of the model.
-        source: the data, for workers of the first stage.
-        process: what outlives the generation.
+        source: of batches, for the first stage.
+        process: outlives the generation.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class Engine:
         self._delivery = Delivery(context, process, dense=bool(stage.module.parameter_names))
         self._runs: dict[int, StepRun] = {}
         self._feed: Feed[Prepared] | None = None
-        self._last_step = context.total  # in evaluation: batches of the evaluation data
+        self._last_step = context.total  # exclusive
         self._evaluation = Evaluation(config.loss)
-        self._evaluation_left = 0  # steps that this worker has a share of
+        self._evaluation_left = 0  # steps of which this worker has a share
         self._started = False
-        self._early: list[tuple[bytes, Forward]] = []  # activations that came before what they refer to
+        self._early: list[tuple[bytes, Forward]] = []  # activations that refer to an order not received yet
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin (or go on) training at the first uncommitted step."""
+        """Start or continue training at the first uncommitted step."""
         if self.committed < self.context.total:
             self._begin(self.committed, self.context.total)
             self._replay_early()
 
     def start_evaluation(self, rows: int) -> None:
-        """Compute the evaluation data, which has so many rows, without learning from it; reports the metrics."""
+        """Compute the metrics of the evaluation data, which has `rows` rows, and report them."""
         self._schedule = self._schedule.evaluating(rows)
         self._evaluation = Evaluation(self._config.loss)
         steps = self._schedule.batches.per_epoch
@@ -91,16 +91,16 @@ class Engine:
         self._replay_early()
 
     def commit(self, step: int, batch_size: int) -> None:
-        """A step is part of the model now."""
+        """Note the commit of a step."""
         del self._runs[step]
         self._delivery.commit(step, batch_size)
         self.committed = step + 1
 
     def allocate(self, allocation: Allocation) -> None:
-        """Batch sizes change at a step that no worker has begun."""
+        """Change batch sizes from a step that no worker has begun."""
         self._schedule = self._schedule.adding(allocation)
         stale = [s for s in self._runs if s >= allocation.from_step]
-        assert not any(self._runs[s].num_forwarded for s in stale), "the coordinator announces changes in time"
+        assert not any(self._runs[s].num_forwarded for s in stale), "the coordinator must announce changes in time"
         for step in stale:
             del self._runs[step]
         if self._feed is not None:
@@ -108,7 +108,7 @@ class Engine:
         self._replay_early()
 
     def work(self) -> bool:
-        """Do one piece of work if there is any; returns whether there was."""
+        """Compute one micro-batch if possible; returns whether one was computed."""
         if self._delivery.broken:
             return False
         self._open_runs()
@@ -126,7 +126,7 @@ class Engine:
         return False
 
     def poll(self) -> None:
-        """Take everything that has arrived from servers and peers."""
+        """Handle messages of servers and peers."""
         for event in self.context.servers.poll():
             if isinstance(event, Pushed):
                 self._delivery.pushed(event.step)
@@ -139,7 +139,7 @@ class Engine:
             self._take_activation(sender, activation)
 
     def waiting_for(self) -> str:
-        """What the engine waits for, to book the time to it."""
+        """What the engine waits for, as an activity of the clock."""
         if not self._runs:
             return "wait-data" if self.context.is_first else "wait-upstream"
         run = self._runs[min(self._runs)]
@@ -152,7 +152,7 @@ class Engine:
         return "wait-rows" if run.waiting else "wait-upstream"
 
     def close(self) -> None:
-        """Drop everything under way, and the generation's connections."""
+        """Drop all steps, and close the generation's connections."""
         if self._feed is not None:
             self._feed.close()
         self._forget_runs()
@@ -173,7 +173,7 @@ class Engine:
         self._delivery.clear()
 
     def _open_feed(self, first: int) -> None:
-        """Have batches prepared from a step on, by the schedule as it is now."""
+        """Prepare batches from a step on, with the current schedule, which never changes."""
         if self._feed is not None:
             self._feed.close()
         assert self._source is not None
@@ -185,7 +185,7 @@ class Engine:
         self._feed = Feed(prepare, first, self._last_step, FEED_DEPTH, self._process.inbox.wake)
 
     def _open_runs(self) -> None:
-        """Take prepared batches and open the steps that may be asked for."""
+        """Open the steps whose parameters may be requested."""
         if self._feed is not None:
             while len(self._runs) <= self._ahead() + 1:
                 prepared = self._feed.take()
@@ -193,7 +193,7 @@ class Engine:
                     return
                 self._open_prepared(prepared)
         elif self._schedule.training:
-            # Later stages ask for the next step's parameters early; the servers answer when the version is there.
+            # Later stages request the next step's parameters early; servers answer once they have the version.
             for step in range(self.committed, min(self.committed + 2, self._last_step)):
                 if step not in self._runs:
                     self._open(step)
@@ -223,7 +223,7 @@ class Engine:
         return run
 
     def _ahead(self) -> int:
-        """Steps that this stage may begin beyond the first uncommitted one; evaluation changes no parameters."""
+        """Steps that this stage may start after the first uncommitted one; evaluation changes no parameters."""
         return self._reads.steps_ahead(dense=self._schedule.training and bool(self._stage.module.parameter_names))
 
     # --- computing ----------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Engine:
         self.context.downstream.send(work.micro_batch.path[self.context.stage + 1], message)
 
     def _finish_work(self, work: Work) -> None:
-        """A micro-batch is through: hand its gradients back and to its rows."""
+        """Finish a micro-batch: add the gradients of its rows, and return those of its inputs."""
         run = work.run
         if run.training:
             self._stage.backward_lookups(work)
@@ -273,7 +273,7 @@ class Engine:
             self._finish(run)
 
     def _finish(self, run: StepRun) -> None:
-        """All of this worker's micro-batches of a step are through: send its gradients away, then prepare another."""
+        """Finish this worker's share of a step: deliver its gradients, then prepare another batch."""
         if run.training:
             self._delivery.deliver(run)
         else:
@@ -292,7 +292,7 @@ class Engine:
     def _take_activation(self, sender: bytes, message: Forward) -> None:
         step, training = message.step, self._schedule.training
         if not self._started or message.training != training or not self._schedule.knows(message.allocation):
-            # The sender has heard something from the coordinator that is still on its way to us.
+            # The sender has received an order of the coordinator that has not arrived here yet.
             self._early.append((sender, message))
             return
         run = self._runs.get(step) or self._open(step)

@@ -1,4 +1,4 @@
-"""What a worker of the last stage makes of the evaluation data."""
+"""Evaluation in a worker of the last stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Evaluation:
     """Metrics of this worker's share.
 
     Args:
-        loss: `model.loss`, which decides what is measured.
+        loss: `model.loss`, which determines the metrics.
     """
 
     def __init__(self, loss: str) -> None:
@@ -25,7 +25,7 @@ class Evaluation:
 
         Args:
             logits: (n,), (n, 1) or (n, classes), on the CPU.
-            labels: (n,) or as the loss wants them, on the CPU.
+            labels: (n,) or as the loss needs them, on the CPU.
             loss_sum: over these samples.
         """
         values = logits.numpy()

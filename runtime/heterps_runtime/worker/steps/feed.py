@@ -1,8 +1,7 @@
-"""Batches prepared ahead of the step that needs them, in a thread of their own (first stage only).
+"""Batches prepared ahead of time, in a separate thread (first stage only).
 
-Steps are read, their ids made unique and their tensors laid out before they are needed; the engine finds them ready,
-and can ask the parameter servers for their rows at once. The engine says when the next one should be prepared: at the
-end of a step, when it is about to wait for the others, rather than while it computes.
+A batch is read, its ids are made unique, and its tensors are laid out, so that the engine can request its rows at once.
+The engine asks for the next batch at the end of a step, when it is about to wait, rather than while it computes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["Feed"]
 
 T = TypeVar("T")
 
-_WAIT_SECONDS = 0.1  # how often a full queue looks whether the feed was closed
+_WAIT_SECONDS = 0.1  # between two checks of a full queue for `close`
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class Feed(Generic[T]):
         prepare: makes one step's batch; runs in the feed's thread.
         first: first step.
         stop: step after the last.
-        depth: how many prepared steps may wait; so many are prepared at the start, later ones on `prepare_next`.
-        notify: called (from the feed's thread) whenever a step is ready.
+        depth: number of steps to prepare at the start; later ones are prepared on `prepare_next`.
+        notify: called from the feed's thread when a step is ready.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class Feed(Generic[T]):
         self._thread.start()
 
     def take(self) -> T | None:
-        """The next prepared step, or None if it is not ready yet.
+        """The next prepared step, or None if it is not ready.
 
         Raises:
-            BaseException: whatever `prepare` raised for it.
+            Exception: of `prepare`.
         """
         try:
             item = self._ready.get_nowait()
@@ -63,11 +62,11 @@ class Feed(Generic[T]):
         return item
 
     def prepare_next(self) -> None:
-        """Now is a good time to prepare one more step; asking ahead of the thread is remembered."""
+        """Prepare one more step; calls are counted."""
         self._asked.release()
 
     def close(self) -> None:
-        """End the thread and drop what is prepared."""
+        """End the thread and drop prepared steps."""
         self._closed.set()
         self._asked.release()
         self._thread.join()

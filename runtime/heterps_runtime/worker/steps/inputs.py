@@ -1,4 +1,4 @@
-"""What steps wait for before they can be computed: rows and dense parameters, in versions that are new enough."""
+"""The inputs of steps: rows and dense parameters, in versions that are new enough."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Inputs"]
 
 
 class Inputs:
-    """Asks for what steps need as early as possible, and hands it to them when it comes.
+    """Requests the inputs of steps as early as possible, and hands them over when they arrive.
 
     Args:
         context: the servers, or this worker's replica.
-        stage: what computes with it.
-        reads: how old it may be.
+        stage: uses the inputs.
+        reads: consistency mode.
     """
 
     def __init__(self, context: WorkerContext, stage: Stage, reads: Reads) -> None:
@@ -30,10 +30,10 @@ class Inputs:
         self._stage = stage
         self._reads = reads
         self._names = stage.module.parameter_names
-        self._requests: dict[int, Callable[[Any], None]] = {}  # pulls under way -> what to do with the answer
+        self._requests: dict[int, Callable[[Any], None]] = {}  # pull -> function for its response
 
     def ask_for_dense(self, run: StepRun) -> None:
-        """Ask for the dense parameters of a step; those of a replica are only waited for."""
+        """Request the dense parameters of a step; those of a replica need no request."""
         if not self._names:
             run.leaves = {}
         elif self._context.replication is None:
@@ -46,18 +46,18 @@ class Inputs:
             self._requests[run.dense_request] = take
 
     def ask_for_rows(self, block: LookupBlock, run: StepRun) -> None:
-        """Ask for the rows of a block."""
+        """Request the rows of a block."""
         if not block.arrived:
             self._requests[self._context.servers.pull_rows(block.keys, run.rows_version)] = block.fill
 
     def take(self, answer: RowsArrived | DenseArrived) -> None:
-        """Hand an answer to the step that waits for it, if it still does."""
+        """Hand a response to the step that waits for it, if any."""
         handler = self._requests.pop(answer.request, None)
         if handler is not None:
             handler(answer.rows if isinstance(answer, RowsArrived) else answer.values)
 
     def parameters_ready(self, run: StepRun) -> bool:
-        """Whether the dense parameters of a step are there."""
+        """Whether the dense parameters of a step have arrived."""
         replication = self._context.replication
         if run.leaves is None and replication is not None and replication.replica.version >= run.dense_version:
             private = self._reads.overlapping or not run.training
@@ -65,5 +65,5 @@ class Inputs:
         return run.leaves is not None
 
     def clear(self) -> None:
-        """Wait for nothing any more."""
+        """Drop all requests."""
         self._requests.clear()

@@ -1,4 +1,4 @@
-"""What a worker has in hand: steps under way and their micro-batches."""
+"""Steps in progress and their micro-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Prepared:
-    """A step of the first stage as the feed hands it over: this worker's micro-batches, ready to compute."""
+    """A step of the first stage: this worker's micro-batches, ready to compute."""
 
     step: int
     micro_batches: tuple[MicroBatch, ...]
@@ -32,7 +32,7 @@ class Prepared:
 
 @dataclass
 class Work:
-    """One micro-batch on its way through this stage."""
+    """A micro-batch in this stage."""
 
     run: StepRun
     micro_batch: MicroBatch
@@ -40,25 +40,25 @@ class Work:
     label: torch.Tensor
     block: LookupBlock
     position: int  # of this micro-batch in its block
-    sender: bytes = b""  # to whom the gradient of the inputs goes back
+    sender: bytes = b""  # of the activation; empty in the first stage
     looked_up: list[torch.Tensor] = field(default_factory=list)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] | None = None  # of the outputs, once they have come back
+    gradients: dict[str, torch.Tensor] | None = None  # of the outputs, once they have arrived
 
     @property
     def order(self) -> tuple[int, int]:
-        """Steps and micro-batches in the order that all processes share."""
+        """Step and index: the order of micro-batches in all processes."""
         return self.run.step, self.micro_batch.index
 
 
 @dataclass
 class StepRun:
-    """A step under way in this worker.
+    """A step in progress.
 
     Attributes:
-        dense_version, rows_version: commits that reads must at least have seen.
+        dense_version, rows_version: commits that reads must include.
         expected: indices of this worker's micro-batches, in order.
-        leaves: dense parameters to compute with, None until they are there.
+        leaves: dense parameters; None until they have arrived.
     """
 
     step: int
@@ -68,34 +68,33 @@ class StepRun:
     expected: tuple[int, ...]
     leaves: Leaves | None = None
     dense_request: int | None = None
-    blocks: dict[int, LookupBlock] = field(default_factory=dict)  # by first micro-batch: gradients are added in order
-    waiting: list[Work] = field(default_factory=list)  # not yet forwarded
-    in_flight: dict[int, Work] = field(default_factory=dict)  # forwarded, waiting for their gradients
-    returned: list[Work] = field(default_factory=list)  # gradients are there
+    blocks: dict[int, LookupBlock] = field(default_factory=dict)  # by first micro-batch, for a fixed order of gradients
+    waiting: list[Work] = field(default_factory=list)  # for forward
+    in_flight: dict[int, Work] = field(default_factory=dict)  # forwarded, without gradients
+    returned: list[Work] = field(default_factory=list)  # with gradients, for backward
     num_forwarded: int = 0
     num_finished: int = 0
     loss_sum: float = 0.0
     finite: bool = True
-    flat_gradient: torch.Tensor | None = None  # of a replica, summed over the stage once `reduced`
+    flat_gradient: torch.Tensor | None = None  # of the replica, summed over the stage once `reduced`
     reduced: bool = False
     pushed: bool = False
     reported: bool = False
 
 
 class Clock:
-    """Where the worker's time goes: seconds per activity since the process started."""
+    """The worker's time: seconds per activity since the process started."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._activity = "start"
         self._since = time.perf_counter()
 
-    def switch(self, activity: str) -> str:
-        """Book the time since the last switch, and begin another activity; returns the one that ended."""
+    def switch(self, activity: str) -> None:
+        """Book the time since the last switch, and begin another activity."""
         now = time.perf_counter()
         self.seconds[self._activity] = self.seconds.get(self._activity, 0.0) + now - self._since
-        previous, self._activity, self._since = self._activity, activity, now
-        return previous
+        self._activity, self._since = activity, now
 
     def snapshot(self) -> dict[str, float]:
         """Seconds per activity up to now."""

@@ -1,4 +1,4 @@
-"""The batches of a first-stage worker: samples of its micro-batches, read and laid out for the stage."""
+"""Batches of a first-stage worker: the samples of its micro-batches, read and laid out for the stage."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["BatchSource", "Data"]
 
 @dataclass(frozen=True)
 class Data:
-    """The data sets of a first-stage worker."""
+    """The data sets of the first stage."""
 
     train: Dataset
     evaluation: Dataset | None
 
     @property
     def size(self) -> DataSize:
-        """Rows of both."""
+        """Numbers of rows."""
         return DataSize(self.train.num_rows, self.evaluation.num_rows if self.evaluation else 0)
 
 
@@ -38,9 +38,9 @@ class BatchSource:
 
     Args:
         config: the job.
-        data: what is read.
-        tables: shapes of all tables of the model by index.
-        device: where the stage computes.
+        data: the data sets.
+        tables: shapes of all tables by index.
+        device: of the stage.
     """
 
     def __init__(self, config: RunConfig, data: Data, tables: Mapping[int, TableShape], device: torch.device) -> None:
@@ -58,8 +58,8 @@ class BatchSource:
         Args:
             step: of the training, or batch of the evaluation data.
             mine: this worker's micro-batches.
-            module: the stage that they are for.
-            training: which of the data sets.
+            module: the stage.
+            training: False: read the evaluation data.
         """
         dataset = self._data.train if training else self._data.evaluation
         assert dataset is not None

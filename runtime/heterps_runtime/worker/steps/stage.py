@@ -1,4 +1,4 @@
-"""One stage of the model on its device: forward and backward of micro-batches, whatever brings their inputs."""
+"""A stage of the model on its device: forward and backward of micro-batches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Stage"]
 
 
 class Stage:
-    """Computes; belongs to the engine's thread.
+    """Computes micro-batches, in the engine's thread.
 
     Args:
         module: the layers.
-        tables: shapes of all tables of the model by index.
-        device: where to compute.
-        loss_sum: (logits, label) -> loss summed over samples; used by the last stage.
+        tables: shapes of all tables by index.
+        device: to compute on.
+        loss_sum: (logits, label) -> loss summed over samples; for the last stage.
         clock: books the time.
     """
 
@@ -43,23 +43,23 @@ class Stage:
         self._loss_sum = loss_sum
         self._clock = clock
         self._unique = UniqueKeys()
-        self._bound: StepRun | None = None  # whose parameters the module has
+        self._bound: StepRun | None = None  # its parameters are those of the module
 
     def begin(self, *, training: bool) -> None:
-        """Steps of another kind, or of another generation, come now."""
+        """Prepare for steps of another kind or generation."""
         self.module.train(training)
         self._bound = None
 
     def take_tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Received values as tensors of this device."""
+        """Received arrays as tensors on this device."""
         return {name: tensor_of(array, self.device) for name, array in arrays.items()}
 
     def look_up(self, tensors: Mapping[str, torch.Tensor]) -> LookupBlock:
-        """The lookups of one micro-batch."""
+        """The lookups of a micro-batch."""
         return LookupBlock(self.module.sites, self._tables, [self.module.ids(tensors)], self._unique)
 
     def forward(self, work: Work) -> None:
-        """Compute the outputs of a micro-batch whose rows and parameters are there."""
+        """Compute the outputs of a micro-batch whose rows and parameters have arrived."""
         run = work.run
         self._clock.switch("lookup")
         work.looked_up = work.block.forward(work.position, self.device, training=run.training)
@@ -73,14 +73,14 @@ class Stage:
         self.samples += work.micro_batch.size
 
     def learn(self, work: Work) -> None:
-        """Last stage: compute the loss, and the gradients of a micro-batch from it."""
+        """Last stage: compute loss and gradients of a micro-batch."""
         loss = self._loss_sum(work.outputs["logits"], work.label)
         work.run.loss_sum += float(loss.detach())
         self._clock.switch("backward")
         torch.autograd.backward(loss)
 
     def score(self, work: Work) -> tuple[torch.Tensor, float]:
-        """Last stage, evaluation: logits of a micro-batch, and its loss summed over samples."""
+        """Last stage, in evaluation: logits of a micro-batch, and its loss summed over samples."""
         logits = work.outputs["logits"]
         with torch.no_grad():
             loss = self._loss_sum(logits, work.label)
@@ -98,6 +98,6 @@ class Stage:
         work.block.backward(work.position, work.looked_up)
 
     def input_gradients(self, work: Work) -> dict[str, Array]:
-        """What goes back to the stage before."""
+        """Gradients for the previous stage."""
         leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if work.run.training else {}
         return {n: array_of(torch.zeros_like(t) if t.grad is None else t.grad) for n, t in leaves.items()}
