@@ -6,6 +6,7 @@ alternative allows, so "12 % more expensive" compares best with best.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from heterps_planner.plans.plan import Plan, choice_of
 from heterps_planner.plans.robust import robust_segments
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice
-from heterps_planner.search.servers import minimise
+from heterps_planner.search.servers import minimise, provision_stages
 
 __all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
 
@@ -127,7 +128,7 @@ def _kinds(
     """Yield the alternatives by name, each with its cheapest plan (None if none exists)."""
     last = segments.num_layers - 1
     for t, pool in enumerate(problem.pools):
-        yield f"only {pool.name}", _cheapest_of(segments, [(0, last, t)], should_stop)
+        yield f"only {pool.name}", _provisioned(segments, [(0, last, t)])
     if len(problem.pools) > 1 and not should_stop():
         best = minimise(segments, should_stop=should_stop).choice
         used = set() if best is None else {stage[2] for stage in best.stages}
@@ -145,16 +146,16 @@ def _kinds(
         for a, first in enumerate(problem.pools):
             for b, rest in enumerate(problem.pools):
                 if (first.device_type == "CPU") != (rest.device_type == "CPU"):
-                    choice = _cheapest_of(segments, [(0, 0, a), (1, last, b)], should_stop)
+                    choice = _provisioned(segments, [(0, 0, a), (1, last, b)])
                     yield f"first layer on {first.name}, rest on {rest.name}", choice
 
 
-def _cheapest_of(segments: Segments, stages: list[Stage], should_stop: Callable[[], bool]) -> Choice | None:
-    """Return the cheapest plan of these stages; None if there is none."""
-    allowed = np.zeros(segments.seq_LLT.shape, dtype=bool)
-    allowed[tuple(zip(*stages, strict=True))] = True
-    choice = minimise(segments.restricted(allowed), should_stop=should_stop).choice
-    return choice and choice_of(segments, stages, list(choice.pods), choice.server_pods)
+def _provisioned(segments: Segments, stages: list[Stage]) -> Choice | None:
+    found = provision_stages(segments, stages, [None] * len(stages))
+    if not math.isfinite(found.rate[0]):
+        return None
+    pods = [int(k) for k in found.pods[0]]
+    return choice_of(segments, stages, pods[:-1], pods[-1])
 
 
 def _alternative(problem: Problem, plan: Plan, name: str, choice: Choice | None) -> Alternative:

@@ -34,8 +34,8 @@ from heterps_planner.plans.plan import (
 from heterps_planner.plans.refusal import describe_servers
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.path import Stage
-from heterps_planner.search.provisioning import Provisioned, fastest_provision, provision, schedule_of
-from heterps_planner.search.servers import MAX_SERVERS, best_number, minimise
+from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
+from heterps_planner.search.servers import MAX_SERVERS, minimise, provision_stages
 
 __all__ = ["evaluate"]
 
@@ -75,7 +75,7 @@ def evaluate(
     parsed, fixed = _read_stages(problem, stages)
     segments = build_segments(problem)
     _check_limits(problem, segments, parsed, fixed)
-    found = _provision(segments, parsed, fixed)
+    found = provision_stages(segments, parsed, fixed)
     if not math.isfinite(found.rate[0]):
         return replace(_refuse(problem, segments, parsed, fixed), seconds=clock() - began)
     pods = [int(n) for n in found.pods[0]]
@@ -94,18 +94,6 @@ def evaluate(
         ps_replicas=ps_replicas,
     )
     return replace(plan, seconds=clock() - began)
-
-
-def _provision(segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Provisioned:
-    """Return the cheapest pods of one schedule, with the best number of servers if its stages wait for them."""
-
-    def solve(numbered: Segments, value: float) -> tuple[Provisioned, float, float]:
-        found = provision(schedule_of(numbered, stages, fixed), numbered, value)
-        return found, float(found.rate[0]), float(found.rate[0])
-
-    if segments.wait_LLT is None:
-        return solve(segments, math.inf)[0]
-    return best_number(segments, segments.floor, solve)[0]
 
 
 def _read_stages(problem: Problem, value: Any) -> tuple[list[Stage], list[int | None]]:

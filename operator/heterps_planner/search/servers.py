@@ -19,10 +19,12 @@ from typing import TypeVar
 
 from heterps_planner.model.cost_model import SLACK, Segments
 from heterps_planner.search import sweep
+from heterps_planner.search.path import Stage
 from heterps_planner.search.points import least_rate, search_prices
+from heterps_planner.search.provisioning import Provisioned, provision, schedule_of
 from heterps_planner.search.sweep import CLOSE, Multipliers, SweepResult
 
-__all__ = ["MAX_SERVERS", "best_number", "cheapest_at", "minimise"]
+__all__ = ["MAX_SERVERS", "cheapest_at", "minimise", "provision_stages"]
 
 MAX_SERVERS = 1024  # as in the schema of a job
 _MOST_SOLVED = 64  # more than to find one of 1024 numbers by halving, three times over
@@ -31,7 +33,7 @@ _MOST_SOLVED = 64  # more than to find one of 1024 numbers by halving, three tim
 Solution = TypeVar("Solution")
 
 
-def best_number(
+def _best_number(
     segments: Segments,
     throughput: float,
     solve: Callable[[Segments, float], tuple[Solution, float, float]],
@@ -97,7 +99,7 @@ def minimise(
         known[:] = found.multipliers
         return found, math.inf if found.choice is None else found.rate, found.bound
 
-    best, bound = best_number(segments, segments.floor, solve, should_stop)
+    best, bound = _best_number(segments, segments.floor, solve, should_stop)
     if should_stop():
         return replace(best, bound=max(bound, least_rate(segments, search_prices(segments))), finished=False)
     return replace(best, bound=bound)
@@ -122,5 +124,23 @@ def cheapest_at(
         price = math.inf if found.choice is None else found.choice.price
         return found, price, price if found.finished else 0.0
 
-    best, _ = best_number(segments, throughput, solve, should_stop)
+    best, _ = _best_number(segments, throughput, solve, should_stop)
     return replace(best, finished=best.finished and not should_stop())
+
+
+def provision_stages(segments: Segments, stages: list[Stage], fixed: list[int | None]) -> Provisioned:
+    """Find the cheapest pods per sample of one schedule, with the best number of servers.
+
+    Args:
+        segments: the problem.
+        stages: the stages in order.
+        fixed: pods per stage; None leaves them open.
+    """
+
+    def solve(numbered: Segments, value: float) -> tuple[Provisioned, float, float]:
+        found = provision(schedule_of(numbered, stages, fixed), numbered, value)
+        return found, float(found.rate[0]), float(found.rate[0])
+
+    if segments.wait_LLT is None:
+        return solve(segments, math.inf)[0]
+    return _best_number(segments, segments.floor, solve)[0]
