@@ -94,7 +94,7 @@ class _Server(Server):
     """Pods are gone when their node reports it; events are not stored."""
 
     def delete(self, path: str, *arguments: Any, **options: Any) -> None:
-        self._request("delete", path)
+        self._record("delete", path)
         if path.startswith(PODS):
             if path in self.objects:
                 self.objects[path]["metadata"].setdefault("deletionTimestamp", CREATED)

@@ -39,14 +39,14 @@ class Server(FakeServer):
     """An in-memory API server with the operator's methods."""
 
     def create(self, path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
-        self._request("create", path)
+        self._record("create", path)
         place = f"{path}/{body['metadata']['name']}"
         if place in self.objects:
             raise ApiError(409, "AlreadyExists", f"{place} already exists")
         return self.put(place, **body)
 
     def replace(self, path: str, body: Mapping[str, Any]) -> Json:
-        self._request("update", path)
+        self._record("update", path)
         if self.objects[path]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
         return self._store(path, copy.deepcopy(dict(body)))
@@ -154,10 +154,10 @@ def test_a_look_without_news_writes_nothing(world: World) -> None:
 def test_what_was_decided_is_told_even_if_it_could_not_be_done_at_once(world: World) -> None:
     controller, create = world.controller(), world.server.create
 
-    def failing(path: str, body: Json, **options: Any) -> Json:
+    def failing(path: str, body: Mapping[str, Any], *, strict: bool = False) -> Json:
         if path == PODS:
             raise ApiError(503, "ServiceUnavailable", "try again")
-        return create(path, body, **options)
+        return create(path, body, strict=strict)
 
     world.server.create = failing  # type: ignore[method-assign]
     with pytest.raises(ApiError):
