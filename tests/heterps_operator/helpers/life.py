@@ -34,7 +34,7 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
-from tests.heterps_operator.controller.jobs.test_controller import PODS, Server, World
+from tests.heterps_operator.helpers.job_world import PODS, Server, World
 from tests.heterps_operator.helpers.world import PLAN, PROFILE
 from tests.heterps_operator.helpers.world import World as Values
 
