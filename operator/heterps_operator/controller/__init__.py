@@ -1,1 +1,1 @@
-"""The operator: what it has seen of the cluster, whose turn it is, and one control loop per job."""
+"""The operator: watches and stores of the cluster, a work queue, and one controller per job."""

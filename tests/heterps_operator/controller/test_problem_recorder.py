@@ -12,8 +12,8 @@ from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.reading.complaints import Complaint
 from heterps_operator.kubernetes.reading.readable import POD
-from tests.heterps_operator.controller.test_strangers import Server, stranger
-from tests.heterps_operator.helpers.documents import NOW
+from tests.heterps_operator.helpers.documents import NOW, stranger
+from tests.heterps_operator.helpers.lists import Server
 
 Json = dict[str, Any]
 

@@ -30,46 +30,14 @@ from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
 from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.measure.metrics import OperatorMetrics
-from tests.heterps_operator.controller.test_supervisor import JOBS, NODES, PODS, POOLS, Lists
-from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner
+from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner, stranger
+from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, SECONDS, Server
 from tests.heterps_operator.helpers.mutants import GOOD, mutants, node, pool
 
 Json = dict[str, Any]
 
 PATHS = {POD: PODS, NODE: NODES, POOL: POOLS, JOB: JOBS}
 SOME = 300  # mutants, where each takes a while
-SECONDS = 30  # limit of waiting for another thread, which normally takes no time
-
-
-class Server(Lists):
-    """Lists, and recorded writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[Json] = []
-        self.written = threading.Condition()
-
-    def create(self, path: str, body: Json) -> Json:
-        assert path.endswith(f"/namespaces/{body['metadata']['namespace']}/events")
-        json.dumps(body)  # as it is sent
-        with self.written:
-            self.events.append(body)
-            self.written.notify_all()
-        return body
-
-    def apply(self, path: str, body: Json) -> Json:
-        return body
-
-    def told(self, name: str) -> list[Json]:
-        """Events about an object of that name."""
-        with self.written:
-            return [event for event in self.events if event["involvedObject"]["name"] == name]
-
-    def wait_for(self, name: str) -> Json:
-        """Wait for the first event about an object of that name."""
-        with self.written:
-            assert self.written.wait_for(lambda: self.told(name), SECONDS), f"nothing is told of {name}"
-        return self.told(name)[0]
 
 
 class Turns(OperatorMetrics):
@@ -271,20 +239,6 @@ def test_an_object_that_becomes_unreadable_counts_as_it_was(kind: str, server: S
 
 
 # --- pods of strangers ------------------------------------------------------------------------------------------------
-
-
-def stranger(name: str, process: str | None, **metadata: Any) -> Json:
-    annotations = {} if process is None else {"heterps.io/process": process}
-    labels = {"heterps.io/job": "x"}
-    head = {
-        "name": name,
-        "namespace": "elsewhere",
-        "uid": name,
-        "labels": labels,
-        "annotations": annotations,
-        **metadata,
-    }
-    return {"metadata": head, "spec": {"containers": [{"name": "c"}]}, "status": {"phase": "Pending"}}
 
 
 TEXT = json.dumps({**json.loads(process_text(CPU_WORKER)), "units": "1"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +17,10 @@ from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.reading.processes import process_text
 from tests.heterps_operator.helpers.documents import COORDINATOR, CPU_WORKER, owner
-from tests.heterps_operator.kubernetes.test_claims import pod_on
-from tests.heterps_operator.kubernetes.test_pools import make_node, make_pool
+from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, Lists
+from tests.heterps_operator.helpers.nodes import make_node, make_pool, pod_on
 
 Json = dict[str, Any]
-
-JOBS, PODS = "/apis/heterps.io/v1alpha1/heterpsjobs", "/api/v1/pods"
-POOLS, NODES = "/apis/heterps.io/v1alpha1/devicepools", "/api/v1/nodes"
 
 
 def job(name: str) -> Json:
@@ -38,20 +34,6 @@ def pod(name: str, phase: str = "Running") -> Json:
         "annotations": {"heterps.io/process": process_text(COORDINATOR)},
     }
     return {"metadata": metadata, "status": {"phase": phase}}
-
-
-class Lists:
-    """The API server's lists; `meanwhile` runs between the creation of a list and its processing."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, list[Json]] = {}
-        self.meanwhile: dict[str, Any] = {}
-
-    def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
-        found = list(self.items.get(path, ()))
-        if path in self.meanwhile:
-            self.meanwhile[path]()
-        yield from found
 
 
 @pytest.fixture

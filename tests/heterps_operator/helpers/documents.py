@@ -126,3 +126,17 @@ def waiting(reason: str, message: str = "", name: str = "heterps") -> list[Json]
 def condition(kind: str, status: str, reason: str = "", message: str = "", at: float = NOW) -> Json:
     """A condition of a pod."""
     return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(at)}
+
+
+def stranger(name: str, process: str | None, **metadata: Any) -> Json:
+    annotations = {} if process is None else {"heterps.io/process": process}
+    labels = {"heterps.io/job": "x"}
+    head = {
+        "name": name,
+        "namespace": "elsewhere",
+        "uid": name,
+        "labels": labels,
+        "annotations": annotations,
+        **metadata,
+    }
+    return {"metadata": head, "spec": {"containers": [{"name": "c"}]}, "status": {"phase": "Pending"}}

@@ -45,14 +45,14 @@ class FakeServer(KubernetesApi):
         return self._store(path, value)
 
     def get(self, path: str) -> Json | None:
-        self._note("get", path)
+        self._record("get", path)
         found = self.objects.get(path)
         return None if found is None else copy.deepcopy(found)
 
     def list(
         self, path: str, label_selector: str = "", field_selector: str = "", limit: int = 0
     ) -> tuple[list[Json], str]:
-        self._note("list", path)
+        self._record("list", path)
         head, _, plural = path.rpartition("/")
         found = [
             copy.deepcopy(value)
@@ -83,7 +83,7 @@ class FakeServer(KubernetesApi):
         *,
         dry_run: bool = False,
     ) -> Json:
-        self._note("apply", path)
+        self._record("apply", path)
         assert field_manager == "heterps-client" or body["kind"] == "ConfigMap"
         before = self.objects.get(path)
         after = _merge(before or {}, body)
@@ -95,7 +95,7 @@ class FakeServer(KubernetesApi):
         return after if dry_run else self._store(path, after)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Json:
-        self._note("patch", path)
+        self._record("patch", path)
         if path not in self.objects:
             raise ApiError(404, "NotFound", f"{path} not found")
         after = _merge(self.objects[path], body)
@@ -104,11 +104,11 @@ class FakeServer(KubernetesApi):
         return self._store(path, after)
 
     def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
-        self._note("delete", path)
+        self._record("delete", path)
         self.objects.pop(path, None)
 
     def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
-        self._note("watch" if "watch" in query else "log", path)
+        self._record("watch" if "watch" in query else "log", path)
         self.queries.append(dict(query))
         for line in self.streams[path].pop(0):
             if isinstance(line, ApiError):
@@ -126,7 +126,7 @@ class FakeServer(KubernetesApi):
         self.objects[path] = value
         return copy.deepcopy(value)
 
-    def _note(self, verb: str, path: str) -> None:
+    def _record(self, verb: str, path: str) -> None:
         self.requests.append((verb, path))
         if self.refusals.get(verb):
             raise self.refusals[verb].pop(0)

@@ -31,7 +31,7 @@ from heterps_operator.state.values import (
     SubmitAllocation,
     SubmitPlan,
 )
-from tests.heterps_operator.controller.jobs.test_controller import PODS, Server, World
+from tests.heterps_operator.helpers.job_world import PODS, Server, World
 from tests.heterps_operator.helpers.world import PLAN, PROFILE
 from tests.heterps_operator.helpers.world import World as Values
 
@@ -91,7 +91,7 @@ class _Server(Server):
     """Pods are gone when their node reports it; events are not stored."""
 
     def delete(self, path: str, *arguments: Any, **options: Any) -> None:
-        self._note("delete", path)
+        self._record("delete", path)
         if path.startswith(PODS):
             if path in self.objects:
                 self.objects[path]["metadata"].setdefault("deletionTimestamp", CREATED)

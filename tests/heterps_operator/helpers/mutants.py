@@ -19,7 +19,7 @@ from tests.heterps_operator.helpers.documents import (
     terminated,
     waiting,
 )
-from tests.heterps_operator.kubernetes.test_pools import make_node, make_pool
+from tests.heterps_operator.helpers.nodes import make_node, make_pool
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]

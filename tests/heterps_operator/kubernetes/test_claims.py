@@ -14,10 +14,16 @@ from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_pod
 from heterps_operator.kubernetes.reading.claims import Charge, Claims, charge_of, claim_of, requests_of
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
-from heterps_operator.kubernetes.reading.processes import process_text
-from heterps_operator.state.values import ProcessSpec
-from tests.heterps_operator.helpers.documents import COORDINATOR, CPU_WORKER, GPU_WORKER, POOLS, observed, owner, pod_of
-from tests.heterps_operator.kubernetes.test_pools import NOW, condition, make_node, make_pool
+from tests.heterps_operator.helpers.documents import (
+    COORDINATOR,
+    CPU_WORKER,
+    GPU_WORKER,
+    NOW,
+    POOLS,
+    observed,
+    pod_of,
+)
+from tests.heterps_operator.helpers.nodes import condition, make_node, make_pool, pod_on
 
 Json = dict[str, Any]
 
@@ -27,18 +33,6 @@ RESOURCES = {"cpu": "cpu", "v100": "nvidia.com/gpu"}
 def core(cpu: str, *, sidecar: bool = False) -> Json:
     """An init container."""
     return {"resources": {"requests": {"cpu": cpu}}, **({"restartPolicy": "Always"} if sidecar else {})}
-
-
-def pod_on(node: str, name: str, cpu: str, process: ProcessSpec = COORDINATOR, **spec: Any) -> Json:
-    """Return a pod whose only container requests this number of cores."""
-    return {
-        "metadata": {
-            "namespace": "ml", "name": name, "labels": {"heterps.io/job": "a"},
-            "annotations": {"heterps.io/process": process_text(process)}, "ownerReferences": [owner("a")],
-        },
-        "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}], **spec},
-        "status": {"phase": "Running"},
-    }  # fmt: skip
 
 
 def store_of(*pods: Json, known: bool = True, resources: Mapping[str, str] = RESOURCES) -> PodStore:

@@ -9,49 +9,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit
+from tests.heterps_operator.helpers.nodes import condition, make_node, make_pool, status_of
 
 NOW = 1_700_000_000.0
 ROOT = Path(__file__).parents[3]
-
-
-def make_pool(**spec: Any) -> dict[str, Any]:
-    base = {"deviceType": "CPU", "resourceName": "cpu", "unitsPerPod": 1, "maxUnits": 32, "pricePerUnitHour": "0.04"}
-    return {"metadata": {"name": "cpu", "generation": 3}, "spec": base | spec}
-
-
-def make_node(
-    name: str,
-    cpu: str = "4",
-    *,
-    ready: str = "True",
-    cordoned: bool = False,
-    labels: dict[str, str] | None = None,
-    taints: list[dict[str, str]] | None = None,
-    cards: str | None = None,
-) -> dict[str, Any]:
-    resources = {"cpu": cpu, "memory": "7Gi"} | ({"nvidia.com/gpu": cards} if cards else {})
-    spec: dict[str, Any] = {"unschedulable": True} if cordoned else {}
-    if taints:
-        spec["taints"] = taints
-    return {
-        "metadata": {"name": name, "labels": labels or {}},
-        "spec": spec,
-        "status": {
-            "allocatable": resources,
-            "capacity": resources,
-            "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
-        },
-    }
-
-
-def status_of(pool: dict[str, Any], nodes: list[dict[str, Any]], held: int = 0, now: float = NOW) -> dict[str, Any]:
-    return pool_status(pool, pool_capacity(pool, nodes), held, now=now)
-
-
-def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
-    return found
 
 
 @pytest.mark.parametrize(

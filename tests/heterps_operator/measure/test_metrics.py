@@ -18,8 +18,8 @@ from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
+from tests.heterps_operator.helpers.nodes import make_node, make_pool, status_of
 from tests.heterps_operator.helpers.world import PLAN, World
-from tests.heterps_operator.kubernetes.test_pools import make_node, make_pool, status_of
 from tests.runtime.coordinator_world import World as CoordinatorWorld
 
 ROOT = Path(__file__).parents[3]

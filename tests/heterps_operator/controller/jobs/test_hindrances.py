@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import ApiError
-from tests.heterps_operator.controller.jobs.test_controller import CONFIGS, PODS, World
+from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, World, events
 
 Json = dict[str, Any]
 
-EVENTS = "/api/v1/namespaces/ml/events"
 SECRET = "/api/v1/namespaces/ml/secrets/flights-token"
 STATE = f"{CONFIGS}/flights-state"
 POD = f"{PODS}/flights-coordinator-1-1"
@@ -22,11 +21,6 @@ POD = f"{PODS}/flights-coordinator-1-1"
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def events(world: World) -> list[tuple[str, str]]:
-    found = [item for path, item in world.server.objects.items() if path.startswith(EVENTS)]
-    return [(item["reason"], item["message"]) for item in found]
 
 
 def without_pool(world: World, name: str = "accelerator") -> None:

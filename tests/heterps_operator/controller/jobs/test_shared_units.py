@@ -12,7 +12,7 @@ from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
-from tests.heterps_operator.controller.jobs.test_controller import World
+from tests.heterps_operator.helpers.job_world import World
 
 STAGE = {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": 2, "layers": ["mlp"], "units": 1, "pods": 1}
 PLAN = JobPlan.from_json({"stages": [STAGE], "parameterServer": {"pool": "cpu", "replicas": 1, "units": 1}})

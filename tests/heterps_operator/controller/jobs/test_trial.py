@@ -15,9 +15,8 @@ from heterps_operator.api.manifest import read_objects
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from tests.heterps_operator.controller.jobs.test_controller import CONFIGS, KEY, World, planned
-from tests.heterps_operator.controller.jobs.test_hindrances import events
 from tests.heterps_operator.helpers import world as values
+from tests.heterps_operator.helpers.job_world import CONFIGS, KEY, World, events, planned
 
 Json = dict[str, Any]
 
