@@ -9,34 +9,17 @@ Tables are never created: a stage says which ids it needs (`StageModule.ids`), a
 """
 
 from heterps_runtime.intake.build import build_model
-from heterps_runtime.intake.errors import (
-    CutError,
-    EmbeddingError,
-    EntrypointError,
-    IntakeError,
-    LossError,
-    TracingError,
-)
-from heterps_runtime.intake.layers import Layer, LayeredModel, trace_model
+from heterps_runtime.intake.layers import LayeredModel, trace_model
 from heterps_runtime.intake.loss import LossSum, resolve_loss
-from heterps_runtime.intake.sites import Site, SiteIds, Table
-from heterps_runtime.intake.stage import LOGITS, StageModule
+from heterps_runtime.intake.sites import Site, SiteIds
+from heterps_runtime.intake.stage import StageModule
 
 __all__ = [
-    "LOGITS",
-    "CutError",
-    "EmbeddingError",
-    "EntrypointError",
-    "IntakeError",
-    "Layer",
     "LayeredModel",
-    "LossError",
     "LossSum",
     "Site",
     "SiteIds",
     "StageModule",
-    "Table",
-    "TracingError",
     "build_model",
     "resolve_loss",
     "trace_model",

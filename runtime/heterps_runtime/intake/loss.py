@@ -147,7 +147,7 @@ def resolve_loss(entrypoint: str) -> LossSum:
         return LossSum(entrypoint, summed, True, _labels(name))
     if not callable(found) or isinstance(found, type):
         raise LossError(
-            f"{_FIELD}: {entrypoint!r} is {type(found).__name__}, which is no loss.",
+            f"{_FIELD}: {entrypoint!r} is {type(found).__name__}, which is not a loss.",
             fix="name a function of (logits, label) or a loss module, such as "
             "torch.nn.functional:binary_cross_entropy_with_logits.",
         )
