@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.devices import LayerCounts
-from heterps_runtime.intake import LOGITS, LayeredModel, StageModule, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, StageModule, build_model, trace_model
+from heterps_runtime.intake.stage import LOGITS
 
 __all__ = ["count_layers"]
 

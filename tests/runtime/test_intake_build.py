@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from heterps_runtime.intake import EmbeddingError, EntrypointError, IntakeError, build_model, trace_model
+from heterps_runtime.intake import build_model, trace_model
+from heterps_runtime.intake.errors import EmbeddingError, EntrypointError, IntakeError
 
 Write = Callable[[str], str]
 HEAD = "import numpy as np\nimport torch\nfrom torch import nn\n"  # three lines: the user's first line is the fourth

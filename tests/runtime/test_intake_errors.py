@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
 
-from heterps_runtime.intake import EmbeddingError, IntakeError, TracingError, trace_model
+from heterps_runtime.intake import trace_model
+from heterps_runtime.intake.errors import EmbeddingError, IntakeError, TracingError
 
 
 class Base(nn.Module):

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
 
-from heterps_runtime.intake import CutError, build_model, trace_model
+from heterps_runtime.intake import build_model, trace_model
+from heterps_runtime.intake.errors import CutError
 from heterps_runtime.intake.sites import Site, Table
 from tests.runtime.models import EXAMPLES, Awkward, Bags, Flights, Residual, TwoTower, awkward_batch
 

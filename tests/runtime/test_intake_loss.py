@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
 
-from heterps_runtime.intake import EntrypointError, LossError, resolve_loss
+from heterps_runtime.intake import resolve_loss
+from heterps_runtime.intake.errors import EntrypointError, LossError
 
 LOGITS = torch.randn(6, generator=torch.Generator().manual_seed(0))
 LABEL = torch.tensor([0, 1, 1, 0, 1, 0])
@@ -102,7 +103,7 @@ def test_a_loss_that_fails_or_is_no_loss_is_explained(users: Any) -> None:
     users.shape = lambda logits, label: logits.view(2, 3)
     with pytest.raises(LossError, match=r"cannot be created without arguments: .*'size'"):
         resolve_loss("users_losses:Needs")
-    with pytest.raises(LossError, match="is int, which is no loss"):
+    with pytest.raises(LossError, match="is int, which is not a loss"):
         resolve_loss("users_losses:number")
     with pytest.raises(LossError, match=r"raised TypeError.*called as loss\(logits, label\)"):
         resolve_loss("users_losses:one")(LOGITS, LABEL)

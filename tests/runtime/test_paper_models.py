@@ -12,7 +12,8 @@ import torch
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLog, ClickLogSpec, write_click_log
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from heterps_runtime.intake import EntrypointError, LayeredModel, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, build_model, trace_model
+from heterps_runtime.intake.errors import EntrypointError
 from tests.runtime.jobs import configuration, run_job
 
 SMALL: dict[str, Any] = {"num_ids": 2_000, "hidden": 32}

@@ -1,8 +1,8 @@
-"""In-place operations, kept meaningful when the graph is cut.
+"""In-place operations in a graph that is cut.
 
-`out += x` and `x.add_(1)` change a tensor that other names may refer to. Inside one stage the operations keep their
-order, so nothing changes. Across a cut two names of the same memory would arrive as two tensors; where that could be
-seen, all concerned must stay in one stage.
+`out += x` and `x.add_(1)` change a tensor that other names may refer to. Within a stage, operations keep their order.
+Across a cut, two names of the same memory would become two tensors. If that would change a result, the nodes must stay
+in one stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["keep_aliases_together", "memory_chain", "use_functional_forms"]
 
 
 def memory_chain(node: fx.Node, in_place: set[fx.Node]) -> list[fx.Node]:
-    """The nodes whose memory `node` may share, from itself back to where the memory comes from."""
+    """The nodes whose memory `node` may share, from itself back to the origin of the memory."""
     chain = [node]
     while (kinds.is_view(node) or node in in_place) and kinds.operands(node):
         node = kinds.operands(node)[0]
@@ -25,7 +25,7 @@ def memory_chain(node: fx.Node, in_place: set[fx.Node]) -> list[fx.Node]:
 
 
 def use_functional_forms(nodes: list[fx.Node], in_place: set[fx.Node]) -> None:
-    """Turn `a += b` into `a = a + b` wherever no other node refers to `a` afterwards. Changes nodes and `in_place`."""
+    """Replace `a += b` by `a = a + b` if no other node uses `a` afterwards. Changes nodes and `in_place`."""
     position = {node: i for i, node in enumerate(nodes)}
     for node in [n for n in nodes if n in in_place and n.target in kinds.FUNCTIONAL_FORM]:
         if not _seen_later(node, nodes, in_place, position):
@@ -59,7 +59,7 @@ def keep_aliases_together(nodes: list[fx.Node], in_place: set[fx.Node]) -> list[
 def _seen_later(
     node: fx.Node, nodes: list[fx.Node], in_place: set[fx.Node], position: dict[fx.Node, int]
 ) -> list[tuple[fx.Node, fx.Node]]:
-    """Earlier names of the memory that an in-place node changes, with each later reader."""
+    """Earlier names of the memory that an in-place node changes, each with every later reader."""
     root = memory_chain(node, in_place)[-1]
     earlier = [n for n in nodes[: position[node]] if memory_chain(n, in_place)[-1] is root]
     after = position[node]

@@ -1,11 +1,11 @@
 """Build the user's module without its embedding tables.
 
-A table belongs to the parameter servers, so the weights of `nn.Embedding` and `nn.EmbeddingBag` are created on the meta
-device: a table of 2^40 rows costs nothing. Everything else is real, on the CPU, and initialised as usual.
+Tables belong to the parameter servers, so the weights of `nn.Embedding` and `nn.EmbeddingBag` are created on the meta
+device: a table of 2^40 rows takes no memory. Everything else is on the CPU and initialised as usual.
 
-Tables draw no random numbers. The dense parameters are therefore those that plain PyTorch gives for the same seed to a
-module whose embeddings draw none either (for instance because they are created after the dense layers). Python's and
-numpy's global generators are seeded too, so that every process of a job builds the same module.
+Tables draw no random numbers. The dense parameters are those of plain PyTorch with the same seed, if its embeddings
+draw none either, for instance because they are created after the dense layers. Python's and numpy's global generators
+are seeded too, so that each process of a job builds the same module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,17 +26,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heterps_runtime.intake.entrypoint import resolve_entrypoint
 from heterps_runtime.intake.errors import EmbeddingError, EntrypointError, IntakeError
-from heterps_runtime.intake.exclusive import PROCESS_STATE
 from heterps_runtime.intake.location import error_location, frame_location, function_location
 
-__all__ = ["BUILD_WARNINGS", "MAX_ROWS", "build_model", "embedding_location"]
+__all__ = ["BUILD_WARNINGS", "MAX_ROWS", "PROCESS_STATE", "build_model", "embedding_location"]
 
-#: A row's key is (table << 48) | id, so a table holds at most this many rows.
+#: Building and tracing change state of the whole process: the seed, the default dtype, constructors of embeddings, and,
+#: by torch.fx, `nn.Module`. Members of a job that share a process must take turns.
+PROCESS_STATE = threading.RLock()
+
+#: Maximum number of rows of a table, because a row's key is (table << 48) | id.
 MAX_ROWS = 2**48
-#: Attribute of a built module that carries what `trace_model` should repeat to the user.
+#: Attribute of a built module with warnings for the user.
 BUILD_WARNINGS = "_heterps_build_warnings"
 _LOCATION = "_heterps_location"
-#: Initialisers need not run on meta tensors; running one would import torch's compiler, which takes seconds.
+#: Initialisers, which are skipped on meta tensors: they would import torch's compiler, which takes seconds.
 _ONLY_VALUES = frozenset({"normal_", "uniform_", "fill_", "zero_"})
 _FIELD = "model.entrypoint"
 _NO_VALUES = (
@@ -46,17 +50,17 @@ EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 
 
 def build_model(entrypoint: str, arguments: dict[str, Any], seed: int, dtype: torch.dtype) -> nn.Module:
-    """Call the user's entry point and return its module, tables on the meta device, all else real on the CPU.
+    """Call the user's entry point; returns its module, with tables on the meta device and everything else on the CPU.
 
     Args:
         entrypoint: `module:callable`; the callable returns an `nn.Module`.
         arguments: keyword arguments of the callable.
-        seed: seed of the dense initialisation. The global generators are left as they were.
-        dtype: the default dtype while building; floating parameters and buffers of another dtype are converted.
+        seed: of the dense initialisation. The global generators keep their state.
+        dtype: default dtype during the call; floating-point parameters and buffers of another dtype are converted.
 
     Raises:
-        EntrypointError: the entry point does not import, cannot be called so, raises, or returns no module.
-        EmbeddingError: a table has an option or a size that parameter servers do not serve, or given values.
+        EntrypointError: the entry point cannot be imported or called, raises, or does not return a module.
+        EmbeddingError: a table has given values, or an option or size that is not supported.
     """
     target = resolve_entrypoint(entrypoint, _FIELD)
     if not callable(target):
@@ -92,14 +96,14 @@ def build_model(entrypoint: str, arguments: dict[str, Any], seed: int, dtype: to
 
 
 def embedding_location(module: nn.Module) -> str:
-    """`file:line` where `build_model` saw this embedding created, or an empty string."""
+    """`file:line` of the creation of an embedding in `build_model`, or an empty string."""
     return str(module.__dict__.get(_LOCATION, ""))
 
 
 def _check_arguments(target: Callable[..., Any], entrypoint: str, arguments: dict[str, Any]) -> None:
     try:
         signature = inspect.signature(target)
-    except ValueError:  # some builtins have none; the call itself will tell
+    except ValueError:  # some builtins have none; the call itself will fail
         return
     try:
         signature.bind(**arguments)
@@ -130,7 +134,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        # load_state_dict warns that copying into a meta tensor does nothing; _TableWrites makes an error of it.
+        # load_state_dict warns about copying into a meta tensor, which _TableWrites reports as an error.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
             yield
@@ -201,7 +205,7 @@ def _check_table(kind: str, options: dict[str, Any], where: str) -> None:
 
 
 class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Watches for in-place writes to meta tensors while a module is built: on a table they have no effect."""
+    """Detects in-place writes to tables (meta tensors) while a module is built."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -210,7 +214,7 @@ class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, so torch's compiler need not be imported (it takes seconds)."""
+        """Nothing is compiled here; True would import torch's compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -247,7 +251,7 @@ class _TableWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
 
 def _inside_table_constructor() -> bool:
-    """Whether the running write is that of `reset_parameters`, called by the constructor that we wrapped."""
+    """Whether the current write is by `reset_parameters`, called in a table's constructor."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "construct" and frame.f_code.co_filename == __file__:

@@ -1,6 +1,6 @@
-"""Entry points of the manifest, `module:callable`, turned into objects.
+"""Import of entry points of the manifest, `module:callable`: the model and the loss.
 
-Both the model and the loss are named this way. A failure shows the user's own error and line.
+An error shows the user's own exception and line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["resolve_entrypoint"]
 
 
 def resolve_entrypoint(entrypoint: str, field: str) -> Any:
-    """Import the object that `module:name` names (`module:Class.method` too).
+    """Import the object `module:name` (or `module:Class.method`).
 
     Args:
-        entrypoint: the manifest's text.
-        field: the manifest's field, for messages.
+        entrypoint: the text in the manifest.
+        field: of the manifest, for messages.
 
     Raises:
-        EntrypointError: malformed text, a module that does not import, or no such name in it.
+        EntrypointError: the text is malformed, the module cannot be imported, or it has no such name.
     """
     module_name, separator, attribute = entrypoint.partition(":")
     if not separator or not module_name or not all(part.isidentifier() for part in attribute.split(".")):

@@ -1,13 +1,11 @@
-"""What a user can have done wrong with a model, as exceptions.
+"""Errors of the user's model. Each message has a place in the user's code, the problem, and a remedy.
 
-Every message says where in the user's code, what is wrong, and what to do about it.
-
-    IntakeError (ValueError)
-    ├── EntrypointError       `module:callable` does not import, is not callable, raises, or returns the wrong thing
-    ├── EmbeddingError        an embedding table is used in a way that parameter servers cannot serve
-    ├── TracingError          `forward` cannot be turned into a graph
-    ├── CutError              a value cannot travel from one stage to the next
-    └── LossError             the loss does not fit the logits or the labels
+IntakeError (ValueError)
+├── EntrypointError       `module:callable` cannot be imported or called, raises, or returns the wrong type
+├── EmbeddingError        an embedding table is used in a way that is not supported
+├── TracingError          `forward` cannot be traced
+├── CutError              a value cannot travel from one stage to the next
+└── LossError             the loss does not suit the logits or the labels
 """
 
 from __future__ import annotations
@@ -16,32 +14,31 @@ __all__ = ["CutError", "EmbeddingError", "EntrypointError", "IntakeError", "Loss
 
 
 class IntakeError(ValueError):
-    """The user's model cannot be taken in.
+    """The user's model cannot be used.
 
     Args:
-        problem: what is wrong, one sentence.
-        fix: what the user can do about it, or an empty string where the problem says it.
-        where: `file:line` of the user's code, or an empty string if no line is to blame.
+        problem: one sentence.
+        fix: a remedy; empty if the problem suggests it.
+        where: `file:line` of the user's code; empty if unknown.
     """
 
     def __init__(self, problem: str, *, fix: str = "", where: str = "") -> None:
         self.problem = problem
-        self.fix = fix
         self.where = where
         text = f"{where}: {problem}" if where else problem
         super().__init__(f"{text} To do: {fix}" if fix else text)
 
 
 class EntrypointError(IntakeError):
-    """`module:callable` does not import, is not callable, raises, or returns the wrong thing."""
+    """`module:callable` cannot be imported or called, raises, or returns the wrong type."""
 
 
 class EmbeddingError(IntakeError):
-    """An embedding table is used in a way that parameter servers cannot serve."""
+    """An embedding table is used in a way that is not supported."""
 
 
 class TracingError(IntakeError):
-    """`forward` cannot be turned into a graph."""
+    """`forward` cannot be traced."""
 
 
 class CutError(IntakeError):
@@ -49,4 +46,4 @@ class CutError(IntakeError):
 
 
 class LossError(IntakeError):
-    """The loss does not fit the logits or the labels."""
+    """The loss does not suit the logits or the labels."""

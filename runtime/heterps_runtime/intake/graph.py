@@ -1,7 +1,7 @@
-"""The traced graph, analysed for cutting: which layer each value belongs to, and which values live across a cut.
+"""The traced graph, analysed for cuts: the layer of each value, and the values that cross each cut.
 
-Layers are the top-level calls, numbered in the order of the trace. Calls that share a trainable parameter, and calls
-between which a value cannot travel, become one layer together with all between them.
+Layers are the top-level calls in the order of the trace. Calls that share a trainable parameter, or between which a
+value cannot be sent, are merged into one layer, with all calls between them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["CutGraph"]
 
 
 class CutGraph:
-    """A traced module, ready to be cut before any of its layers.
+    """A traced module that can be cut before each of its layers.
 
     Attributes:
         nodes: the live nodes in order, without the output.
-        output: the node that returns the logits.
-        tables: embedding tables in order of first use.
+        output: returns the logits.
+        tables: embedding tables in the order of first use.
         sites: the nodes that are lookups.
-        pulled: nodes that never cross a cut: parameters, numbers, splits. Each stage that needs one computes it again.
+        pulled: nodes that never cross a cut (parameters, numbers, splits); each stage computes them itself.
         in_place: nodes that change their first argument.
-        calls: the top-level calls; one for the whole of forward if there are none.
-        blocks: the top-level calls of each layer.
-        layer: layer of each node that is not pulled, -1 for features.
+        calls: top-level calls; one for the whole `forward` if there are none.
+        blocks: top-level calls of each layer.
+        layer: of each node that is not pulled; -1 for features.
 
     Raises:
-        TracingError: forward returns something else than logits, or takes a dictionary, or changes its own state.
-        EmbeddingError: a table is used in a way that cannot be served.
+        TracingError: `forward` does not return logits, takes a dictionary, or changes its own state.
+        EmbeddingError: a table is used in a way that is not supported.
     """
 
     def __init__(self, module: nn.Module, trace: Trace) -> None:
@@ -63,7 +63,7 @@ class CutGraph:
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def needs(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """The values that must be at hand to compute a node, with pulled nodes replaced by what they need."""
+        """The values needed to compute a node; pulled nodes are replaced by their own needs."""
         if node not in self._needs:
             found: dict[fx.Node, None] = {}
             for operand in kinds.operands(node):
@@ -72,7 +72,7 @@ class CutGraph:
         return self._needs[node]
 
     def parameters_of(self, node: fx.Node) -> list[str]:
-        """First qualified names of the trainable dense parameters that a node uses, pulled operands included."""
+        """First qualified names of the trainable dense parameters of a node, including those of pulled operands."""
         found: list[str] = []
         if node.op == "call_module":
             found += [
@@ -91,15 +91,15 @@ class CutGraph:
         return list(dict.fromkeys(found))
 
     def live(self, cut: int) -> tuple[fx.Node, ...]:
-        """The values that cross the cut before layer `cut`, in order: made before it, needed in it or later."""
+        """The values that cross the cut before layer `cut`, in order."""
         return tuple(n for n in self.nodes if n in self._last_use and self.layer[n] < cut <= self._last_use[n])
 
     def name(self, node: fx.Node) -> str:
-        """The name under which a value crosses cuts: the feature's, or the fx value's."""
+        """The name of a value in messages: that of the feature or of the fx node."""
         return str(node.target) if node.op == "placeholder" else str(node.name)
 
     def carries_gradient(self, node: fx.Node) -> bool:
-        """Whether a value depends on anything trainable, so that its gradient is wanted by who made it."""
+        """Whether a value depends on trainable parameters, so that its producer needs its gradient."""
         return node in self._trainable
 
     # --- what is live -------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class CutGraph:
     # --- what depends on what -----------------------------------------------------------------------------------------
     def _find_trainable(self) -> None:
         self._trainable: set[fx.Node] = set()
-        self._dependent: dict[fx.Node, fx.Node] = {}  # node -> the lookup or parameter use that it depends on
+        self._dependent: dict[fx.Node, fx.Node] = {}  # node -> a lookup or use of a parameter that it depends on
         for node in self.nodes:
             if node in self.pulled:
                 continue
@@ -215,7 +215,7 @@ class CutGraph:
     # --- layers -------------------------------------------------------------------------------------------------------
     def _assign_layers(self, together: list[list[fx.Node]]) -> None:
         call = {n: int(n.meta["call"]) for n in self.nodes}
-        for node in self.nodes:  # what takes a tuple apart belongs to the node that made the tuple
+        for node in self.nodes:  # unpacking a tuple belongs to the node that made it
             users = [u for u in node.users if u in call]
             if node not in self.pulled and node.op != "placeholder" and users and all(_takes_apart(u) for u in users):
                 call.update({u: call[node] for u in users if u not in self.pulled})
@@ -234,7 +234,7 @@ class CutGraph:
         self._last_use[kinds.operands(self.output)[0]] = len(self.blocks)
 
     def _ties(self, kept: list[fx.Node], call: dict[fx.Node, int]) -> list[list[int]]:
-        """Groups of calls that must be one layer: shared parameters or state, and tuples that are used whole."""
+        """Groups of calls that must be one layer: by shared parameters or state, and by tuples."""
         owners: dict[str, list[int]] = {}
         tuples: list[list[int]] = []
         for node in kept:

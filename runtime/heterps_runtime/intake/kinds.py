@@ -1,10 +1,10 @@
-"""What a node of the traced graph is, as far as cutting needs to know.
+"""Kinds of nodes of the traced graph, for cutting.
 
-The graph is traced without example inputs, so nothing here looks at values: a node is judged by the operation alone.
+The graph is traced without example inputs, so a node is classified by its operation alone.
 
-- *sizes*: numbers and shapes (`x.shape[0]`, `x.size()`, `x.item()`). They never cross a cut: the stage that needs one
-  computes it again from the tensor.
-- *splits*: views in a container (`x.chunk(2)`). They never cross a cut either, for the same reason.
+- *sizes*: numbers and shapes (`x.shape[0]`, `x.size()`, `x.item()`). They never cross a cut: each stage computes them
+  from the tensor.
+- *splits*: tuples of views (`x.chunk(2)`). They do not cross cuts either.
 - *views* share memory with their first argument; *in-place* operations change it.
 """
 
@@ -56,7 +56,7 @@ _RANDOM_NAMES = _words(
     "randn_like randint randint_like randperm bernoulli normal multinomial poisson gumbel_softmax rrelu "
     "bernoulli_ normal_ uniform_ random_ exponential_"
 )
-#: In-place operators and the operators that give the same value without changing their argument.
+#: In-place operators, and operators with the same value that do not change their argument.
 FUNCTIONAL_FORM: dict[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -75,7 +75,7 @@ FUNCTIONAL_FORM: dict[Any, Any] = {
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a node's arguments, in order, each once."""
+    """The distinct nodes among a node's arguments, in order."""
     return list(node.all_input_nodes)
 
 
@@ -86,7 +86,7 @@ def _name(node: fx.Node) -> str:
 
 
 def is_size(node: fx.Node, sizes: set[fx.Node]) -> bool:
-    """Whether a node is a number, a shape, a device or a dtype; `sizes` are those known among its arguments."""
+    """Whether a node is a number, a shape, a device or a dtype; `sizes` are the earlier ones."""
     if node.op == "call_function":
         if node.target is getattr:
             return node.args[1] in _SIZE_ATTRIBUTES

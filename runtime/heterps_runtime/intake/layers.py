@@ -1,6 +1,6 @@
-"""A model as its layers: what the profiler measures, the planner places and the workers run.
+"""A model as layers, which the profiler measures, the planner places and the workers run.
 
-`trace_model` finds the layers (`trace`, `graph`); `LayeredModel.stage` makes a module of consecutive ones (`stage`).
+`trace_model` finds the layers (`trace`, `graph`); `LayeredModel.stage` makes a module of consecutive layers (`stage`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from heterps_runtime.intake import kinds
-from heterps_runtime.intake.build import BUILD_WARNINGS
-from heterps_runtime.intake.exclusive import PROCESS_STATE
+from heterps_runtime.intake.build import BUILD_WARNINGS, PROCESS_STATE
 from heterps_runtime.intake.graph import CutGraph
 from heterps_runtime.intake.sites import Table
 from heterps_runtime.intake.stage import StageModule
@@ -26,17 +25,17 @@ _DROPOUTS = nn.modules.dropout._DropoutNd
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer.
+    """A layer.
 
-    A module that is called again is a layer again, named `name:2`. Layers that had to be merged are named
-    `first..last`, and their kinds are joined with `+`.
+    The second call of a module is another layer, named `name:2`. Merged layers are named `first..last`, and their kinds
+    are joined with `+`.
     """
 
     name: str
     kind: str  # class name of the module, such as Linear or Embedding
-    parameters: tuple[str, ...]  # trainable dense parameters, by qualified name
-    weight_bytes: int  # of the dense parameters and of every table looked up here, in full
-    tables: tuple[int, ...]  # indices of the tables looked up here
+    parameters: tuple[str, ...]  # qualified names of trainable dense parameters
+    weight_bytes: int  # of the dense parameters, and of whole tables
+    tables: tuple[int, ...]  # indices of the tables in use
     nodes: tuple[str, ...]  # names of the traced values
 
 
@@ -44,10 +43,10 @@ class LayeredModel:
     """A traced model.
 
     Attributes:
-        layers: in the order in which they are called.
-        tables: embedding tables, in order of first use.
-        inputs: the features that `forward` takes, in its order.
-        warnings: what the user should know: unused parameters, layers outside the same-model guarantee.
+        layers: in the order of calls.
+        tables: embedding tables, in the order of first use.
+        inputs: parameters of `forward` that are features, in its order.
+        warnings: for the user: unused parameters, layers outside the same-model guarantee.
         module: the user's module.
     """
 
@@ -61,10 +60,10 @@ class LayeredModel:
         self.warnings: tuple[str, ...] = self._find_warnings()
 
     def stage(self, first: int, last: int) -> StageModule:
-        """The layers `first` to `last`, both inclusive, as a module of their own.
+        """The layers `first` to `last`, both inclusive, as a module.
 
         Raises:
-            ValueError: no such layers.
+            ValueError: the layers do not exist.
         """
         if not 0 <= first <= last < len(self.layers):
             raise ValueError(f"stage: layers {first}..{last} do not exist, the model has 0..{len(self.layers) - 1}")
@@ -117,13 +116,13 @@ def trace_model(module: nn.Module, features: Collection[str] | None = None) -> L
     """Find the layers of a module.
 
     Args:
-        module: the user's module, from `build_model` or any other; it is not changed.
-        features: names of the features that the data has. A parameter of `forward` that has a default and is no
-            feature keeps its default. None: every parameter with a default keeps it.
+        module: the user's module; it is not changed.
+        features: names of the data's features. A parameter of `forward` with a default keeps it unless it is a feature.
+            None: all parameters with defaults keep them.
 
     Raises:
-        TracingError: `forward` cannot be traced; the message has the line, the reason and the ways out.
-        EmbeddingError: a table is used in a way that parameter servers cannot serve.
+        TracingError: `forward` cannot be traced; the message has the line, the reason and remedies.
+        EmbeddingError: a table is used in a way that is not supported.
     """
     with PROCESS_STATE:
         return LayeredModel(CutGraph(module, trace_forward(module, features)))

@@ -1,7 +1,7 @@
-"""Where in the user's code something happened.
+"""Places in the user's code, for messages.
 
-Messages are only useful with the user's own file and line, so frames of torch, of the standard library and of this
-package are passed over. Third-party packages count as the user's: a model may come from one.
+Frames of torch, of the standard library and of this package are skipped. Other packages count as the user's code,
+because a model may come from one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _is_users(filename: str) -> bool:
 
 
 def frame_location() -> str:
-    """`file:line` of the innermost running frame of the user's code, or an empty string."""
+    """`file:line` of the innermost frame of the user's code, or an empty string."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
@@ -46,7 +46,7 @@ def error_location(error: BaseException, *, outside: str = "") -> str:
 
     Args:
         error: a caught exception.
-        outside: file whose frames are not the user's: the one that called us.
+        outside: a file whose frames are skipped too.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

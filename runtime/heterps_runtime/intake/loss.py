@@ -1,9 +1,9 @@
 """The user's loss as a sum over samples.
 
-Gradients travel as sums over samples and are divided by the global batch size once, so every part of a batch must give
-the *sum* of its samples' losses. A loss with a `reduction` parameter is asked for the sum; any other is taken as the
-mean of its batch and multiplied by the number of samples. A weighted mean (class weights) is not a mean over samples:
-divided by the number of samples, its sum differs from PyTorch's `reduction="mean"`.
+Gradients are sums over samples, divided once by the global batch size, so each part of a batch must give the *sum* of
+its samples' losses. A loss with a `reduction` parameter is called with "sum"; any other is assumed to be the mean of
+its batch, and multiplied by the number of samples. With class weights, the sum divided by the number of samples differs
+from PyTorch's `reduction="mean"`, which is a weighted mean.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _MODULE_NAMES = {
 class LossSum:
     """`loss_sum(logits, label)`: the sum over samples, a scalar.
 
-    Labels are converted: to class indices (int64) for losses such as cross_entropy, to the logits' dtype for losses
-    such as binary_cross_entropy_with_logits. A loss of the user's own gets class indices when the logits are (B, C) and
+    Labels are converted to class indices (int64) for losses such as cross_entropy, and to the logits' dtype for losses
+    such as binary_cross_entropy_with_logits. The user's own loss gets class indices if the logits are (B, C) and the
     labels (B,), and values otherwise. Logits (B, 1) are flattened to (B,) for labels (B,).
 
-    For logits (B, C) with a label per entry, a sample's loss is the mean over its C entries, as in PyTorch's mean.
+    For logits (B, C) and labels (B, C), the loss of a sample is the mean over its C entries, as in PyTorch.
     """
 
     entrypoint: str
     function: Callable[..., Any]
-    sums: bool  # the function already gives a sum
+    sums: bool  # the function returns a sum
     labels: str  # "classes" | "values" | "by shape"
 
     def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class LossSum:
             label: (B,), or (B, C) for a label per entry.
 
         Raises:
-            LossError: shapes that do not fit, or a loss that raises or returns no number.
+            LossError: shapes do not match, or the loss raises or does not return a number.
         """
         logits, label = self._fit(logits, label)
         try:
@@ -131,8 +131,8 @@ def resolve_loss(entrypoint: str) -> LossSum:
             the user's own.
 
     Raises:
-        EntrypointError: it does not import.
-        LossError: it is no loss, or a class that needs arguments.
+        EntrypointError: the entry point cannot be imported.
+        LossError: it is not a loss, or a class that needs arguments.
     """
     found = resolve_entrypoint(entrypoint, _FIELD)
     name = str(getattr(found, "__name__", ""))
@@ -147,7 +147,7 @@ def resolve_loss(entrypoint: str) -> LossSum:
         return LossSum(entrypoint, summed, True, _labels(name))
     if not callable(found) or isinstance(found, type):
         raise LossError(
-            f"{_FIELD}: {entrypoint!r} is {type(found).__name__}, which is no loss.",
+            f"{_FIELD}: {entrypoint!r} is {type(found).__name__}, which is not a loss.",
             fix="name a function of (logits, label) or a loss module, such as "
             "torch.nn.functional:binary_cross_entropy_with_logits.",
         )
@@ -158,7 +158,7 @@ def resolve_loss(entrypoint: str) -> LossSum:
 
 @dataclass(frozen=True)
 class _Summed:
-    """A function with a `reduction` parameter, asked for the sum."""
+    """A function with a `reduction` parameter, called with "sum"."""
 
     function: Callable[..., Any]
 

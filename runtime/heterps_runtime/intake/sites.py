@@ -1,8 +1,8 @@
-"""Embedding call sites: what becomes a lookup at the parameter servers.
+"""Embedding call sites, which become lookups at the parameter servers.
 
-Every way of calling a table ends in `F.embedding` or `F.embedding_bag` on the table's own weight, so these two nodes
-are the sites, wherever they are: a call of the module, a functional call, a subclass with its own `forward`. Any other
-use of the weight would need the whole table, and is refused.
+Each use of a table ends in `F.embedding` or `F.embedding_bag` on the table's weight: a call of the module, a functional
+call, or a subclass with its own `forward`. These nodes are the sites. Any other use of the weight needs the whole
+table, and is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Site", "SiteArguments", "SiteIds", "Table", "find_sites", "prepare_i
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding parameter. Two modules that share a weight are one table."""
+    """An embedding parameter. Modules that share a weight are one table."""
 
     index: int
     name: str  # the parameter's first qualified name
@@ -33,11 +33,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Site:
-    """One lookup of a stage.
+    """A lookup of a stage.
 
-    For kind "bag" the ids arrive as `SiteIds.ids` (nnz,) with `SiteIds.offsets` (B,), whatever form the user's code
-    has: 2-D input is flattened, and the closing offset of `include_last_offset` is taken off. Rows at `padding_idx`
-    get no gradient, and a bag passes over them.
+    For kind "bag", `SiteIds.ids` is (nnz,) and `SiteIds.offsets` is (B,): 2-D input is flattened, and the last offset
+    of `include_last_offset` is removed. Rows at `padding_idx` get no gradient, and bags ignore them.
     """
 
     table: int
@@ -48,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteIds:
-    """What to look up at one site: ids in [0, num_embeddings)."""
+    """The input of a lookup: ids in [0, num_embeddings)."""
 
     ids: Tensor  # int64, any shape; (nnz,) for a bag
     offsets: Tensor | None  # int64 (B,), start of each bag
@@ -57,7 +56,7 @@ class SiteIds:
 
 @dataclass(frozen=True)
 class SiteArguments:
-    """A site in the graph: which nodes give its ids, offsets and weights."""
+    """A site in the graph, with the nodes of its ids, offsets and weights."""
 
     site: Site
     table: Table
@@ -72,7 +71,7 @@ def table_parameters(module: nn.Module) -> dict[int, nn.Module]:
     """Owner of each embedding weight, by the parameter's `id`.
 
     Raises:
-        EmbeddingError: a weight is computed by a parametrization, frozen, or belongs to a layer of another kind too.
+        EmbeddingError: a weight is computed by a parametrization, frozen, or shared with another kind of layer.
     """
     owners: dict[int, nn.Module] = {}
     for name, child in module.named_modules():
@@ -112,10 +111,10 @@ def table_parameters(module: nn.Module) -> dict[int, nn.Module]:
 def find_sites(
     module: nn.Module, nodes: list[fx.Node], owners: dict[int, nn.Module]
 ) -> tuple[tuple[Table, ...], dict[fx.Node, SiteArguments]]:
-    """Tables in order of first use, and the sites among the graph's live nodes.
+    """Tables in the order of first use, and the sites among the graph's live nodes.
 
     Raises:
-        EmbeddingError: an option that is not served, or a weight used other than by a lookup.
+        EmbeddingError: an option is not supported, or a weight is used other than by a lookup.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     first_name = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -180,12 +179,12 @@ def _site(node: fx.Node, call: dict[str, Any], table: Table, padding: int | None
 
 
 def prepare_ids(call: SiteArguments, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> SiteIds:
-    """Bring what the user's code gave a lookup into the one form that `SiteIds` has.
+    """Convert the arguments of a lookup to `SiteIds`.
 
-    Ids are taken modulo the table's number of rows (non-negative), so that 64-bit hashes and plain ids both work.
+    Ids are reduced modulo the table's number of rows, so that 64-bit hashes and plain ids both work.
 
     Raises:
-        EmbeddingError: ids that are not integers, or a bag without offsets.
+        EmbeddingError: the ids are not integers, or a bag has no offsets.
     """
     if ids.dtype not in (torch.int64, torch.int32):
         raise EmbeddingError(

@@ -1,7 +1,7 @@
-"""One stage of a model: consecutive layers as a module of their own.
+"""A stage of a model: consecutive layers as a module.
 
-The caller looks rows up and owns the parameters: `ids` says what to look up, `bind` takes this step's parameters, and
-`forward` computes with what was looked up. A stage shares nothing that changes with the user's module or other stages.
+The caller looks up rows and owns the parameters: `ids` returns what to look up, `bind` sets this step's parameters, and
+`forward` computes with the lookups. A stage shares no mutable state with the user's module or other stages.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ class StageModule:
     """Layers `first` to `last` of a model, both inclusive.
 
     Attributes:
-        inputs: names of the values that must arrive: the used features for the first stage, live values otherwise.
-        outputs: names of the values to send on; `("logits",)` for the last stage. An input that a later stage needs
-            is among them.
-        gradient_inputs: the inputs that depend on something trainable, in order. The sender wants their gradients
-            (where the tensor that arrives is floating-point), and those of the others are not needed.
-        gradient_outputs: the outputs likewise: the next stage's `gradient_inputs`.
-        sites: the lookups of this stage, in order.
-        parameter_names: trainable dense parameters, qualified as in the user's module.
-        module: the computation, an fx module whose parameters are plain attributes, bound with `bind`.
+        inputs: names of the input values: the used features for the first stage, live values otherwise.
+        outputs: names of the output values; `("logits",)` for the last stage. They include inputs of later stages.
+        gradient_inputs: inputs that depend on trainable parameters, in order. The sender needs their gradients, if the
+            tensor is floating-point.
+        gradient_outputs: the same of the outputs: the next stage's `gradient_inputs`.
+        sites: the lookups, in order.
+        parameter_names: qualified names of trainable dense parameters.
+        module: the computation, an fx module whose parameters are plain attributes, set by `bind`.
     """
 
     def __init__(self, graph: CutGraph, first: int, last: int) -> None:
@@ -74,10 +73,10 @@ class StageModule:
 
     # --- computing ----------------------------------------------------------------------------------------------------
     def ids(self, inputs: Mapping[str, Tensor]) -> list[SiteIds]:
-        """What to look up for each site. Computes nothing else, and no gradient.
+        """The inputs of the lookups, by site, without gradients.
 
         Args:
-            inputs: the values that arrive; only those that ids are made from are read.
+            inputs: input values by name; those that no ids depend on are not needed.
         """
         if not self._calls:
             return []
@@ -93,14 +92,14 @@ class StageModule:
         """Compute the stage.
 
         Args:
-            inputs: the values that arrive, by name.
-            looked_up: per site its rows, (*, dim) for an embedding, or pooled, (B, dim), for a bag.
+            inputs: input values by name.
+            looked_up: per site, rows (*, dim) for an embedding, or pooled rows (B, dim) for a bag.
 
         Returns:
-            The values to send on, by name. A value that only passes through is returned as it came.
+            The output values by name. An input that is also an output is returned unchanged.
 
         Raises:
-            CutError: a value that has to travel is no tensor.
+            CutError: an output is not a tensor.
         """
         values = self.module(self._training, *(inputs[name] for name in self._forward_inputs), *looked_up)
         computed = dict(zip(self._computed, values, strict=True))
@@ -118,10 +117,10 @@ class StageModule:
 
     # --- state --------------------------------------------------------------------------------------------------------
     def bind(self, parameters: Mapping[str, Tensor]) -> None:
-        """Use these tensors as parameters from now on. No copy is made, and gradients reach them.
+        """Set parameters, without copying, so that they get gradients.
 
         Args:
-            parameters: by qualified name; those of other stages are passed over, those left out stay as they are.
+            parameters: by qualified name; those of other stages are ignored, missing ones keep their value.
         """
         for name, slots in self._slots.items():
             value = parameters.get(name)
@@ -137,7 +136,7 @@ class StageModule:
         }
 
     def buffers(self) -> dict[str, Tensor]:
-        """The stage's buffers and frozen parameters, live, by their name in the user's module."""
+        """The stage's own buffers and frozen parameters, by their names in the user's module."""
         constants = self._graph.trace.constants
         return {
             name: tensor
@@ -147,7 +146,7 @@ class StageModule:
         }
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Copy values into the stage's buffers, by name; others are passed over."""
+        """Copy values into the stage's buffers, by name; other names are ignored."""
         for name, tensor in self.buffers().items():
             if name in buffers:
                 tensor.copy_(buffers[name])
@@ -168,7 +167,7 @@ class StageModule:
 
     # --- making the modules -------------------------------------------------------------------------------------------
     def _changed(self, inside: list[fx.Node], arriving: Sequence[fx.Node]) -> set[fx.Node]:
-        """The arriving values that this stage changes in place."""
+        """The inputs that this stage changes in place."""
         in_place = self._graph.in_place
         ends = (memory_chain(n, in_place) for n in inside if n in in_place)
         return {n for chain in ends for n in chain if n in arriving}
@@ -182,7 +181,7 @@ class StageModule:
         *,
         ids: bool = False,
     ) -> tuple[fx.GraphModule, tuple[str, ...]]:
-        """Write the part of the graph that makes `results`, as a module of (training, inputs..., looked up...)."""
+        """Make a module of (training, inputs..., lookups...) from the part of the graph that computes `results`."""
         source, in_place = self._graph, self._graph.in_place
         needed = self._needed(inside, results, set() if ids else {n for n in inside if n in in_place})
         taken = [n for n in arriving if n in needed]
@@ -192,13 +191,13 @@ class StageModule:
         made: dict[fx.Node, fx.Node] = {n: graph.placeholder(n.name) for n in taken}
         made.update({n: graph.placeholder(f"lookup_{i}") for i, n in enumerate(lookups)})
         roots = {memory_chain(n, in_place)[-1] for n in needed if n in in_place}
-        for node in [*taken, *lookups]:  # the caller's tensors are not ours to change, and may be autograd leaves
+        for node in [*taken, *lookups]:  # the caller's tensors must not change, and may be autograd leaves
             if node in changed or node in roots:
                 made[node] = graph.call_method("clone", (made[node],))
 
         def copied(node: fx.Node) -> fx.Node:
             if node not in made:
-                assert node in source.pulled, f"{node} is not at hand in this stage"
+                assert node in source.pulled, f"{node} is not available in this stage"
                 made[node] = training if node.target == TRAINING else graph.node_copy(node, copied)
             return made[node]
 
@@ -227,7 +226,7 @@ class StageModule:
         return needed
 
     def _copy_of(self, target: str) -> Any:
-        """A module or tensor of the user's, copied once for this stage; parameters are shared until freed."""
+        """A copy of a module or tensor for this stage; parameters are shared until `_free_parameters`."""
         constants = self._graph.trace.constants
         if target in constants:
             return copy.deepcopy(constants[target], self._copied)
@@ -235,7 +234,7 @@ class StageModule:
         return copy.deepcopy(getattr(self._graph.modules[owner], attribute), self._copied)
 
     def _free_parameters(self) -> None:
-        """Make plain attributes of trainable parameters, and buffers of frozen ones."""
+        """Turn trainable parameters into plain attributes, and frozen ones into buffers."""
         for owner in dict.fromkeys([*self.module.modules(), *self._ids_module.modules()]):
             for attribute, parameter in list(owner._parameters.items()):
                 if parameter is None:

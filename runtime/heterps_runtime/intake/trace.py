@@ -1,10 +1,10 @@
-"""Turn `forward` into a graph with torch.fx, remembering for each node its layer and the user's line.
+"""Trace `forward` with torch.fx, and record the layer and the user's line of each node.
 
-Submodules are traced through, except torch's own, which are one node each. A submodule that cannot be traced and holds
-no table becomes one node as well: it then runs as it is, as ordinary Python.
+Submodules are traced, except torch's own, which become one node each. A submodule that cannot be traced and has no
+table also becomes one node, which runs as ordinary Python.
 
-`forward` is traced twice, in training and in evaluation mode. Constants that differ (`F.dropout(x, p, self.training)`)
-become a choice made when the stage runs.
+`forward` is traced twice, in training and evaluation mode. Constants that differ (`F.dropout(x, p, self.training)`)
+become a choice at run time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heterps_runtime.intake.location import error_location, frame_location, func
 
 __all__ = ["TRAINING", "Call", "Trace", "choose", "trace_forward"]
 
-#: Name of the placeholder that says whether the stage trains.
+#: Name of the placeholder for the mode: whether the stage trains.
 TRAINING = "heterps_training"
 _WAYS_OUT = (
     "write it with tensor operations (torch.where, masks); or decide it in __init__; or move these lines into a "
@@ -31,13 +31,13 @@ _WAYS_OUT = (
 
 
 def choose(training: bool, in_training: Any, in_evaluation: Any) -> Any:
-    """The value for the mode that the stage runs in (a node of the graph calls this)."""
+    """The value for the current mode; called by nodes of the graph."""
     return in_training if training else in_evaluation
 
 
 @dataclass(frozen=True)
 class Call:
-    """One top-level call: a layer before tied layers are merged."""
+    """A top-level call: a layer, before tied layers are merged."""
 
     path: str
     kind: str
@@ -53,7 +53,7 @@ class Trace:
     graph: fx.Graph
     calls: tuple[Call, ...]
     features: tuple[str, ...]
-    constants: dict[str, torch.Tensor]  # tensors that forward uses but the module does not register
+    constants: dict[str, torch.Tensor]  # tensors that `forward` uses and the module does not register
     warnings: tuple[str, ...]
 
 
@@ -62,8 +62,7 @@ def trace_forward(module: nn.Module, features: Collection[str] | None) -> Trace:
 
     Args:
         module: the user's module.
-        features: names of the features that exist. A parameter of `forward` with a default that is no feature keeps
-            its default. None: those with a default keep it.
+        features: see `layers.trace_model`.
 
     Raises:
         TracingError: `forward` cannot be traced, with the line and the reason.
@@ -132,7 +131,7 @@ def _trace_with_leaves(
                 raise _explain(error, module, submodule, failed) from error
             leaves = leaves | {failed}
         finally:
-            for name in set(module.__dict__) - known:  # fx leaves tensor constants on the module that it traces
+            for name in set(module.__dict__) - known:  # fx leaves tensor constants on the traced module
                 del module.__dict__[name]
 
 
@@ -149,7 +148,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.trace_asserts = True
         self.calls: list[Call] = []
-        self.failed_in = ""  # path of the innermost module that was being traced when tracing failed
+        self.failed_in = ""  # path of the innermost module at the time of a failure
         self._defaults = defaults
         self._leaves = leaves
         self._inside_layer = False
@@ -158,7 +157,7 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """Make a placeholder of each parameter of forward that is a feature."""
+        """Make a placeholder for each parameter of `forward` that is a feature."""
         arguments: dict[str, Any] = {}
         for name, parameter in list(inspect.signature(root_fn).parameters.items())[1:]:
             value = self._defaults[name] if name in self._defaults else self.create_proxy("placeholder", name, (), {})
@@ -175,7 +174,7 @@ class _Tracer(fx.Tracer):
         return forward, []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Torch's own modules without tables, and what could not be traced."""
+        """Torch's own modules without tables, and modules that cannot be traced."""
         if module_qualified_name in self._leaves:
             return True
         return super().is_leaf_module(m, module_qualified_name) and not _holds_table(m)
@@ -183,7 +182,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Begin a layer if this is a top-level call, and remember where tracing fails."""
+        """Begin a layer if this is a top-level call, and record where tracing fails."""
         path = self.path_of_module(m)
         begins = not self._inside_layer and type(m).forward is not nn.Sequential.forward
         if begins:
@@ -200,7 +199,7 @@ class _Tracer(fx.Tracer):
                 self._inside_layer = False
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Mark each node with its layer, its line, and whether gradients are switched off."""
+        """Record the layer and line of a node, and whether gradients are off."""
         node = super().create_node(*args, **kwargs)
         node.meta["call"] = max(len(self.calls) - 1, 0)
         node.meta["where"] = frame_location()
@@ -247,7 +246,7 @@ def _short(where: str) -> str:
 
 
 def _constants(root: nn.Module, graph: fx.Graph) -> dict[str, torch.Tensor]:
-    """Tensors that nodes read but that are neither parameters nor buffers."""
+    """Tensors of the graph that are neither parameters nor buffers."""
     registered = dict(root.named_parameters(remove_duplicate=False)) | dict(root.named_buffers(remove_duplicate=False))
     found: dict[str, torch.Tensor] = {}
     for node in graph.nodes:
@@ -260,10 +259,10 @@ def _constants(root: nn.Module, graph: fx.Graph) -> dict[str, torch.Tensor]:
 
 
 def _unify_modes(training: fx.Graph, evaluation: fx.Graph) -> bool:
-    """Make constants that differ between two graphs of the same shape depend on the mode.
+    """Make constants depend on the mode if they differ between two otherwise equal graphs.
 
     Returns:
-        False if the graphs differ in more than constants; the first is then left as it is.
+        False if the graphs differ in more than constants; then nothing changes.
     """
     ours, theirs = list(training.nodes), list(evaluation.nodes)
     same = [(a.op, a.target, a.name) for a in ours] == [(b.op, b.target, b.name) for b in theirs]

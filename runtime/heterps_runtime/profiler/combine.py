@@ -1,7 +1,7 @@
-"""From measured times to a pool's profile; pure arithmetic, explained in docs/profiling.md.
+"""From measured times to a pool's profile: pure arithmetic, explained in docs/profiling.md.
 
-Symbols: B samples of a whole batch, k workers, F and P fixed and per-batch seconds of the workers' own work, S seconds
-at the parameter server, O overhead of a stage, T(k) seconds of a whole step, W(k) processor seconds of a whole step.
+Symbols: B samples of a whole batch, k workers, F fixed and P per-batch seconds of the workers' own work, S seconds of
+the parameter server, O overhead of a stage, T(k) seconds and W(k) processor seconds of a whole step.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from heterps_runtime.profiler.rehearsal import Whole
 
 __all__ = ["NOISY", "LayerFacts", "Measured", "combine", "is_noisy"]
 
-_LEAST_SECONDS = 1e-9  # a layer that costs nothing still has to be a positive number
-NOISY = 0.05  # relative spread from which a number is measured again, and then warned of
+_LEAST_SECONDS = 1e-9  # the time of a layer must be positive
+NOISY = 0.05  # relative spread at which a number is measured again, and then reported
 
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """Everything measured about one layer."""
+    """The measurements of a layer."""
 
     name: str
     kind: str
     input_bytes: float  # per sample
     weight_bytes: float
-    busy: Mapping[int, Reading]  # size -> the worker's own work
-    rows: Mapping[int, Reading]  # size -> embedding rows at the server
-    dense: Reading  # dense parameters of a whole batch
-    transfer: Mapping[int, Reading]  # size of a micro-batch -> there and back; empty for the last layer
-    transfer_processor: Mapping[int, Reading]  # the same in processor seconds of both sides
+    busy: Mapping[int, Reading]  # by size: the worker's own work
+    rows: Mapping[int, Reading]  # by size: embedding rows at the server
+    dense: Reading  # of a whole batch: dense parameters
+    transfer: Mapping[int, Reading]  # by size of a micro-batch: there and back; empty for the last layer
+    transfer_processor: Mapping[int, Reading]  # the same in processor seconds, of both sides
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One pool's measurements."""
+    """The measurements of a pool."""
 
     batch_size: int
     layers: Sequence[LayerFacts]
     alone: Whole
-    together: Whole | None  # two workers; None: there is room for one only
+    together: Whole | None  # of two workers; None: there is room for one only
 
 
 def combine(measured: Measured) -> dict[str, Any]:
     """The profile's numbers: `batchSize`, `layers`, `stage`, `parameterServer`, `calibration` and `warnings`."""
     batch, alone, together = measured.batch_size, measured.alone, measured.together
     lines = [fit_line({n: r.seconds for n, r in layer.busy.items()}) for layer in measured.layers]
-    # 1. Layer by layer, a step has more clock marks and fewer cache hits: scale to what the worker really takes.
+    # 1. Timing single layers causes overhead and cache misses: scale the times to those of whole steps.
     separate = sum(line.at(batch) for line in lines)
     scale = alone.busy.seconds / separate
     lines = [Line(line.fixed * scale, line.per_sample * scale) for line in lines]
     fixed, parallel = sum(line.fixed for line in lines), sum(line.per_sample * batch for line in lines)
-    # 2. What is left of a step is the servers' work, as far as the worker waits for it, and the stage's overhead.
+    # 2. The rest of a step is the servers' work, as far as the worker waits for it, and the stage's overhead.
     rest = max(alone.step.seconds - alone.busy.seconds, 0.0)
     row_seconds = [layer.rows[batch].seconds for layer in measured.layers]
     dense_seconds = [layer.dense.seconds for layer in measured.layers]
     served = sum(row_seconds) + sum(dense_seconds)
     waited = min(1.0, rest / served) if served > 0 else 0.0
     overhead = rest - waited * served
-    # 3. Two workers say how much of it all is shared out among them.
+    # 3. Steps of two workers show which part is divided among workers.
     alpha, overhead_fixed = 1.0, overhead
     if together is not None:
         alpha, overhead_fixed = _parallel(together, fixed, parallel, waited * served, overhead)
@@ -126,7 +126,8 @@ def combine(measured: Measured) -> dict[str, Any]:
 def _parallel(together: Whole, fixed: float, parallel: float, served: float, overhead: float) -> tuple[float, float]:
     """Alpha of the workers' own work, and the fixed part of the overhead, from a step of two workers.
 
-    T(2) = F + P (1 - alpha / 2) + S + O(2), with O(2) what two workers spend beside their own work and the servers'.
+    T(2) = F + P (1 - alpha / 2) + S + O(2), where O(2) is the time of two workers beside their own and the servers'
+    work.
     """
     step, busy = together.step.seconds, together.busy.seconds
     second = max(step - busy - served, 0.0)
@@ -137,27 +138,27 @@ def _parallel(together: Whole, fixed: float, parallel: float, served: float, ove
 
 
 def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]) -> tuple[list[Line], float]:
-    """Processor seconds of each layer, and those that each worker of a stage costs beside its layers.
+    """Processor seconds of each layer, and of each worker of a stage beside its layers.
 
-    W(2) - W(1) is what one more worker costs. Part of it is what a layer costs in each piece of a batch (`fixed`). The
-    rest comes with one more process: its messages, the rows that both workers need, its copy of the dense parameters.
-    What remains of W(1) follows the samples, and is charged to the layers in proportion to their `work`.
+    W(2) - W(1) is the cost of one more worker. Part of it is the fixed cost of the layers in each piece of a batch. The
+    rest is the cost of one more process: messages, rows that both workers need, a copy of the dense parameters. The
+    remainder of W(1) is proportional to the samples, and is divided among the layers in proportion to their `work`.
 
     Args:
-        measured: with the whole steps.
-        fixed: of each layer, seconds of the worker in each piece of a batch.
-        work: of each layer, seconds of workers and servers in a whole batch.
+        measured: has the whole steps.
+        fixed: of each layer, seconds of the worker per piece of a batch.
+        work: of each layer, seconds of workers and servers per whole batch.
 
     Returns:
-        A line per layer, whose fixed part every worker pays for each piece; and the seconds of each worker.
+        A line per layer, whose fixed part each worker pays per piece; and the seconds per worker.
     """
     used = measured.alone.processor
     alone = sum(used.values())
-    # A worker that computes with several threads uses more processor seconds than it takes, one that waits uses fewer.
+    # Processor seconds exceed the seconds of a worker with several threads, and fall below those of one that waits.
     fixed = [seconds * used["workers"] / measured.alone.step.seconds for seconds in fixed]
     if measured.together is not None:
         worker = sum(measured.together.processor.values()) - alone
-    else:  # no second worker was seen: what does not depend on the samples, as far as that is known
+    else:  # without a second worker: the known costs that do not depend on the samples
         worker = sum(fixed) + used["coordinator"]
     worker = min(max(worker, 0.0), alone)
     share = min(1.0, worker / sum(fixed)) if sum(fixed) > 0 else 0.0
@@ -180,8 +181,8 @@ def _servers(measured: Measured) -> dict[str, float]:
 def _transfer(layer: LayerFacts, batch: int) -> dict[str, float]:
     if not layer.transfer:
         return {"transferSeconds": 0.0, "transferFixedSeconds": 0.0, "transferParallelFraction": 0.0}
-    # As of a batch sent in one piece: the planner adds the fixed part once per micro-batch. Each worker has a
-    # connection of its own, so what grows with the batch is shared out.
+    # Of a batch in one piece: the planner adds the fixed part once per micro-batch. Each worker has its own
+    # connection, so that the rest is divided among workers.
     line = fit_line({n: r.seconds for n, r in layer.transfer.items()})
     processor = fit_line({n: r.seconds for n, r in layer.transfer_processor.items()})
     return {
@@ -218,5 +219,5 @@ def _warnings(measured: Measured) -> list[str]:
 
 
 def is_noisy(reading: Reading, whole_step: float) -> bool:
-    """Whether a layer's spread matters: of its own time, and of the whole step's."""
+    """Whether a layer's spread is large, relative to its own time and to that of the whole step."""
     return reading.spread >= NOISY and reading.spread * reading.seconds >= 0.01 * whole_step

@@ -1,8 +1,8 @@
-"""Times of single layers, taken in whole steps: forward through all layers, backward through all layers.
+"""Times of single layers in whole steps: forward through all layers, then backward.
 
-Every layer is a stage of its own, and the boundaries between them are marks on a clock. So each layer meets its inputs
-as it does in a real step, in the caches or out of them, which a loop over one layer alone would not show. The work is
-the worker's and the server's own code: lookups, stage modules, the encoding of gradients, a shard with its optimizers.
+Each layer is a stage, timed within the step, so that its inputs are in the caches as in a real step; a loop over a
+single layer would differ. The code is that of workers and servers: lookups, stage modules, encoding of gradients, a
+shard with its optimizers.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class LayerSeconds:
-    """One step's seconds of one layer."""
+    """Seconds of a layer in a step."""
 
     compute: float = 0.0  # forward and backward of the module
     lookup: float = 0.0  # rows to outputs, gradients of outputs to gradients of rows
-    push: float = 0.0  # making gradients ready to send
-    rows: float = 0.0  # at the server: gradients of rows received and applied (and rows read, in sync)
-    dense: float = 0.0  # dense parameters: applied at the server and fetched, or applied to the replica
+    push: float = 0.0  # preparing gradients to send
+    rows: float = 0.0  # at the server: receiving and applying gradients of rows (and reading rows, in sync)
+    dense: float = 0.0  # dense parameters: updating and pulling them at the server, or updating the replica
 
     @property
     def busy(self) -> float:
-        """The worker's own work, which its share of the batch decides."""
+        """The worker's own work."""
         return self.compute + self.lookup + self.push
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What travels if the pipeline is cut after a layer."""
+    """The arrays to send if the pipeline is cut after a layer."""
 
     forward: tuple[Array, ...]  # live tensors and the label
-    backward: tuple[Array, ...]  # gradients of those that carry one
+    backward: tuple[Array, ...]  # gradients of tensors that need one
 
 
 class LayerProbe:
@@ -63,9 +63,9 @@ class LayerProbe:
         config: the job.
         model: the user's model.
         data: training data.
-        loss: sum of the loss over samples.
+        loss: summed over samples.
         device: of the pool.
-        all_reduces: whether the pool's workers keep replicas of dense parameters.
+        all_reduces: whether the pool's workers have replicas of dense parameters.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LayerProbe:
             optimizer = DenseOptimizer.from_manifest(config.dense_optimizer)
             self._replicas = [Replica(values, optimizer, device) for values in initial]
             for replica in self._replicas:
-                replica.version = 0  # of a member, the coordinator says so when it begins
+                replica.version = 0  # in a job, set at the start of a generation
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
         self._shard.define(model.describe_tables(), dense)
         self._next = 0
@@ -113,7 +113,7 @@ class LayerProbe:
         blocks: list[LookupBlock] = []
         leaves: list[list[torch.Tensor]] = []  # of the lookups
         parameters: list[dict[str, torch.Tensor]] = []
-        made: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # (output with its graph, leaf that went on)
+        made: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # (output with its graph, leaf for the next layer)
         for stage, spent in zip(self.stages, seconds, strict=True):
             given = {n: values[n] for n in stage.inputs}
             block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
@@ -122,7 +122,7 @@ class LayerProbe:
                 precision = self._config.wire_precision
                 wire = {dim: encode(rows, precision) for dim, rows in self._shard.pull(block.keys).items()}
                 block.fill({dim: decode(w.data, precision, self._config.dtype_name) for dim, w in wire.items()})
-                if self._config.consistency == "sync":  # otherwise rows arrive while the step before computes
+                if self._config.consistency == "sync":  # otherwise rows arrive during the previous step
                     spent.rows += time.perf_counter() - began
             bound = self._parameters(len(parameters), spent)
             began = self._now()
@@ -150,7 +150,7 @@ class LayerProbe:
         return seconds
 
     def cuts(self, size: int) -> list[Cut]:
-        """What would travel after each layer but the last, for `size` samples."""
+        """The cut after each layer except the last, for `size` samples."""
         values, label = self._batch(size)
         result = []
         with torch.no_grad():
@@ -198,7 +198,7 @@ class LayerProbe:
     def _pass_on(
         self, outputs: dict[str, torch.Tensor], given: dict[str, torch.Tensor], values: dict[str, torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Cut the graph behind a layer; what only passes through stays as it is."""
+        """Cut the graph after a layer, except values that only pass through."""
         made = []
         passing = {id(t) for t in given.values()}
         for name, tensor in outputs.items():
@@ -228,7 +228,7 @@ class LayerProbe:
         computed = self._now()
         block.backward(0, looked_up)
         scattered = self._now()
-        # As the engine does at the end of a step: check, encode; then what the server makes of it.
+        # Like the engine at the end of a step: check and encode gradients; then the work of the server.
         chunks = block.gradients()
         finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
         encoded = [(dim, keys, encode(g, self._config.wire_precision).data) for dim, keys, g in chunks]
@@ -240,7 +240,7 @@ class LayerProbe:
         spent.compute += computed - began
         spent.lookup += scattered - computed
         spent.push += pushed - scattered
-        if not finite:  # the job itself will stop at its first step; here the times are still true
+        if not finite:  # the job would stop at this step; the times are still valid
             return
         self._serve(encoded, dense, spent, size)
         replica = self._replicas[index] if self._replicas is not None else None
@@ -276,7 +276,7 @@ class LayerProbe:
             self.input_bytes[i] = sum(t.numel() * t.element_size() for t in used) / size
 
     def _now(self) -> float:
-        """The time once everything that was asked of the device is done."""
+        """The time after all work of the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "xpu":

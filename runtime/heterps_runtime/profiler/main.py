@@ -22,7 +22,7 @@ def run_profiler(config: RunConfig, pool: str) -> None:
     """Measure a pool and report its profile to the job's coordinator.
 
     Raises:
-        ValueError: model or data are wrong; the coordinator has been told, as by a worker.
+        ValueError: model or data are wrong; the coordinator is told, as by a worker.
         TransientError: a process of the measurement failed.
     """
     credentials = Credentials.from_environment()
@@ -37,7 +37,7 @@ def run_profiler(config: RunConfig, pool: str) -> None:
             raise UserError(f"--pool: no pool named {pool!r}; there are {sorted(config.pools)}")
         document = json.loads(Path(os.environ[ENV_CONFIG]).read_text())
         with Rehearsal(document, pool) as rehearsal:
-            # Torch takes seconds to load; the coordinator of the rehearsal loads beside it.
+            # Importing torch takes seconds, during which the rehearsal's coordinator starts.
             from heterps_runtime.profiler.measure import measure_pool
 
             profile = measure_pool(config, pool, rehearsal, say, link)

@@ -1,4 +1,4 @@
-"""Everything that is measured about a pool, in order: whole steps, single layers, cuts. `main` reports it."""
+"""The measurements of a pool: whole steps, single layers, cuts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["measure_pool"]
 
-_ROUNDS = 7  # repetitions of every size before anybody judges the spread
+_ROUNDS = 7  # repetitions of each size before the spread is judged
 _MORE_ROUNDS = 8  # for a layer that varies too much
 _WARM_ROUNDS = 2
 _TRANSFER_ROUNDS = 5
@@ -38,24 +38,24 @@ Say = Callable[[str], None]
 
 
 def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, link: ControlLink) -> dict[str, Any]:
-    """Measure everything about a pool.
+    """Measure a pool.
 
     Args:
         config: the job.
-        pool: name of the pool that this process runs on.
-        rehearsal: the job's processes for whole steps, entered.
-        say: told what is being done.
-        link: shows how far the preparation of the data is.
+        pool: name of the pool of this process.
+        rehearsal: processes for whole steps, entered.
+        say: reports the current activity.
+        link: shows the progress of preparing the data.
 
     Returns:
         The profile (docs/profiling.md).
 
     Raises:
-        ValueError: model or data are wrong; the same errors that a worker ends with.
+        ValueError: model or data are wrong, as in a worker.
     """
     here = config.pools[pool]
     say(f"profiling pool {pool}: loading data and model")
-    data = open_data(config, link)  # before a second worker asks for the same cache
+    data = open_data(config, link)  # before a second worker needs the same cache
     model = UserModel.build(config, data.train.schema.features)
     data.train.check_features(model.layered.inputs)
     loss = resolve_loss(config.loss)
@@ -113,7 +113,7 @@ def _measure_layers(
     samples: dict[int, list[list[LayerSeconds]]] = {size: [] for size in sizes}
 
     def repeat(rounds: int) -> None:
-        for _ in range(rounds):  # sizes take turns, so that a slow moment of the machine meets them all
+        for _ in range(rounds):  # sizes alternate, so that slow moments of the machine affect all of them
             for size in sizes:
                 samples[size].append(probe.step(size))
 
@@ -180,7 +180,7 @@ def _compile(config: RunConfig, model: UserModel) -> None:
 
 
 def _room(pool: PoolConfig, device: torch.device) -> tuple[int, str]:
-    """How many workers fit here at once (1 or 2), and why not two."""
+    """The number of workers that fit on this machine (1 or 2), and the reason if it is 1."""
     if pool.max_units is not None and pool.max_units < 2 * pool.units_per_pod:
         return 1, f"the pool has units for one worker (maxUnits {pool.max_units})"
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""From repeated measurements to numbers: medians, spreads, and a fixed plus a per-sample part."""
+"""From repeated measurements to numbers: medians, spreads, fixed and per-sample parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reading:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Reading:
-        """Reduce the samples of one quantity, at least one."""
+        """Reduce at least one sample of a quantity."""
         low, median, high = (float(q) for q in np.percentile(np.asarray(samples), (25, 50, 75)))
         return cls(median, (high - low) / median if median > 0 else 0.0)
 
@@ -39,9 +39,8 @@ class Line:
 def fit_line(seconds: Mapping[int, float]) -> Line:
     """Fit times measured at several sizes, exactly at the largest one.
 
-    The largest size is the batch that the profile is about, so the line goes through it, and the smaller ones decide
-    how much of it is fixed. A negative fixed part (caches work better for small batches) becomes 0, and so does a
-    negative slope.
+    The largest size is that of the whole batch, so the line goes through it, and the smaller ones determine the fixed
+    part. A negative fixed part (small batches fit into caches) becomes 0, and so does a negative slope.
 
     Args:
         seconds: size -> seconds, at least one size, all > 0.

@@ -1,8 +1,8 @@
-"""Whole steps on this pool, by the real processes: a coordinator, a parameter server, one worker and then two.
+"""Whole steps on this pool, with real processes: a coordinator, a parameter server, and two workers, then one.
 
-The profiler itself is the first worker. The job is the user's, with a checkpoint folder of its own and no end; it is
-thrown away afterwards. What the sum of the layers leaves out shows here: waiting for acknowledgements and commits, the
-data, the bookkeeping of a step, and how much two workers take from each other.
+The profiler itself is the first worker. The job is the user's, without an end and with its own checkpoint folder, and
+is discarded afterwards. Whole steps include what single layers do not show: waiting for acknowledgements and commits,
+reading data, bookkeeping, and the interference of two workers.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from heterps_runtime.profiler.readings import Reading
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Done, FromMember
 
-if TYPE_CHECKING:  # torch comes with it, and the processes here shall load meanwhile
+if TYPE_CHECKING:  # it imports torch, which would delay the start of the processes
     from heterps_runtime.worker.member import WorkerMember
 
 __all__ = ["Rehearsal", "RehearsalError", "Whole"]
 
 _HOST = "127.0.0.1"
-_WARM_STEPS = 4  # the first ones create rows, fill caches, and book the time before them
+_WARM_STEPS = 4  # they create rows, fill caches, and include the time before the first step
 _FEWEST_STEPS = 8
 _MOST_STEPS = 60
-_PHASE_SECONDS = 1.5  # once the fewest steps are there
+_PHASE_SECONDS = 1.5  # after the fewest steps
 _ENOUGH_SPREAD = 0.03
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
-_ASK_SECONDS = 0.5  # between two looks at the job's phase, as often as the controller looks; each costs processor time
+_ASK_SECONDS = 0.5  # between requests for the job's phase, as in the controller; each costs processor time
 _ENDLESS = 10**9  # steps
-# What a worker's clock books while it computes its share; the rest is waiting and bookkeeping.
+# Activities of a worker's clock that are its own work; the rest is waiting and bookkeeping.
 _BUSY = ("lookup", "forward", "backward", "lookup-backward", "push")
 
 _ROLES = {Role.WORKER: "workers", Role.PS: "servers", Role.COORDINATOR: "coordinator"}
 
 
 class RehearsalError(UserError):
-    """Training itself fails with this model and data; the message is the coordinator's."""
+    """Training fails with this model and data; the message is the coordinator's."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -77,36 +77,36 @@ class RehearsalError(UserError):
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole steps of a number of workers that share a batch."""
+    """Whole steps of workers that share a batch."""
 
     workers: int
     step: Reading  # seconds from commit to commit
-    busy: Reading  # of these, the seconds that a worker computes its share
-    steps: int  # how many were measured
+    busy: Reading  # seconds of a worker's own work
+    steps: int  # number of measured steps
     activities: dict[str, float]  # seconds per step by the worker's clock
-    processor: dict[str, float]  # processor seconds per step of all processes of a role: workers, servers, coordinator
+    processor: dict[str, float]  # processor seconds per step, by role: workers, servers, coordinator
 
 
 class _RecordingLink(ControlLink):
-    """The first worker's line to its coordinator, which keeps what the worker reports of each step."""
+    """The first worker's line to the coordinator, which also records the reports of steps."""
 
     def __init__(self, credentials: Credentials, name: str) -> None:
         super().__init__(credentials, name)
         self.reports: list[tuple[float, int, dict[str, float]]] = []  # (time, generation, seconds per activity)
 
     def send(self, message: FromMember) -> None:
-        """Say something, and note it if it is a step's report."""
+        """Send a message, and record it if it is the report of a step."""
         if isinstance(message, Done):
             self.reports.append((time.perf_counter(), message.generation, message.figures))
         super().send(message)
 
 
 class Rehearsal:
-    """The processes of a one-stage job on one pool; leave it as a context to end them.
+    """The processes of a one-stage job on one pool; a context that ends them.
 
     Args:
         document: the run configuration, as JSON.
-        pool: where the workers belong.
+        pool: of the workers.
     """
 
     def __init__(self, document: dict[str, Any], pool: str) -> None:
@@ -118,7 +118,7 @@ class Rehearsal:
         self._credentials: Credentials | None = None
 
     def __enter__(self) -> Rehearsal:
-        """Start the coordinator; returns at once, so that it can load while the caller does."""
+        """Start the coordinator, without waiting for it."""
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-profile-")))
         self._document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
         path = self._folder / "config.json"
@@ -137,7 +137,7 @@ class Rehearsal:
         self._stack.close()
 
     def launch(self, layers: int, workers: int) -> None:
-        """Start everything but the first worker; returns before they have loaded.
+        """Start all processes except the first worker, without waiting for them.
 
         Args:
             layers: number of layers of the model.
@@ -162,7 +162,7 @@ class Rehearsal:
         self._start(Role.PS, "--index", "0", "--pool", self._pool, "--host", _HOST)
 
     def end(self) -> None:
-        """End all processes and wait for them; what follows has the machine for itself."""
+        """End all processes and wait for them, so that they do not disturb later measurements."""
         if self._credentials is not None:
             with contextlib.suppress(OSError):
                 self._credentials.request("POST", PATH_SHUTDOWN)
@@ -180,20 +180,20 @@ class Rehearsal:
     def measure(
         self, member: Callable[[RunConfig, ControlLink, zmq.Context[zmq.Socket[bytes]], Credentials], WorkerMember]
     ) -> list[Whole]:
-        """Be the first worker, and measure steps with all workers, then alone.
+        """Run the first worker, and measure steps of all workers, then of the first alone.
 
         Args:
-            member: makes the worker.
+            member: creates the worker.
 
         Returns:
             One result per number of workers, the largest first.
 
         Raises:
-            RehearsalError: the coordinator ended the job as failed (a loss that is not finite, wrong data).
+            RehearsalError: the job failed (the loss is not finite, the data is wrong).
             TransientError: a process of the measurement ended.
         """
         credentials = self._credentials
-        assert credentials is not None, "launched"
+        assert credentials is not None, "launch comes first"
         link = _RecordingLink(credentials, worker_name(0, 0))
         worker = member(RunConfig.from_json(self._document), link, zmq.Context(), credentials)
         results: list[Whole] = []
@@ -222,7 +222,7 @@ class Rehearsal:
     # --- phases -------------------------------------------------------------------------------------------------------
 
     def _phase(self, credentials: Credentials, link: _RecordingLink, workers: int) -> Whole:
-        """Wait for enough steps in the generation of this many workers."""
+        """Wait for enough steps with this number of workers."""
         generation = self._workers - workers + 1
         deadline = time.monotonic() + _PATIENCE_SECONDS
         asked = began = None
@@ -272,7 +272,7 @@ class Rehearsal:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _start(self, role: Role, *arguments: str) -> None:
-        # A profiler that is killed cannot end them: they would go on computing under the next run's measurement.
+        # With `--parent`, processes end even if the profiler is killed, and cannot disturb the next measurement.
         command = [sys.executable, "-P", "-m", "heterps_runtime", "--parent", str(os.getpid()), role, *arguments]
         with (self._folder / f"{role}.log").open("wb") as output:
             self._processes[role] = subprocess.Popen(
@@ -286,7 +286,7 @@ class Rehearsal:
             "firstLayer": 0,
             "lastLayer": layers - 1,
             "layers": [],
-            "units": self._workers,  # the runtime goes by pods
+            "units": self._workers,  # the runtime uses pods only
             "pods": self._workers,
         }
         return {"stages": [stage], "parameterServer": {"pool": self._pool, "replicas": 1, "units": 1}}
@@ -299,7 +299,7 @@ def _check_phase(credentials: Credentials) -> None:
 
 
 def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
-    """The job with no end, no evaluation, and disposable checkpoints."""
+    """The job without end and evaluation, with its own checkpoints."""
     changed = copy.deepcopy(document)
     spec = changed["job"]["spec"]
     spec["training"]["steps"] = _ENDLESS

@@ -1,4 +1,4 @@
-"""Times of the cuts: activations to the next stage and gradients back, over the sockets that workers use."""
+"""Times of cuts: activations to the next stage and gradients back, over the sockets of workers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GENERATION = 0  # there is only one
 
 
 class TransferProbe:
-    """A stage boundary whose both sides are here: what is sent forward is answered with gradients.
+    """Both sides of a stage boundary; activations are answered with gradients.
 
     Args:
-        device: where tensors come from and go to, on both sides.
-        token: opens the socket.
+        device: of the tensors on both sides.
+        token: for the socket.
     """
 
     def __init__(self, device: torch.device, token: str) -> None:
@@ -41,7 +41,7 @@ class TransferProbe:
         self._thread.start()
 
     def measure(self, cut: Cut) -> tuple[float, float]:
-        """Seconds for one micro-batch there and back, device to device; and processor seconds of both sides."""
+        """Seconds and processor seconds (of both sides) for a micro-batch there and back, from device to device."""
         self._cut = cut
         tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
         began, used = time.perf_counter(), time.process_time()
@@ -68,7 +68,7 @@ class TransferProbe:
             self._upstream.socket.poll(100)
             for sender, message in self._upstream.poll(_GENERATION):
                 received = [tensor_of(a, self._device) for a in message.tensors.values()]
-                # Gradients have the shapes of the activations that carry one; their values do not matter here.
+                # Gradients have the shapes of their activations; the values do not matter.
                 by_shape = {(tuple(t.shape), str(t.dtype)): t for t in received}
                 gradients = [by_shape[tuple(a.shape), f"torch.{a.dtype}"] for a in self._cut.backward]
                 arrays = {str(i): array_of(g) for i, g in enumerate(gradients)}

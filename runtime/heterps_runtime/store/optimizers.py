@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -86,28 +86,34 @@ class _Optimizer:
     name: str
     options: Mapping[str, float]
 
+    kind: ClassVar[str]  # the field of training.optimizer
+    catalogue: ClassVar[Mapping[str, Mapping[str, _Option]]]  # options by optimizer
+
     @classmethod
-    def _parse(cls, value: Mapping[str, Any], catalogue: Mapping[str, Mapping[str, _Option]], kind: str) -> Any:
-        name = value.get("name", "")
-        if name not in catalogue:
-            raise ValueError(f"training.optimizer.{kind}.name: {name!r} is unknown, use one of {', '.join(catalogue)}")
-        known = catalogue[name]
+    def from_manifest(cls, value: Mapping[str, Any]) -> Self:
+        """Read e.g. {"name": "adam", "learningRate": "0.001"}; numbers may be decimal strings.
+
+        Raises:
+            ValueError: the optimizer or an option is unknown, learningRate is missing, or a value is out of range.
+        """
+        name, field = value.get("name", ""), f"training.optimizer.{cls.kind}"
+        if name not in cls.catalogue:
+            raise ValueError(f"{field}.name: {name!r} is unknown, use one of {', '.join(cls.catalogue)}")
+        known = cls.catalogue[name]
         for option in value:
             if option != "name" and option not in known:
-                raise ValueError(
-                    f"training.optimizer.{kind}.{option}: {name!r} has no such option, it has {', '.join(known)}"
-                )
+                raise ValueError(f"{field}.{option}: {name!r} has no such option, it has {', '.join(known)}")
         options: dict[str, float] = {}
         for option, rule in known.items():
             given = value.get(option, rule.default)
             if given is None:
-                raise ValueError(f"training.optimizer.{kind}.{option}: must be given")
+                raise ValueError(f"{field}.{option}: must be given")
             try:
                 options[option] = float(given)
             except (TypeError, ValueError):
-                raise ValueError(f"training.optimizer.{kind}.{option}: {given!r} is not a number") from None
+                raise ValueError(f"{field}.{option}: {given!r} is not a number") from None
             if problem := rule.check(options[option]):
-                raise ValueError(f"training.optimizer.{kind}.{option}: {problem}")
+                raise ValueError(f"{field}.{option}: {problem}")
         return cls(name, options)
 
     def adam_step_size(self, step: int) -> tuple[float, float]:
@@ -120,30 +126,16 @@ class _Optimizer:
 class DenseOptimizer(_Optimizer):
     """Optimizer of dense parameters; `store.dense` applies it."""
 
-    @classmethod
-    def from_manifest(cls, value: Mapping[str, Any]) -> DenseOptimizer:
-        """Read `training.optimizer.dense`; numbers may be decimal strings.
-
-        Raises:
-            ValueError: the optimizer or an option is unknown, learningRate is missing, or a value is out of range.
-        """
-        optimizer: DenseOptimizer = cls._parse(value, DENSE_OPTIMIZERS, "dense")
-        return optimizer
+    kind = "dense"
+    catalogue = DENSE_OPTIMIZERS
 
 
 @dataclass(frozen=True)
 class SparseOptimizer(_Optimizer):
     """Optimizer of embedding rows."""
 
-    @classmethod
-    def from_manifest(cls, value: Mapping[str, Any]) -> SparseOptimizer:
-        """Read `training.optimizer.sparse`; numbers may be decimal strings.
-
-        Raises:
-            ValueError: the optimizer or an option is unknown, learningRate is missing, or a value is out of range.
-        """
-        optimizer: SparseOptimizer = cls._parse(value, SPARSE_OPTIMIZERS, "sparse")
-        return optimizer
+    kind = "sparse"
+    catalogue = SPARSE_OPTIMIZERS
 
     def state_columns(self, dim: int) -> dict[str, int]:
         """State arrays of rows of `dim` elements: name -> elements per row."""
