@@ -64,7 +64,7 @@ def operator(options: Namespace) -> int:
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
 
         def give_up() -> None:
-            _LOG.error("the Lease %s/%s is held by another operator now; exiting", namespace, options.lease_name)
+            _LOG.error("the Lease %s/%s was not renewed in time, or is lost; exiting", namespace, options.lease_name)
             failed.set()
             stop.set()
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any, cast
 
-import kopf
 import pytest
-from kopf._cogs.aiokits.aioadapters import wait_flag
 
-from heterps_operator.controller import watches
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.kubernetes.api import KubernetesApi
@@ -44,10 +40,6 @@ def lists() -> Lists:
 @pytest.fixture
 def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
     return Supervisor(OperatorContext(cast("KubernetesApi", lists), tmp_path))
-
-
-def server() -> kopf.ConnectionInfo:
-    return kopf.ConnectionInfo(server="http://127.0.0.1:1")
 
 
 def phases(supervisor: Supervisor) -> dict[str, str]:
@@ -158,33 +150,3 @@ def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
         assert phases(supervisor) == {}
     finally:
         supervisor.stop()
-
-
-def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop, runs = threading.Event(), []
-
-    async def run(**options: Any) -> None:
-        runs.append(options["registry"])
-        waiter = asyncio.create_task(wait_flag(options["stop_flag"]))  # as kopf does; a thread would never end
-        await asyncio.sleep(0)
-        if len(runs) < 3:
-            raise RuntimeError("Error in the watch-stream")
-        stop.set()
-        await waiter
-
-    monkeypatch.setattr(kopf, "operator", run)
-    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
-    watches.watch(supervisor.reflector, stop, namespaces=(), login=server)
-    assert len(runs) == 3
-
-
-def test_watches_that_fail_again_and_again_end_the_operator(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run(**_: Any) -> None:
-        raise RuntimeError("Error in the watch-stream")
-
-    monkeypatch.setattr(kopf, "operator", run)
-    monkeypatch.setattr(watches, "_LONGEST_PAUSE_SECONDS", 0.0)
-    with pytest.raises(RuntimeError, match="watch-stream"):
-        watches.watch(supervisor.reflector, threading.Event(), namespaces=(), login=server)
