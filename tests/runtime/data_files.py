@@ -47,5 +47,6 @@ def make_spec(folder: Path, train: Path | str, loss: str = BINARY, **changes: An
         "label": "late",
         "dense": ["distance", "hour"],
         "sparse": ["flight", "carrier", "tags"],
+        "cache": {"maxBytes": "10Gi"},
     }
     return DataSpec.from_manifest(data | changes, loss, folder / "cache")

@@ -147,7 +147,7 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
             "label": "late",
             "dense": dense,
             "sparse": sparse,
-            "cache": {"directory": str(work.parent / "cache")},
+            "cache": {"directory": str(work.parent / "cache"), "maxBytes": "10Gi"},
         },
         "training": {
             "globalBatchSize": 32,

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from scipy.stats import rankdata
 
+from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.data import DataSpec, open_dataset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
@@ -46,11 +46,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def spec(prepared: Path) -> dict[str, Any]:
     """`spec` of the example's job, with the data prepared here."""
-    documents = yaml.safe_load_all((EXAMPLE / "job.yaml").read_text())
-    job: dict[str, Any] = next(d["spec"] for d in documents if d["kind"] == "HeterPSJob")
+    spec: dict[str, Any] = load_manifest(EXAMPLE / "job.yaml").job["spec"]
     for split in ("train", "evaluation"):
-        job["data"][split] = str(prepared / Path(job["data"][split]).name)
-    return job
+        spec["data"][split] = str(prepared / Path(spec["data"][split]).name)
+    return spec
 
 
 @pytest.fixture(scope="module")

@@ -344,7 +344,6 @@ def test_dense_columns_may_be_any_numbers_or_booleans(tmp_path: Path, convert: C
             {"format": "parqet"},
             "spec.data.format: must be one of parquet, arrow, csv, criteo-tsv, is 'parqet'; did you mean",
         ),
-        ({"label": ""}, "spec.data.label: is missing"),
         ({"dense": [], "sparse": []}, "spec.data.sparse: there are no features"),
         ({"dense": ["hour", "hour"]}, "spec.data.dense: column 'hour' is listed 2 times"),
         ({"sparse": ["late"]}, "spec.data.sparse: contains the label 'late'"),

@@ -270,8 +270,6 @@ class _Builder:
     def _make_room(self, needed: int, *, exact: bool, fraction: float = 1.0) -> None:
         """Keep all data sets together within maxBytes; `needed` is the size of this one so far."""
         limit = self.spec.cache_max_bytes
-        if limit is None:
-            return
         if self._others is None or self._others + needed > limit:
             self._others = self._evict(limit - needed)
         if self._others + needed > limit:
@@ -281,7 +279,7 @@ class _Builder:
             raise DataCacheError(
                 f"spec.data.cache.maxBytes: is {_size(limit)}, but {self.source.field} needs "
                 f"{'' if exact else 'about '}{_size(total)} in {self.folder.parent}{used}; "
-                f"raise it to at least {total + self._others} or omit it"
+                f"raise it to at least {total + self._others}"
             )
 
     def _evict(self, allowed: int) -> int:

@@ -81,7 +81,7 @@ class DataSpec:
     sparse: tuple[str, ...]
     label_kind: LabelKind
     cache_directory: Path
-    cache_max_bytes: int | None = None
+    cache_max_bytes: int
 
     def __post_init__(self) -> None:
         """Check names; raises DataError."""
@@ -124,7 +124,7 @@ class DataSpec:
 
     @classmethod
     def from_manifest(cls, data: Mapping[str, Any], loss: str, default_cache: str | Path) -> DataSpec:
-        """Read `spec.data`.
+        """Read `spec.data` with its defaults.
 
         Args:
             data: the manifest's `spec.data`, paths made absolute.
@@ -132,23 +132,19 @@ class DataSpec:
             default_cache: the cache's folder if `spec.data.cache.directory` is not set.
 
         Raises:
-            DataError: a field is missing or wrong.
+            DataError: a field is wrong.
         """
-        for field in ("train", "label"):
-            if not data.get(field):
-                raise DataError(f"spec.data.{field}: is missing")
-        cache = data.get("cache") or {}
-        limit = cache.get("maxBytes")
+        cache = data["cache"]
         return cls(
-            format=data.get("format", "parquet"),
-            train=str(data["train"]),
-            evaluation=str(data["evaluation"]) if data.get("evaluation") else None,
+            format=data["format"],
+            train=data["train"],
+            evaluation=data.get("evaluation"),
             label=data["label"],
-            dense=tuple(data.get("dense") or ()),
-            sparse=tuple(data.get("sparse") or ()),
+            dense=tuple(data["dense"]),
+            sparse=tuple(data["sparse"]),
             label_kind=label_kind(loss),
             cache_directory=Path(cache.get("directory") or default_cache),
-            cache_max_bytes=None if limit is None else parse_bytes(limit, "spec.data.cache.maxBytes"),
+            cache_max_bytes=parse_bytes(cache["maxBytes"], "spec.data.cache.maxBytes"),
         )
 
     def location(self, split: Split) -> str:
