@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from heterps_runtime.intake import build_model, trace_model
 from heterps_runtime.intake.errors import CutError
-from heterps_runtime.intake.sites import Site, Table
+from heterps_runtime.intake.sites import Site
+from heterps_runtime.tables import Table
 from tests.runtime.models import EXAMPLES, Awkward, Bags, Flights, Residual, TwoTower, awkward_batch
 
 

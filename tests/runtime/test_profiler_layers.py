@@ -38,9 +38,9 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     probe._next = 0  # the same batch again
     shard = Shard(config, 0)
     whole = model.layered.stage(0, len(model.layered.layers) - 1)
-    shard.define(model.describe_tables(), {n: t.numpy() for n, t in whole.initial_parameters().items()})
+    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
-    block = LookupBlock(whole.sites, model.tables, [whole.ids(values)], UniqueKeys())
+    block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys())
     block.fill(shard.pull(block.keys))
     looked_up = block.forward(0, CPU, training=True)
     whole.bind(leaves)

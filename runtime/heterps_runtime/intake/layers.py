@@ -13,9 +13,9 @@ from torch import nn
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import BUILD_WARNINGS, PROCESS_STATE
 from heterps_runtime.intake.graph import CutGraph
-from heterps_runtime.intake.sites import Table
 from heterps_runtime.intake.stage import StageModule
 from heterps_runtime.intake.trace import Call, trace_forward
+from heterps_runtime.tables import Table
 
 __all__ = ["Layer", "LayeredModel", "trace_model"]
 
@@ -44,7 +44,7 @@ class LayeredModel:
 
     Attributes:
         layers: in the order of calls.
-        tables: embedding tables, in the order of first use.
+        tables: embedding tables by index, in the order of first use.
         inputs: parameters of `forward` that are features, in its order.
         warnings: for the user: unused parameters, layers outside the same-model guarantee.
         module: the user's module.

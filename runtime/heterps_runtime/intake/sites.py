@@ -16,19 +16,9 @@ from torch import Tensor, fx, nn
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import MAX_ROWS, embedding_location
 from heterps_runtime.intake.errors import EmbeddingError
+from heterps_runtime.tables import Table
 
-__all__ = ["Site", "SiteArguments", "SiteIds", "Table", "find_sites", "prepare_ids", "table_parameters"]
-
-
-@dataclass(frozen=True)
-class Table:
-    """An embedding parameter. Modules that share a weight are one table."""
-
-    index: int
-    name: str  # the parameter's first qualified name
-    num_embeddings: int
-    dim: int
-    padding_idx: int | None  # as at the first site
+__all__ = ["Site", "SiteArguments", "SiteIds", "find_sites", "prepare_ids", "table_parameters"]
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class LayerProbe:
             for replica in self._replicas:
                 replica.version = 0  # in a job, set at the start of a generation
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
-        self._shard.define(model.describe_tables(), dense)
+        self._shard.define(model.layered.tables, dense)
         self._next = 0
         self.input_bytes = [0.0] * count  # per sample, set by the first step
 
@@ -116,7 +116,7 @@ class LayerProbe:
         made: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # (output with its graph, leaf for the next layer)
         for stage, spent in zip(self.stages, seconds, strict=True):
             given = {n: values[n] for n in stage.inputs}
-            block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
+            block = LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique)
             began = time.perf_counter()
             if block.keys:
                 precision = self._config.wire_precision
@@ -156,7 +156,7 @@ class LayerProbe:
         with torch.no_grad():
             for i, stage in enumerate(self.stages[:-1]):
                 given = {n: values[n] for n in stage.inputs}
-                block = LookupBlock(stage.sites, self._model.tables, [stage.ids(given)], self._unique)
+                block = LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique)
                 if block.keys:
                     block.fill(self._shard.pull(block.keys))
                 stage.bind(self._parameters(i, LayerSeconds()))

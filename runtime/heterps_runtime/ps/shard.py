@@ -30,7 +30,7 @@ from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
-from heterps_runtime.wire.messages import Table
+from heterps_runtime.tables import Table
 
 __all__ = ["Gradients", "Shard"]
 

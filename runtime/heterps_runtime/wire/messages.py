@@ -17,6 +17,7 @@ import numpy as np
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.contract import PlanDocument, Role
+from heterps_runtime.tables import Table
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -29,17 +30,6 @@ class Message:
 
 
 # --- values in messages -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """An embedding table of the model."""
-
-    index: int  # the upper 16 bits of its rows' keys
-    name: str  # the qualified name of the parameter in the user's module
-    num_embeddings: int
-    dim: int
-    padding_idx: int | None
 
 
 @dataclass(frozen=True, slots=True)

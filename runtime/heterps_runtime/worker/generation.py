@@ -132,7 +132,7 @@ class GenerationSetup:
         if self._stage is None or self._layers != layers:
             workload = self._workload
             module = workload.model.layered.stage(*layers).to(workload.device)
-            tables = workload.model.tables
+            tables = workload.model.layered.tables
             self._stage = Stage(module, tables, workload.device, workload.loss, self._process.clock)
             self._layers = layers
             self.parameters.forget()
@@ -166,7 +166,7 @@ class GenerationSetup:
             dense = {}
             if not self._holds_dense:
                 dense = {n: t.detach().cpu().numpy() for n, t in stage.module.initial_parameters().items()}
-            servers.define(self._workload.model.describe_tables(), dense)
+            servers.define(self._workload.model.layered.tables, dense)
             try:
                 self._wait_for_definition(servers)
             except Exception:

@@ -81,7 +81,7 @@ class WorkerMember(Member):
         self._place = place
         self._model = workload.model
         self._data = data
-        self._source = BatchSource(config, data, workload.model.tables, workload.device) if data else None
+        self._source = BatchSource(config, data, workload.model.layered.tables, workload.device) if data else None
         self._authority = TokenAuthority(context, credentials.token)
         socket, self._address = listen_socket(context, place.host, credentials.token)
         self._upstream = Upstream(socket)

@@ -11,8 +11,7 @@ import torch
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
 from heterps_runtime.process import log
-from heterps_runtime.wire.messages import Model, Table
-from heterps_runtime.worker.rows.lookups import TableShape
+from heterps_runtime.wire.messages import Model
 
 __all__ = ["UserModel", "Workload", "choose_device"]
 
@@ -57,18 +56,9 @@ class UserModel:
             log(f"model: {warning}")
         return cls(layered)
 
-    @property
-    def tables(self) -> dict[int, TableShape]:
-        """Shapes of the tables by index."""
-        return {t.index: TableShape(t.num_embeddings, t.dim) for t in self.layered.tables}
-
     def describe(self) -> Model:
         """The model, for the coordinator."""
-        return Model(self.describe_tables(), self.state_names())
-
-    def describe_tables(self) -> tuple[Table, ...]:
-        """The tables, for parameter servers and checkpoints."""
-        return tuple(Table(t.index, t.name, t.num_embeddings, t.dim, t.padding_idx) for t in self.layered.tables)
+        return Model(self.layered.tables, self.state_names())
 
     def dense_sizes(self) -> dict[str, int]:
         """Number of elements of each dense parameter of the whole model."""

@@ -17,19 +17,12 @@ import torch
 from heterps_runtime.intake import Site, SiteIds
 from heterps_runtime.store.keys import UniqueKeys, make_key
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
+from heterps_runtime.tables import Table
 from heterps_runtime.worker.gradients import backward
 
-__all__ = ["LookupBlock", "TableShape"]
+__all__ = ["LookupBlock"]
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class TableShape:
-    """Rows and columns of a table."""
-
-    num_embeddings: int
-    dim: int
 
 
 @dataclass
@@ -52,7 +45,7 @@ class LookupBlock:
 
     Args:
         sites: lookups of the stage.
-        tables: shapes of tables by index.
+        tables: of the model, by index.
         ids: per micro-batch and site.
         unique: belongs to the calling thread.
     """
@@ -60,7 +53,7 @@ class LookupBlock:
     def __init__(
         self,
         sites: Sequence[Site],
-        tables: Mapping[int, TableShape],
+        tables: Sequence[Table],
         ids: Sequence[Sequence[SiteIds]],
         unique: UniqueKeys,
     ) -> None:

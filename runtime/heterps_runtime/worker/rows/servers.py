@@ -19,6 +19,7 @@ from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
 from heterps_runtime.store.keys import partition
+from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import (
     Ack,
     Chunk,
@@ -30,7 +31,6 @@ from heterps_runtime.wire.messages import (
     PullDense,
     Push,
     Rows,
-    Table,
     ToServer,
 )
 from heterps_runtime.wire.transport import connect_socket, receive, send

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,9 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, Dataset
 from heterps_runtime.intake import StageModule
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import DataSize
-from heterps_runtime.worker.rows.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import LABEL, Prepared
 
 __all__ = ["BatchSource", "Data"]
@@ -39,11 +40,11 @@ class BatchSource:
     Args:
         config: the job.
         data: the data sets.
-        tables: shapes of all tables by index.
+        tables: of the model, by index.
         device: of the stage.
     """
 
-    def __init__(self, config: RunConfig, data: Data, tables: Mapping[int, TableShape], device: torch.device) -> None:
+    def __init__(self, config: RunConfig, data: Data, tables: Sequence[Table], device: torch.device) -> None:
         self._data = data
         self._tables = tables
         self._device = device

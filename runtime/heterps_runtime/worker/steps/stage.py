@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.gradients import backward
-from heterps_runtime.worker.rows.lookups import LookupBlock, TableShape
+from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 __all__ = ["Stage"]
@@ -22,7 +23,7 @@ class Stage:
 
     Args:
         module: the layers.
-        tables: shapes of all tables by index.
+        tables: of the model, by index.
         device: to compute on.
         loss_sum: (logits, label) -> loss summed over samples; for the last stage.
         clock: books the time.
@@ -31,7 +32,7 @@ class Stage:
     def __init__(
         self,
         module: StageModule,
-        tables: Mapping[int, TableShape],
+        tables: Sequence[Table],
         device: torch.device,
         loss_sum: LossSum,
         clock: Clock,
