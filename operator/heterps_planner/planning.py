@@ -86,8 +86,9 @@ def plan(
     segments = robust_segments(problem, build_segments(problem), robust, should_stop)
     if segments.wait_LLT is not None and method != "optimal":
         # Only the exact method searches for the number of servers; the others plan stages for its number.
-        exact = minimise(segments, should_stop=should_stop)
-        segments = segments.for_servers(exact.choice.server_pods if exact.choice else 1)
+        exact = minimise(segments, should_stop=should_stop).choice
+        if exact is not None:
+            segments = segments.for_servers(exact.server_pods)
     found = METHODS[method](Task(problem, segments, seed, should_stop, progress))
     if found.choice is None:
         if found.num_tried is not None and (other := cheapest_at(segments, segments.floor, should_stop).choice):

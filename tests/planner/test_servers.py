@@ -141,6 +141,13 @@ def test_every_method_plans_for_the_same_servers_or_better() -> None:
             assert found.lower_bound == pytest.approx(exact.cost, rel=1e-8)
 
 
+def test_the_refusal_of_any_method_considers_all_numbers_of_servers() -> None:
+    small = replace(PROBLEM, pools=(replace(CPU, max_units=4),), min_samples_per_second=16_000)
+    refused = plan(small, "greedy")
+    assert isinstance(refused, Infeasible)
+    assert refused.best_throughput == pytest.approx(100 / 0.012)
+
+
 def test_tables_of_measured_times_and_waits_go_together() -> None:
     for seed in range(10):
         rng = np.random.default_rng(seed)

@@ -99,6 +99,9 @@ def plan_together(
 ) -> JointPlan | JointInfeasible:
     """Plan several jobs at once.
 
+    Jobs whose workers wait for parameter servers get as many of them as the job would have alone; the bound and the gap
+    are those of plans with these numbers.
+
     Args:
         problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
         names: names of the jobs, for messages; `job 0`, `job 1`, ... by default.

@@ -125,6 +125,8 @@ def plan_from(
 ) -> Move | Infeasible:
     """Decide whether and how a running job should change its plan.
 
+    If its workers wait for parameter servers, a new plan has as many of them as the cheapest plan afresh.
+
     Args:
         problem: the current problem: prices, limits, measured times and floor.
         running: the running plan.
