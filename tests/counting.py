@@ -13,8 +13,9 @@ Dense parameters count as well, on servers or replicas. A bias grows by 1 with e
 a number over the step's batch; the numbers are small and whole, so its value is a multiple of 1/B and also exact.
 
 Use it like this: `counting_spec` gives the fields of a job's spec, `counting_columns` the data, and
-`assert_every_sample_counted` compares the exported model with the expected counts. In `tests/runtime/jobs.py`,
-`counting_configuration` makes a whole run configuration; in `tests/cluster/faults.py`, `counting_job` makes a job.
+`assert_every_sample_counted` compares the exported model with the expected counts. `counting_configuration`
+(`tests/heterps_runtime/helpers/jobs.py`) makes a whole run configuration, `counting_job` (`tests/cluster/faults.py`)
+makes a job.
 While the file named by `held` exists, training is slow.
 """
 

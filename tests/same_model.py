@@ -15,9 +15,9 @@ and in which, depends on the processor. Differences of 1.8e-3 were seen between 
 seen, and Adam's factor on 1e-15 makes 1e-10 at worst.
 
 A sample that is lost in one step of a small job makes a difference of 1e-3, of 8e-3 and more in jobs with smaller
-batches: `tests/runtime/test_same_model.py` shows that the comparison notices it. `TOLERANCE` lies between the two.
-`tests/runtime/test_same_model_fp32.py` derives the tolerance of float32, for a model without kinks and such an
-optimizer.
+batches; `TOLERANCE` lies between the two. In `tests/heterps_runtime/jobs`, `test_same_model.py` shows that the
+comparison notices a lost sample, and `test_same_model_fp32.py` derives the tolerance of float32, for a model without
+kinks and such an optimizer.
 """
 
 from __future__ import annotations

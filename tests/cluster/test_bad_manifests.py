@@ -18,8 +18,8 @@ from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.operators import Operator
 from tests.cluster.pods import shell_pod
-from tests.manifests.mutations import FULL, mutations
-from tests.manifests.samples import changed
+from tests.heterps_operator.api.mutations import FULL, mutations
+from tests.heterps_operator.api.samples import changed
 
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]

@@ -23,7 +23,7 @@ from tests.cluster.helm import CHART, Helm, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.cluster.pods import project_template
-from tests.manifests.samples import CPU, JOB, changed, parsed
+from tests.heterps_operator.api.samples import CPU, JOB, changed, parsed
 
 NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"

@@ -13,9 +13,9 @@ from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from tests.cluster.api_server import ApiServer, collection
 from tests.cluster.kubectl import Kubectl, wait_until
+from tests.heterps_operator.api.mutations import FULL_JOB
+from tests.heterps_operator.api.samples import CPU, GPU, JOB, changed, parsed
 from tests.heterps_operator.helpers.world import World
-from tests.manifests.mutations import FULL_JOB
-from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 
 pytestmark = pytest.mark.usefixtures("custom_resources")
 

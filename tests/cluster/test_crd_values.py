@@ -9,9 +9,9 @@ import pytest
 from heterps_operator.api.schema import load_schemas
 from tests.cluster.api_server import ApiServer, Reply, collection
 from tests.cluster.kubectl import Kubectl
-from tests.manifests.mutations import FULL, boundaries, mutations
-from tests.manifests.samples import FILE
-from tests.manifests.test_malformed import MALFORMED
+from tests.heterps_operator.api.mutations import FULL, boundaries, mutations
+from tests.heterps_operator.api.samples import FILE
+from tests.heterps_operator.api.test_malformed import MALFORMED
 
 pytestmark = pytest.mark.usefixtures("custom_resources")
 

@@ -13,9 +13,9 @@ from heterps_operator.errors import MISSING
 from tests.cluster.api_server import DRY_RUN, ApiServer, Reply, collection
 from tests.cluster.building import ROOT
 from tests.cluster.kubectl import Kubectl
+from tests.heterps_operator.api.samples import JOB, changed, parsed
+from tests.heterps_operator.api.test_rules import CREATE, UPDATE
 from tests.heterps_operator.control.test_changes import CHANGES, OLD
-from tests.manifests.samples import JOB, changed, parsed
-from tests.manifests.test_rules import CREATE, UPDATE
 
 Manifest = dict[str, Any]
 

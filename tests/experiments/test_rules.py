@@ -15,7 +15,7 @@ from heterps_planner.model.cost_model import Segments, build_segments
 from heterps_planner.model.problem import Problem
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice
-from tests.planner.problems import document, random_problem, with_floor
+from tests.heterps_planner.helpers.problems import document, random_problem, with_floor
 
 SPLIT: list[Stage] = [(0, 0, 0), (1, 1, 1)]  # embedding on cpu, dense on gpu
 

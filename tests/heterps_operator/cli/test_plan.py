@@ -16,7 +16,7 @@ from heterps_operator.__main__ import main
 from heterps_operator.cli.plans.search import open_search
 from heterps_planner.methods import METHODS
 from heterps_planner.plans.task import Found, Task
-from tests.planner.problems import document
+from tests.heterps_planner.helpers.problems import document
 
 FEW = {name: METHODS[name] for name in ("optimal", "brute-force", "cpu", "gpu", "greedy")}
 

@@ -11,7 +11,7 @@ import pytest
 from heterps_operator.api.defaults import complete_job
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.control.changes import EFFECTS, Effect, FieldChange, effect_of, spec_change
-from tests.manifests.samples import JOB, changed, parsed
+from tests.heterps_operator.api.samples import JOB, changed, parsed
 
 KIND = load_schemas()["HeterPSJob"]
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -12,8 +12,8 @@ from heterps_operator.control.failures import describe_end
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
 from heterps_runtime.contract import Role
+from tests.heterps_operator.api.samples import CPU, GPU, JOB, changed, parsed
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
-from tests.manifests.samples import CPU, GPU, JOB, changed, parsed
 
 TAKEN_AWAY = ["Deleted", "Evicted", "NodeLost", "Preempted"]
 

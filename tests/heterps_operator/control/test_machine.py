@@ -20,8 +20,8 @@ from heterps_operator.state.turn import Turn
 from heterps_operator.terminal.panels import live_view
 from heterps_planner.plans.plan import Machine
 from tests.heterps_operator.helpers.world import PLAN, World
-from tests.planner.problems import document
-from tests.planner.test_machine import measured_document
+from tests.heterps_planner.helpers.problems import document
+from tests.heterps_planner.plans.test_machine import measured_document
 
 SMALL = Machine(cores=2.0, busy_cores=6.32, throughput_on_pools=140_103.0)
 SHORT = {**PLAN, "throughput": 26_091.0, "machine": SMALL.to_json()}

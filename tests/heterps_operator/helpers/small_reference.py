@@ -11,7 +11,7 @@ import torch
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.config import RunConfig
 from tests.heterps_operator.helpers.real_job import RealJob
-from tests.runtime.plain_torch import train
+from tests.heterps_runtime.helpers.plain_torch import train
 
 __all__ = ["plain_model"]
 

@@ -14,8 +14,8 @@ from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import PodProblem
+from tests.heterps_operator.api.samples import JOB, parsed
 from tests.heterps_operator.helpers.world import PLAN, World
-from tests.manifests.samples import JOB, parsed
 
 KIND = load_schemas()["HeterPSJob"]
 

@@ -30,7 +30,7 @@ from heterps_operator.measure.measurement import (
 from heterps_operator.state.values import CoordinatorView
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from tests.heterps_operator.helpers.world import World as ReconciledWorld
-from tests.runtime.coordinator_world import World
+from tests.heterps_runtime.helpers.coordinator_world import World
 
 NOW = 1_700_000_000.0
 STAGES = [("cpu", 0, 2), ("card", 2, 1)]

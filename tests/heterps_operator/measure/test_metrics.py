@@ -20,7 +20,7 @@ from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
 from tests.heterps_operator.helpers.nodes import make_node, make_pool, status_of
 from tests.heterps_operator.helpers.world import PLAN, World
-from tests.runtime.coordinator_world import World as CoordinatorWorld
+from tests.heterps_runtime.helpers.coordinator_world import World as CoordinatorWorld
 
 ROOT = Path(__file__).parents[3]
 NOW = 1_700_000_000.0

@@ -1,0 +1,196 @@
+"""A coordinator core with recorded effects, members that say what tests want, and a clock that tests turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heterps_runtime.checkpoint.writer import Barrier
+from heterps_runtime.config import PoolConfig, RunConfig
+from heterps_runtime.contract import PlanDocument, Role
+from heterps_runtime.coordinator.core import CoordinatorCore
+from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.wire.messages import (
+    Checkpoint,
+    Checkpointed,
+    Commit,
+    DataSize,
+    Done,
+    Evaluated,
+    FromCoordinator,
+    FromMember,
+    Join,
+    Message,
+    Pulse,
+    Ready,
+)
+from tests.heterps_runtime.helpers.jobs import Stage, plan_document
+
+BATCH, ROWS, TOTAL, EVERY, HANG = 32, 300, 24, 10, 60.0
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Record:
+    step: int
+    folder: str
+
+
+class World:
+    """A core with recorded effects; members are names, and say what tests want them to say."""
+
+    def __init__(self, stages: Sequence[Stage], servers: int = 1, latest: Record | None = None, **config: Any) -> None:
+        pools = {n: PoolConfig(n, t, "cpu", 1, None) for n, t in (("cpu", "CPU"), ("card", "GPU"))}  # type: ignore[arg-type]
+        settings: dict[str, Any] = {
+            "consistency": "sync",
+            "max_staleness": 0,
+            "steps": TOTAL,
+            "epochs": None,
+            "checkpoint_every": EVERY,
+            "hang_timeout_seconds": HANG,
+            **config,
+        }
+        self.config = RunConfig(
+            name="job", entrypoint="m:build", arguments={}, loss="l:loss", embedding_init={}, data={},
+            global_batch_size=BATCH, micro_batches=2, dense_optimizer={}, sparse_optimizer={}, seed=1, precision="fp32",
+            wire_precision="full", checkpoint_path="/c", checkpoint_keep=3, pools=pools, work_directory=Path("/w"),
+            model_path="/w/model", python_path=(), namespace="", **settings,
+        )  # fmt: skip
+        self.now = 1000.0
+        self.sent: list[tuple[str, FromCoordinator]] = []
+        self.addressed: list[tuple[str, str, type[Message]]] = []  # (name, incarnation, type) of the same messages
+        self.manifests: list[tuple[Barrier, dict[str, Any]]] = []
+        self.discarded: list[str] = []
+        self.exports: list[int] = []
+        self.commits: list[int] = []  # every commit that was announced, in order
+        self.stages, self.servers, self._folders = stages, servers, 0
+        self.incarnations: dict[str, int] = {}
+        rows = ROWS if latest else None
+        self.core = CoordinatorCore(
+            self.config, self, lambda: self.now, Journal(lambda: 1e9 + self.now), latest, 0, rows,
+            lambda messages: {"auc": float(len(messages))},
+        )  # fmt: skip
+        self.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
+
+    # effects
+    def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
+        self.sent.append((member, message))
+        self.addressed.append((member, incarnation, type(message)))
+        if isinstance(message, Commit) and message.step not in self.commits[-1:]:
+            self.commits.append(message.step)
+
+    def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
+        self.manifests.append((barrier, progress))
+
+    def checkpoint_folder(self, step: int) -> str:
+        self._folders += 1
+        return f"step-{step}-{self._folders}"
+
+    def discard_checkpoint(self, folder: str) -> None:
+        self.discarded.append(folder)
+
+    def export(self, step: int) -> None:
+        self.exports.append(step)
+
+    # what members do
+    @property
+    def workers(self) -> list[str]:
+        return [f"worker-{i}-{w}" for i, (_, _, n) in enumerate(self.stages) for w in range(n)]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.workers, *(f"ps-{i}" for i in range(self.servers))]
+
+    def say(self, name: str, message: FromMember) -> None:
+        self.core.handle(name, str(self.incarnations.get(name, 0)), message)
+
+    def join(
+        self, *names: str, rows: int = ROWS, evaluation: int = 0, joins: int = 1, lineage: int = 0, version: int = -1
+    ) -> None:
+        for name in names or self.names:
+            self.incarnations[name] = self.incarnations.get(name, 0) + 1
+            parts = name.split("-")
+            worker = parts[0] == "worker"
+            stage = int(parts[1]) if worker else -1
+            words = Join(
+                role=Role.WORKER if worker else Role.PS,
+                index=int(parts[-1]),
+                pool=self.stages[stage][0] if worker else "cpu",
+                address=f"at {name}",
+                metrics_port=0,
+                lineage=lineage,
+                version=version,
+                joins=joins,
+                stage=stage,
+                data=DataSize(rows, evaluation) if stage == 0 else None,
+            )
+            self.say(name, words)
+
+    def ready(self, *names: str) -> None:
+        assert self.core.membership.roster is not None
+        for name in names or tuple(self.core.membership.roster.present):
+            self.say(name, Ready(self.core.membership.generation))
+
+    def evaluated(self, name: str) -> None:
+        self.say(name, Evaluated(self.core.membership.generation, {}))
+
+    def begin(self, **words: Any) -> World:
+        self.join(**words)
+        self.ready()
+        assert self.core.membership.running
+        return self
+
+    def done(self, name: str, step: int | None = None, loss: float = 1.0, finite: bool = True) -> None:
+        step = self.core.progress.committed if step is None else step
+        self.say(name, Done(self.core.membership.generation, step, loss, finite, {"step": 1.0}))
+
+    def pass_time(self, seconds: float, *speaking: str) -> None:
+        """Time goes by, with a tick and a pulse of each of these members every half second."""
+        for _ in range(round(seconds * 2)):
+            self.now += 0.5
+            for name in speaking:
+                self.say(name, Pulse(0, "running", {}))
+            self.core.tick()
+
+    def step(self, number: int = 1) -> None:
+        assert self.core.membership.roster is not None
+        for _ in range(number):
+            step = self.core.progress.committed
+            for member in self.core.membership.roster.all_workers():
+                self.done(member.name, step)
+
+    def write(self, error: str = "") -> None:
+        """All parts of the checkpoint under way are written, or one fails."""
+        order = self.last(Checkpoint)
+        writers = [n for n, m in self.sent if isinstance(m, Checkpoint) and m.folder == order.folder]
+        for name in writers:
+            reason = error if name == "worker-0-0" else ""
+            self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, (), reason))
+
+    def save(self) -> None:
+        """The checkpoint under way becomes valid."""
+        before = len(self.manifests)
+        self.write()
+        assert len(self.manifests) == before + 1
+        self.written()
+
+    def written(self) -> None:
+        barrier, _ = self.manifests[-1]
+        self.core.manifest_written(Record(barrier.step, barrier.folder))
+
+    # what tests look at
+    def reasons(self) -> list[str]:
+        return [e["reason"] for e in self.core.journal.events()]
+
+    def last(self, kind: type[M]) -> M:
+        return [m for _, m in self.sent if isinstance(m, kind)][-1]
+
+    def told(self, kind: type[Message]) -> list[str]:
+        return [n for n, m in self.sent if isinstance(m, kind)]
+
+
+ONE_CPU: list[Stage] = [("cpu", 0, 2)]
+CARDS: list[Stage] = [("cpu", 0, 1), ("card", 1, 2)]

@@ -1,0 +1,379 @@
+"""Whole jobs in one process: the real coordinator, servers and workers over real sockets, each in a thread.
+
+Processes cost seconds of imports each; threads let a test run dozens of jobs. Nothing is replaced: the same classes run
+that `heterps-runtime` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_COORDINATOR,
+    ENV_TOKEN,
+    FINAL_PHASES,
+    PATH_LOST,
+    PATH_PLAN,
+    PATH_SHUTDOWN,
+    PATH_STATUS,
+    JobPhase,
+)
+from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
+from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.ps.server import ParameterServer
+from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
+from heterps_runtime.store.warm import warm_up_server, warm_up_worker
+from heterps_runtime.wire.link import Credentials
+from heterps_runtime.worker.main import run_worker
+from tests.counting import NUMBERS, counting_columns, counting_spec
+
+TOKEN = "a token of the tests"
+ROOT = Path(__file__).parents[3]
+POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 240
+PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
+
+Stage = tuple[str, int, int]  # pool, last layer, workers
+
+
+def write_data(folder: Path, columns: dict[str, Any]) -> str:
+    """A data set of one parquet file; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=50)
+    return str(folder)
+
+
+def flights_columns(rows: int, seed: int = 5) -> dict[str, Any]:
+    """Columns for `models.Flights`, with a label that can be learnt."""
+    random = np.random.default_rng(seed)
+    sizes = {"carrier": 20, "origin": 5, "dest": 110, "hour": 24, "weekday": 7, "tail": 997}
+    columns: dict[str, Any] = {n: random.integers(0, size, rows) for n, size in sizes.items()}
+    columns |= {f"x{i}": random.normal(size=rows).astype(np.float32) for i in range(3)}
+    columns["late"] = ((columns["hour"] > 12) ^ (random.random(rows) < 0.2)).astype(np.int64)
+    return columns
+
+
+def two_tower_columns(rows: int, seed: int = 6) -> dict[str, Any]:
+    """Columns for `models.TwoTower`: two single-valued and two multi-valued features."""
+    random = np.random.default_rng(seed)
+
+    def lists(size: int) -> list[list[int]]:
+        return [random.integers(0, size, n).tolist() for n in random.integers(0, 4, rows)]
+
+    return {
+        "user": random.integers(0, 50, rows),
+        "item": random.integers(0, 70, rows),
+        "history": lists(70),
+        "tags": lists(30),
+        "late": random.integers(0, 2, rows),
+    }
+
+
+def residual_columns(rows: int, seed: int = 7) -> dict[str, Any]:
+    """Columns for `models.Residual`: three fields that share one table, two classes."""
+    random = np.random.default_rng(seed)
+    columns: dict[str, Any] = {n: random.integers(0, 20, rows) for n in "abc"}
+    return {**columns, "late": ((columns["a"] + columns["b"]) % 2).astype(np.int64)}
+
+
+def logistic_columns(rows: int, seed: int = 8) -> dict[str, Any]:
+    """Columns for `models.Logistic`: three fields, and three numbers from -1 to 1."""
+    random = np.random.default_rng(seed)
+    columns: dict[str, Any] = {n: random.integers(0, 20, rows) for n in "abc"}
+    columns |= {f"x{i}": random.uniform(-1, 1, rows).astype(np.float32) for i in range(3)}
+    columns["late"] = (columns["a"] / 20 + columns["x0"] + random.random(rows) > 1).astype(np.int64)
+    return columns
+
+
+MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], str]] = {
+    # name -> columns, sparse, dense, loss
+    "flights": (
+        flights_columns,
+        ["carrier", "origin", "dest", "hour", "weekday", "tail"],
+        ["x0", "x1", "x2"],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
+    "two_tower": (
+        two_tower_columns,
+        ["user", "item", "history", "tags"],
+        [],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
+    "residual": (residual_columns, ["a", "b", "c"], [], "torch.nn.functional:cross_entropy"),
+    "logistic": (
+        logistic_columns,
+        ["a", "b", "c"],
+        ["x0", "x1", "x2"],
+        "torch.nn.functional:binary_cross_entropy_with_logits",
+    ),
+    "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.heterps_operator.helpers.small_model:count"),
+}
+
+
+def configuration(work: Path, model: str = "flights", rows: int = 300, **training: Any) -> dict[str, Any]:
+    """A run configuration for one of the example models; `training` overrides spec.training.
+
+    Data and its cache are shared between the jobs of a test session that use the same folder `work.parent`.
+    """
+    columns, sparse, dense, loss = MODELS[model]
+    data = work.parent / f"data-{model}-{rows}"
+    if not data.exists():
+        write_data(data, columns(rows))
+    work.mkdir(parents=True, exist_ok=True)
+    spec: dict[str, Any] = {
+        "model": {"entrypoint": f"tests.heterps_runtime.helpers.models:build_{model}", "arguments": {}, "loss": loss},
+        "data": {
+            "format": "parquet",
+            "train": str(data),
+            "evaluation": str(data),
+            "label": "late",
+            "dense": dense,
+            "sparse": sparse,
+            "cache": {"directory": str(work.parent / "cache"), "maxBytes": "10Gi"},
+        },
+        "training": {
+            "globalBatchSize": 32,
+            "microBatches": 2,
+            "steps": 24,
+            "consistency": "sync",
+            "maxStaleness": 4,
+            "optimizer": {
+                "dense": {"name": "adam", "learningRate": "0.01"},
+                "sparse": {"name": "adagrad", "learningRate": "0.1"},
+            },
+            "seed": 3,
+            "precision": "fp64",
+            **training,
+        },
+        "parameterServer": {"wirePrecision": "full"},
+        "checkpoint": {"everySteps": 10, "keep": 3},
+        "runPolicy": {"hangTimeoutSeconds": 60},
+    }
+    spec["model"]["embeddingInit"] = {"distribution": "normal", "std": "0.1"}
+    pools = [
+        {"metadata": {"name": "cpu"}, "spec": {"deviceType": "CPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+        {"metadata": {"name": "card"}, "spec": {"deviceType": "GPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+    ]
+    return {
+        "version": 1,
+        "job": {"metadata": {"name": f"test-{model}"}, "spec": spec},
+        "pools": pools,
+        "workDirectory": str(work),
+        "pythonPath": [],
+    }
+
+
+def counting_configuration(
+    work: Path, consistency: str, samples: int = 320, batch: int = 32, least_seconds: float = 0.0, **training: Any
+) -> dict[str, Any]:
+    """A run configuration for the model that counts samples (`tests/counting.py`); `training` as in `configuration`.
+
+    It is slow for as long as a file `held` lies in the folder `work`.
+    """
+    document = configuration(work, "counting", samples, **training)
+    held = str(work / "held")
+    fields = counting_spec(
+        "tests.heterps_operator.helpers.small_model", samples, batch, consistency, held, least_seconds
+    )
+    for path, value in fields.items():
+        section, name = path.split(".")
+        document["job"]["spec"][section][name] = value
+    del document["job"]["spec"]["data"]["evaluation"]  # it counts, and learns nothing
+    return document
+
+
+def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
+    """A plan of (pool, last layer, workers) per stage."""
+    documents, first = [], 0
+    for i, (pool, last, workers) in enumerate(stages):
+        documents.append(
+            {
+                "name": f"stage-{i}",
+                "pool": pool,
+                "firstLayer": first,
+                "lastLayer": last,
+                "layers": [],
+                "units": workers,
+                "pods": workers,
+            }
+        )
+        first = last + 1
+    return {"stages": documents, "parameterServer": {"pool": "cpu", "replicas": servers, "units": servers}}
+
+
+class ThreadedJob:
+    """A job whose processes are threads of this one."""
+
+    def __init__(self, document: dict[str, Any], heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+        self.document = copy.deepcopy(document)
+        self.config = RunConfig.from_json(document)
+        self._threads: list[threading.Thread] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._server: CoordinatorServer | None = None
+        self.failures: list[str] = []
+        self._loop_failure: BaseException | None = None
+        ready = Path(document["workDirectory"]) / "coordinator.json"
+        ready.unlink(missing_ok=True)
+        self._start("coordinator", self._coordinate, ready, heartbeat_seconds)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not ready.exists():
+            if self._loop_failure is not None:
+                raise self._loop_failure
+            assert time.monotonic() < deadline, "the coordinator does not start"
+            time.sleep(POLL_SECONDS)
+        self.credentials = Credentials(json.loads(ready.read_text())["http"], TOKEN)
+
+    def _coordinate(self, ready: Path, heartbeat_seconds: float) -> None:
+        try:
+            asyncio.run(CoordinatorServer(self.config, TOKEN, "127.0.0.1", 0, ready, heartbeat_seconds).run())
+        except BaseException as error:
+            self._loop_failure = error
+
+    def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
+        def guarded() -> None:
+            try:
+                run(*arguments)
+            except Exception:
+                self.failures.append(f"{name}: {traceback.format_exc()}")
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def start(
+        self, stages: Sequence[Stage], servers: int, as_process: str | None = None, program: Sequence[str] = PROGRAM
+    ) -> subprocess.Popen[bytes] | None:
+        """Submit a plan and start its members; one of them, if named, as a process of a program, which is returned."""
+        self._compile()
+        self.credentials.request("PUT", PATH_PLAN, plan_document(stages, servers))
+        names = [f"ps-{i}" for i in range(servers)]
+        names += [f"worker-{i}-{w}" for i, (_, _, workers) in enumerate(stages) for w in range(workers)]
+        for name in names:
+            if name != as_process:
+                self.start_member(name, stages)
+        return self.start_process(as_process, stages, program) if as_process else None
+
+    def _compile(self) -> None:
+        """Compile before the first thread traces: torch.fx replaces functions of `math` while it reads a model."""
+        config = self.config
+        sparse = SparseOptimizer.from_manifest(config.sparse_optimizer)
+        dense = DenseOptimizer.from_manifest(config.dense_optimizer)
+        warm_up_server(sparse, dense, config.dtype_name, config.wire_precision)
+        warm_up_worker(config.dtype_name, config.wire_precision, bags=True)
+
+    def start_member(self, name: str, stages: Sequence[Stage]) -> None:
+        """Start a server or a worker by its name."""
+        role, *numbers = name.split("-")
+        if role == "ps":
+            self.start_server(int(numbers[0]))
+        else:
+            self.start_worker(int(numbers[0]), int(numbers[1]), stages[int(numbers[0])][0])
+
+    def start_server(self, index: int) -> None:
+        """Start a parameter server."""
+        self._start(
+            f"ps-{index}", lambda: ParameterServer(self.config, self.credentials, index, "cpu", "127.0.0.1").run()
+        )
+
+    def start_worker(self, stage: int, index: int, pool: str) -> None:
+        """Start a worker."""
+        self._start(
+            f"worker-{stage}-{index}", run_worker, self.config, self.credentials, stage, index, pool, "127.0.0.1"
+        )
+
+    def start_process(
+        self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM
+    ) -> subprocess.Popen[bytes]:
+        """Start a server or a worker by its name as a process of its own, which a test may kill.
+
+        A member that joins while others compute must be a process, too: torch.fx, which reads the model of a newcomer,
+        patches the modules of its whole process.
+        """
+        role, *numbers = name.split("-")
+        pool = "cpu" if role == "ps" else stages[int(numbers[0])][0]
+        stage = [] if role == "ps" else ["--stage", numbers[0]]
+        arguments = [role, *stage, "--index", numbers[-1], "--pool", pool]
+        path = Path(self.document["workDirectory"]) / "config.json"
+        path.write_text(json.dumps(self.document))
+        environment = {
+            **os.environ,
+            ENV_CONFIG: str(path),
+            ENV_COORDINATOR: self.credentials.url,
+            ENV_TOKEN: TOKEN,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
+            "OMP_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen([sys.executable, "-m", *program, *arguments], env=environment)
+        self._processes.append(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes], member: str) -> None:
+        """End a process without a word, as a crash does, and report it as the controller would."""
+        process.kill()
+        process.wait()
+        self.credentials.request("POST", PATH_LOST, {"member": member, "reason": "killed by a test"})
+
+    def status(self) -> dict[str, Any]:
+        """The coordinator's status document."""
+        status: dict[str, Any] = self.credentials.request("GET", PATH_STATUS)
+        return status
+
+    def wait(self, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+        """Wait for a condition on the status, by default the end of the job."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status = self.status()
+            if (until or (lambda s: s["phase"] in FINAL_PHASES))(status):
+                return status
+            assert status["phase"] not in FINAL_PHASES, status["error"] or status["phase"]
+            assert not self.failures, "\n".join(self.failures)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the job does not get on: {json.dumps(status, indent=1)} {self.failures}")
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Wait for all members, whom the coordinator tells that the job is over, then end the coordinator."""
+        coordinator, *members = self._threads
+        for thread in members:
+            thread.join(timeout=PATIENCE_SECONDS)
+        for process in self._processes:
+            process.wait(timeout=PATIENCE_SECONDS)
+        self.credentials.request("POST", PATH_SHUTDOWN)
+        coordinator.join(timeout=PATIENCE_SECONDS)
+        left = [thread.name for thread in self._threads if thread.is_alive()]
+        assert not left, f"{left} do not end"
+
+
+def trained_model(status: dict[str, Any]) -> dict[str, Any]:
+    """The model that a job has written, by the names of its parameters."""
+    assert status["phase"] == JobPhase.SUCCEEDED, status["error"]
+    return dict(load_file(Path(status["model"]) / "model.safetensors"))
+
+
+def run_job(document: dict[str, Any], stages: Sequence[Stage], servers: int) -> dict[str, Any]:
+    """Run a job to its end; returns the final status."""
+    job = ThreadedJob(document)
+    job.start(stages, servers)
+    try:
+        return job.wait()
+    finally:
+        job.close()
+        assert not job.failures, "\n".join(job.failures)

@@ -1,0 +1,76 @@
+"""The model that counts samples: it is right about an undisturbed job, and tells when a sample is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from heterps_runtime.ps.shard import Gradients, Shard
+from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.jobs import Stage, counting_configuration, run_job
+
+PLANS: list[tuple[list[Stage], int]] = [
+    ([("cpu", 2, 1)], 1),
+    ([("cpu", 0, 2), ("card", 1, 2), ("cpu", 2, 3)], 2),
+    ([("card", 0, 1), ("cpu", 2, 3)], 1),
+]
+SAMPLES, BATCH = 320, 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("counting")
+
+
+def _run(document: dict[str, Any], stages: list[Stage], servers: int) -> dict[str, Any]:
+    status = run_job(document, stages, servers)
+    assert status["phase"] == "Succeeded", status["error"]
+    return dict(load_file(Path(status["model"]) / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "consistency", "precision"),
+    [(0, "sync", "fp32"), (1, "sync", "fp64"), (1, "hybrid", "fp32"), (2, "async", "fp32"), (1, "async", "fp64")],
+)
+def test_every_sample_is_applied_once_per_epoch(plan: int, consistency: str, precision: str, folder: Path) -> None:
+    work = folder / f"{plan}-{consistency}-{precision}"
+    # Three epochs and a half: of the last one, the order says which samples.
+    document = counting_configuration(work, consistency, steps=35, precision=precision)
+    model = _run(document, *PLANS[plan])
+    assert_every_sample_counted(model, BATCH, seed=3, steps=35)
+
+
+def _lose(push: Gradients) -> Gradients:
+    """Without the rows' last gradient."""
+    chunks = tuple((dim, keys[:-1], gradients[:-1]) for dim, keys, gradients in push.chunks)
+    return Gradients(chunks, push.dense)
+
+
+def _double_dense(push: Gradients) -> Gradients:
+    return Gradients(push.chunks, {name: value * 2 for name, value in push.dense.items()})
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        pytest.param(_lose, r"1 of 320 samples were applied .*: sample \d+ 0 times instead of 1", id="a lost sample"),
+        pytest.param(_double_dense, "linear", id="a doubled dense gradient"),
+    ],
+)
+def test_one_wrong_push_is_noticed(
+    damage: Callable[[Gradients], Gradients], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Shard.push
+
+    def push(self: Shard, step: int, worker: str, given: Gradients) -> None:
+        original(self, step, worker, damage(given) if (step, worker) == (4, "worker-0-0") else given)
+
+    monkeypatch.setattr(Shard, "push", push)
+    document = counting_configuration(folder / damage.__name__, "hybrid", steps=10)
+    model = _run(document, [("cpu", 2, 1)], 1)
+    with pytest.raises(AssertionError, match=told):
+        assert_every_sample_counted(model, BATCH, seed=3, steps=10)

@@ -1,0 +1,151 @@
+"""A job that was stopped goes on from its checkpoint, also with another plan, and ends with the same model."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_CHECKPOINT, PATH_STOP, JobPhase
+from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.errors import UserError
+from tests.heterps_runtime.helpers.jobs import TOKEN, Stage, ThreadedJob, configuration, trained_model
+from tests.heterps_runtime.helpers.plain_torch import train
+from tests.same_model import assert_same_model
+
+STEPS, LAST = 80, 10  # LAST: last layer of models.Flights
+ONE: list[Stage] = [("cpu", LAST, 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path) -> dict[str, Any]:
+    """What plain PyTorch trains in one go."""
+    return train(RunConfig.from_json(configuration(folder / "reference", steps=STEPS)), torch.float64)
+
+
+def _run(document: dict[str, Any], stages: list[Stage], servers: int, stop_after: int | None = None) -> dict[str, Any]:
+    """Run a job to its end, or until some steps are committed and then stop it."""
+    job = ThreadedJob(document)
+    job.start(stages, servers)
+    if stop_after is not None:
+        job.wait(lambda s: s["committedSteps"] >= stop_after)
+        job.credentials.request("POST", PATH_STOP)
+    status = job.wait()
+    job.close()
+    assert not job.failures, "\n".join(job.failures)
+    return status
+
+
+def _checkpoints(document: dict[str, Any]) -> list[Path]:
+    return sorted(p.parent for p in Path(document["workDirectory"], "checkpoints").glob("*/manifest.json"))
+
+
+PLANS: list[tuple[list[Stage], int, list[Stage], int]] = [
+    ([("cpu", 4, 1), ("card", LAST, 2)], 1, [("cpu", LAST, 2)], 3),
+    ([("cpu", 6, 2), ("cpu", LAST, 1)], 3, [("card", 4, 1), ("card", LAST, 2)], 1),
+]
+
+
+@pytest.mark.parametrize(("before", "servers_before", "after", "servers_after"), PLANS)
+def test_another_plan_goes_on_where_the_first_was_stopped(
+    before: list[Stage],
+    servers_before: int,
+    after: list[Stage],
+    servers_after: int,
+    folder: Path,
+    uninterrupted: dict[str, Any],
+) -> None:
+    document = configuration(folder / f"plans-{servers_before}", steps=STEPS)
+    stopped = _run(document, before, servers_before, stop_after=13)
+    assert stopped["phase"] == JobPhase.STOPPED
+    step = stopped["committedSteps"]
+    assert 13 <= step < STEPS
+    assert stopped["checkpoint"]["lastStep"] == step
+    status = _run(document, after, servers_after)
+    assert status["resumedFromStep"] == step
+    assert status["samples"] == 300 * (STEPS // 10)
+    assert_same_model(trained_model(status), uninterrupted)
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda c: _cut_off(next(c.glob("rows-*.safetensors"))), id="rows are cut off"),
+        pytest.param(lambda c: _cut_off(c / "manifest.json"), id="the manifest is cut off"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_aloud_for_the_one_before(
+    damage: Callable[[Path], None], folder: Path, uninterrupted: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    document = configuration(folder / f"damage-{request.node.callspec.id.replace(' ', '-')}", steps=STEPS)
+    _run(document, ONE, 1, stop_after=23)
+    *_, older, newest = _checkpoints(document)
+    step = int(older.name.removeprefix("step-"))
+    damage(newest)
+    status = _run(document, ONE, 2)
+    assert status["resumedFromStep"] == step
+    skipped = [e for e in status["events"] if e["reason"] == "CheckpointSkipped"]
+    assert [e["type"] for e in skipped] == ["Warning"]
+    assert newest.name in skipped[0]["message"]
+    assert_same_model(trained_model(status), uninterrupted)
+
+
+def test_checkpoints_of_another_job_are_refused_by_the_field_that_differs(folder: Path) -> None:
+    document = configuration(folder / "another", steps=STEPS)
+    _run(document, ONE, 1, stop_after=3)
+    changes: dict[str, Any] = {"seed": 4, "globalBatchSize": 16}
+    for field, value in changes.items():
+        other = configuration(folder / "another", **{"steps": STEPS, field: value})
+        with pytest.raises(UserError, match=f"checkpoints of another job: training.{field}"):
+            CoordinatorServer(RunConfig.from_json(other), TOKEN, "127.0.0.1", 0, None)
+
+
+def test_data_that_changed_since_the_checkpoint_are_refused(folder: Path) -> None:
+    document = configuration(folder / "data", steps=STEPS)
+    _run(document, ONE, 1, stop_after=3)
+    changed = configuration(folder / "data", rows=310, steps=STEPS)
+    status = _run(changed, ONE, 1)
+    assert status["phase"] == JobPhase.FAILED
+    assert status["error"]["reason"] == "DataChanged"
+    assert "310 rows, but another worker (or the checkpoint) saw 300" in status["error"]["message"]
+
+
+def test_a_full_disk_costs_checkpoints_but_not_the_training(
+    folder: Path, uninterrupted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = configuration(folder / "full", steps=STEPS)
+    job = ThreadedJob(document)
+    job.start(ONE, 1)
+    first = job.wait(lambda s: s["checkpoint"]["lastStep"] is not None)["checkpoint"]["lastStep"]
+    with monkeypatch.context() as patched:
+
+        def write(descriptor: int, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patched.setattr("heterps_runtime.checkpoint.storage.os.write", write)
+        job.credentials.request("POST", PATH_CHECKPOINT)
+        failed = job.wait(lambda s: s["checkpoint"]["failures"] > 0)
+        assert failed["phase"] == JobPhase.TRAINING
+        assert "the disk is full" in failed["checkpoint"]["lastError"]
+        assert failed["checkpoint"]["lastStep"] >= first
+        assert any(e["reason"] == "CheckpointFailed" and "stays" in e["message"] for e in failed["events"])
+        assert Path(document["workDirectory"], "checkpoints").exists()
+        job.wait(lambda s: s["committedSteps"] > failed["committedSteps"])
+    status = job.wait()
+    job.close()
+    assert_same_model(trained_model(status), uninterrupted)

@@ -1,0 +1,103 @@
+"""Layer by layer, a step does the work of a whole step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.data import DataSpec, open_dataset
+from heterps_runtime.intake import resolve_loss
+from heterps_runtime.profiler.layers import LayerProbe
+from heterps_runtime.profiler.transfers import TransferProbe
+from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.worker.model import UserModel
+from heterps_runtime.worker.rows.lookups import LookupBlock
+from tests.heterps_runtime.helpers.jobs import configuration
+
+CPU = torch.device("cpu")
+SGD = {"dense": {"name": "sgd", "learningRate": "0.5"}, "sparse": {"name": "sgd", "learningRate": "0.5"}}
+
+
+def _probe(folder: Path, model: str, *, all_reduces: bool = False) -> tuple[LayerProbe, RunConfig, UserModel]:
+    config = RunConfig.from_json(configuration(folder / "work", model, optimizer=SGD))
+    data = open_dataset(DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache"), "train")
+    user = UserModel.build(config, data.schema.features)
+    return LayerProbe(config, user, data, resolve_loss(config.loss), CPU, all_reduces=all_reduces), config, user
+
+
+@pytest.mark.parametrize("name", ["flights", "two_tower", "residual"])
+def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name: str, tmp_path: Path) -> None:
+    probe, config, model = _probe(tmp_path, name)
+    values, label = probe._batch(probe.largest)
+    probe._next = 0  # the same batch again
+    shard = Shard(config, 0)
+    whole = model.layered.stage(0, len(model.layered.layers) - 1)
+    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()})
+    leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
+    block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys())
+    block.fill(shard.pull(block.keys))
+    looked_up = block.forward(0, CPU, training=True)
+    whole.bind(leaves)
+    torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
+    block.backward(0, looked_up)
+    gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
+    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients))
+    shard.commit_dense(0, probe.largest)
+    shard.commit_rows(0, probe.largest)
+
+    probe.step(probe.largest)
+
+    assert set(probe._shard.dense.names) == set(shard.dense.names)
+    for parameter in shard.dense.names:
+        (mine,), (expected,) = probe._shard.dense.pull([parameter]), shard.dense.pull([parameter])
+        np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
+    measured = probe._shard.pull(block.keys)
+    for dim, expected in shard.pull(block.keys).items():
+        mine = measured[dim]
+        np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("all_reduces", [False, True])
+def test_every_layer_is_charged_with_its_own_kind_of_work(all_reduces: bool, tmp_path: Path) -> None:
+    probe, _, model = _probe(tmp_path, "flights", all_reduces=all_reduces)
+    probe.step(probe.largest)
+    times = probe.step(probe.largest)
+    for layer, seconds in zip(model.layered.layers, times, strict=True):
+        assert seconds.compute > 0
+        assert (seconds.rows > 0) == bool(layer.tables)
+        if layer.parameters:
+            assert seconds.dense > 0
+    linear = next(i for i, layer in enumerate(model.layered.layers) if layer.kind == "Linear")
+    assert probe.input_bytes[linear] == 27 * 8  # six embeddings of four and three numbers, in float64
+
+
+def test_a_cut_carries_the_live_tensors_and_comes_back_as_gradients(tmp_path: Path) -> None:
+    probe, _, model = _probe(tmp_path, "two_tower")
+    cuts = probe.cuts(8)
+    assert len(cuts) == len(model.layered.layers) - 1
+    for i, cut in enumerate(cuts):
+        stage = model.layered.stage(0, i)
+        assert len(cut.forward) == len(stage.outputs) + 1  # and the label
+        assert len(cut.backward) == len(stage.gradient_outputs)
+    link = TransferProbe(CPU, "a token of the tests")
+    try:
+        measured = [link.measure(cut) for cut in cuts]
+        assert all(seconds > 0 and processor > 0 for seconds, processor in measured)
+    finally:
+        link.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_layers_are_timed_on_an_accelerator(tmp_path: Path) -> None:
+    config = RunConfig.from_json(configuration(tmp_path / "work", "flights", precision="fp32"))
+    data = open_dataset(DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache"), "train")
+    model = UserModel.build(config, data.schema.features)
+    probe = LayerProbe(config, model, data, resolve_loss(config.loss), torch.device("cuda", 0), all_reduces=True)
+    probe.step(probe.largest)
+    assert all(seconds.compute > 0 for seconds in probe.step(probe.largest))

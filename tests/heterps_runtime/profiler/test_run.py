@@ -1,0 +1,110 @@
+"""`heterps-runtime profile` as the controller sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heterps_runtime.__main__ import main
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, EXIT_BAD_INPUT, PATH_PROFILES, JobPhase
+from heterps_runtime.profiler.main import run_profiler
+from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    jobs: list[ThreadedJob] = []
+
+    def begin(document: dict[str, Any]) -> ThreadedJob:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(document))
+        jobs.append(ThreadedJob(document))
+        monkeypatch.setenv(ENV_CONFIG, str(path))
+        monkeypatch.setenv(ENV_COORDINATOR, jobs[0].credentials.url)
+        monkeypatch.setenv(ENV_TOKEN, TOKEN)
+        return jobs[0]
+
+    yield begin
+    for job in jobs:
+        job.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pool", "limit"), [("cpu", None), ("card", 1)])
+def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: Any, tmp_path: Path) -> None:
+    document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
+    document["pythonPath"] = [str(Path(__file__).parents[3])]  # the second worker is a process of its own
+    for entry in document["pools"]:
+        entry["spec"]["maxUnits"] = limit
+    job = start(document)
+
+    run_profiler(RunConfig.from_json(document), pool)
+
+    profile = job.credentials.request("GET", PATH_PROFILES)[pool]
+    assert profile["batchSize"] == 32
+    assert profile["samples"] == 300
+    assert [layer["name"] for layer in profile["layers"]][-1] == "head"
+    for layer in profile["layers"]:
+        assert 0 <= layer["computeFixedSeconds"] <= layer["computeSeconds"]
+        assert 0 <= layer["parallelFraction"] <= 1
+    total = sum(layer["computeSeconds"] for layer in profile["layers"]) + profile["stage"]["stageSeconds"]
+    assert total == pytest.approx(profile["calibration"]["stepSeconds"], rel=1e-6)
+    assert profile["calibration"]["steps"] >= 8
+    used = profile["calibration"]["processor"]
+    assert all(seconds > 0 for seconds in used.values())
+    layers = sum(layer["processorSeconds"] for layer in profile["layers"])
+    assert layers + profile["stage"]["stageProcessorSeconds"] == pytest.approx(sum(used.values()))
+    two = profile["calibration"]["twoWorkers"]
+    servers = profile["parameterServer"]
+    assert servers["workers"] == (2 if two else 1)
+    assert servers["processorSecondsPerSample"] * 32 == pytest.approx((two["processor"] if two else used)["servers"])
+    if limit == 1:
+        assert two is None
+        assert f"pool {pool}: the pool has units for one worker (maxUnits 1)" in profile["warnings"]
+    elif profile["measured"]["cores"] > 1:
+        assert two["steps"] >= 8
+    assert job.status()["phase"] == JobPhase.PROFILING
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason", "words"),
+    [
+        (
+            "model",
+            {"entrypoint": "tests.heterps_runtime.helpers.models:no_such_thing"},
+            "EntrypointError",
+            "no_such_thing",
+        ),
+        ("data", {"label": "lat"}, "DataError", "'late'"),
+    ],
+)
+def test_wrong_input_ends_the_job_with_the_same_words_as_a_worker(
+    field: str,
+    value: dict[str, Any],
+    reason: str,
+    words: str,
+    start: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = configuration(tmp_path / "work", "flights")
+    document["job"]["spec"][field] |= value
+    job = start(document)
+
+    assert main(["profile", "--pool", "cpu"]) == EXIT_BAD_INPUT
+
+    status = job.wait(lambda s: s["phase"] == JobPhase.FAILED)
+    assert status["error"]["reason"] == reason
+    assert words in status["error"]["message"]
+    assert f"{reason}: " in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_unknown_pool_is_refused(start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(configuration(tmp_path / "work", "flights"))
+    assert main(["profile", "--pool", "cpus"]) == EXIT_BAD_INPUT
+    assert "no pool named 'cpus'; there are ['card', 'cpu']" in capsys.readouterr().err

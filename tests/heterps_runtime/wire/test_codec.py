@@ -1,0 +1,260 @@
+"""Every message survives the wire unchanged; whatever is malformed is refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from heterps_runtime.allocation import Allocation
+from heterps_runtime.errors import TransientError
+from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message
+
+ROOT = Path(__file__).parents[3]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPES = [np.dtype(n) for n in ("float64", "float32", "float16", "bool", *INTEGERS)]
+SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
+ARRAYS = st_numpy.arrays(st.sampled_from(DTYPES), SHAPES)
+ALLOCATIONS = st.builds(Allocation, st.integers(0), st.just(((3, 5), (8,), (1, 0, 7))))
+
+# --- values of the declared types -------------------------------------------------------------------------------------
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a declared type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint == Array:
+        return ARRAYS
+    if hint is Allocation:
+        return ALLOCATIONS
+    if hint is int:
+        return st.integers(-(2**62), 2**62)
+    if origin is tuple:
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+    if origin is types.UnionType:
+        return st.one_of([values(a) for a in arguments])
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        assert isinstance(hint, type)
+        return st.builds(hint, **{f.name: values(hints[f.name]) for f in dataclasses.fields(hint)})
+    return st.from_type(hint)  # bool, float, str, None, enumerations
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the same, arrays and what is not a number included."""
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(map(same, a.values(), b.values()))
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return bool(a == b) or (isinstance(a, float) and a != a and b != b)
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(kind: type[Message], data: st.DataObject) -> None:
+    message = data.draw(values(kind))
+    received = decode([bytes(f) for f in encode(message)])
+    assert same(message, received), (message, received)
+
+
+@given(st.dictionaries(st.text(max_size=5), ARRAYS, max_size=4))
+def test_arrays_of_every_kind_come_back_as_they_were(arrays: dict[str, Array]) -> None:
+    received = decode(encode(Dense(2**60, arrays)))
+    assert same(received, Dense(2**60, arrays))
+
+
+def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
+    array = np.arange(24).reshape(4, 6).T[::2]
+    received = decode(encode(Dense(0, {"a": array})))
+    assert isinstance(received, Dense)
+    np.testing.assert_array_equal(received.values["a"], array)
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, ">f4"), np.array(["text"]), np.array([None]), np.zeros(1, complex)])
+def test_arrays_of_other_dtypes_are_not_sent(array: Array) -> None:
+    with pytest.raises(KeyError):
+        encode(Dense(0, {"a": array}))
+
+
+def test_received_arrays_are_views_of_the_frames_and_cannot_be_written() -> None:
+    received = decode([bytes(f) for f in encode(Dense(0, {"a": np.ones(3)}))])
+    assert isinstance(received, Dense)
+    assert not received.values["a"].flags.writeable
+    assert received.values["a"].base is not None
+
+
+def test_every_message_stands_in_the_protocol() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    section = text.partition("\n## Messages\n")[2].partition("\n## ")[0]
+    named = {name for line in section.splitlines() if line.startswith("| ") for name in re.findall(r"`([^`]+)`", line)}
+    assert named == set(MESSAGES)
+
+
+# --- malformed messages -----------------------------------------------------------------------------------------------
+
+FIELDS = [(kind, f.name) for kind in MESSAGES.values() for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+IDS = [f"{kind.op}.{name}" for kind, name in FIELDS]
+
+
+def sample(hint: Any) -> Any:
+    """One value of a declared type, with one item in each list."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint == Array:
+        return np.arange(3)
+    if origin is tuple:
+        return (sample(arguments[0]),)
+    if origin is dict:
+        return {sample(arguments[0]): sample(arguments[1])}
+    if origin is types.UnionType:
+        return sample(arguments[0])
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return next(iter(hint))
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        assert isinstance(hint, type)
+        return hint(**{f.name: sample(hints[f.name]) for f in dataclasses.fields(hint)})
+    return {int: 1, float: 1.5, str: "text", bool: True}[hint]
+
+
+def here(*wrong_values: Any) -> list[tuple[str, Any]]:
+    return [("", value) for value in wrong_values]
+
+
+def wrong(hint: Any) -> list[tuple[str, Any]]:
+    """Values that a field of a type must not have in a header: (path to what is wrong, value)."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint == Array:
+        return here(None, 1, "text", [], ["float32"], ["object", [1]], ["float32", [-1]], ["int8", [1]])
+    if origin is tuple:
+        return [*here(None, 1, "text", {}), *((f"[0]{path}", [value]) for path, value in wrong(arguments[0]))]
+    if origin is dict:
+        name = "1" if arguments[0] is int else "name"
+        inner = [(f"['{name}']{path}", {name: value}) for path, value in wrong(arguments[1])]
+        keys = [("['text']", {"text": None}), ("['01']", {"01": None})] if arguments[0] is int else []
+        return [*here(None, 1, "text", []), *inner, *keys]
+    if origin is types.UnionType:
+        return [(path, value) for path, value in wrong(arguments[0]) if value is not None]
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return here(None, 1, "no such value", [])
+    if dataclasses.is_dataclass(hint):
+        return [*here(None, 1, "text", []), (f".{dataclasses.fields(hint)[0].name}", {})]
+    others: dict[Any, list[Any]] = {
+        int: [None, True, 1.0, "1", [], {}],
+        float: [None, True, "1.5", [], {}, 10**400],
+        str: [None, True, 1, [], {}],
+        bool: [None, 0, 1, "true", [], {}],
+    }
+    return here(*others[hint])
+
+
+def altered(kind: type[Message], **changed: Any) -> list[bytes]:
+    """Frames of a message with other fields in its header; those that are `...` are left out."""
+    header, *arrays = [bytes(f) for f in encode(sample(kind))]
+    new = {**json.loads(header), **changed}
+    return [json.dumps({name: value for name, value in new.items() if value is not ...}).encode(), *arrays]
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
+def test_a_missing_field_is_refused_by_name(kind: type[Message], field: str) -> None:
+    with pytest.raises(TransientError, match=f"malformed message: {kind.op}.{field} is missing"):
+        decode(altered(kind, **{field: ...}))
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
+def test_a_field_of_another_type_is_refused_by_name(kind: type[Message], field: str) -> None:
+    cases = wrong(get_type_hints(kind)[field])
+    assert cases
+    for path, value in cases:
+        with pytest.raises(TransientError) as caught:
+            decode(altered(kind, **{field: value}))
+        assert f"malformed message: {kind.op}.{field}{path} " in str(caught.value), (value, str(caught.value))
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
+def test_a_field_that_is_not_declared_is_refused_by_name(kind: type[Message]) -> None:
+    with pytest.raises(TransientError, match=f"malformed message: {kind.op}.more is not declared"):
+        decode(altered(kind, more=1))
+
+
+@pytest.mark.parametrize("name", ["no-such-message", "Pull", "", None, 7, [], {}])
+def test_an_unknown_message_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(TransientError) as caught:
+        decode(altered(Backward, op=name))
+    assert f"malformed message: there is no message {name!r}" in str(caught.value)
+
+
+def test_fields_that_do_not_fit_together_are_refused() -> None:
+    allocation = {"from_step": 0, "batches": [[3], [4]]}
+    with pytest.raises(TransientError, match=r"malformed message: allocation\.allocation is invalid: .*disagree"):
+        decode(altered(MESSAGES["allocation"], allocation=allocation))
+
+
+def test_whole_numbers_are_taken_for_floats() -> None:
+    received = decode(altered(Done, loss_sum=3))
+    assert isinstance(received, Done)
+    assert type(received.loss_sum) is float
+
+
+def _dense(described: Any) -> bytes:
+    return json.dumps({"op": "dense", "request": 1, "values": {"a": described}}).encode()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([b""], id="no header"),
+        pytest.param([b"\xff\xfe"], id="no text"),
+        pytest.param([b"[1, 2]"], id="no object"),
+        pytest.param([b"[" * 100_000], id="nested without end"),
+        pytest.param([b'{"request": 1}'], id="no name"),
+        pytest.param([b'{"op": "ack", "step": ' + b"9" * 5000 + b"}"], id="a number of thousands of digits"),
+        pytest.param([_dense(5)], id="description is a number"),
+        pytest.param([_dense(["int8", [1]])], id="a frame is missing"),
+        pytest.param([_dense(["int8", [1]]), b"1", b"2"], id="a frame too many"),
+        pytest.param([_dense(["int8", [2]]), b"1"], id="too short"),
+        pytest.param([_dense(["int8", [2]]), b"123"], id="too long"),
+        pytest.param([_dense(["int32", [1]]), b"123"], id="no whole number of values"),
+        pytest.param([_dense(["object", [1]]), b"12345678"], id="dtype that could run code"),
+        pytest.param([_dense(["no-such", [1]]), b"1"], id="unknown dtype"),
+        pytest.param([_dense([["int8"], [1]]), b"1"], id="dtype is a list"),
+        pytest.param([_dense(["int8", [-1]]), b"1"], id="negative size"),
+        pytest.param([_dense(["int8", [1.0]]), b"1"], id="fractional size"),
+        pytest.param([_dense(["int8", [True]]), b"1"], id="truth for a size"),
+        pytest.param([_dense(["int8", 1]), b"1"], id="shape is a number"),
+        pytest.param([_dense(["int8", "1"]), b"1"], id="shape is a text"),
+        pytest.param([_dense(["int8", [10**18]]), b""], id="huge shape, no data"),
+        pytest.param([_dense(["int8", [10**30]]), b"1"], id="shape beyond 64 bits"),
+        pytest.param([_dense(["int8", [2**63, 0]]), b""], id="empty but beyond 64 bits"),
+        pytest.param([_dense(["int8", [1] * 100]), b"1"], id="too many dimensions"),
+    ],
+)
+def test_malformed_frames_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(TransientError, match="malformed message"):
+        decode(frames)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_garbage_is_refused_without_a_crash(frames: list[bytes]) -> None:
+    with pytest.raises(TransientError, match="malformed message"):
+        decode(frames)
