@@ -60,8 +60,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     now = observed.time
     status = before if before.started is not None else replace(before, started=now, phase_since=now)
     process = observed.process(COORDINATOR)
-    if process is None or process.spec.incarnation != status.incarnation:
-        observed = replace(observed, coordinator=None)  # what a coordinator of the past says is of the past
+    if process is None or not failures.is_current(process, status):
+        observed = replace(observed, coordinator=None)  # a coordinator of the past
     if job.paused:
         return Decision(status.with_phase(Phase.PAUSED, now))
     actions: tuple[Action, ...] = ()
@@ -142,7 +142,7 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
     if spec.units > observed.capacity.free_units.get(pool, spec.units):
         text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
         status = status.with_phase(Phase.PENDING, now)
-        return status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now), ()
+        return _release(observed, status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now))
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
         status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
     status = status.with_phase(Phase.PROFILING, now)
@@ -185,7 +185,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
             return _ask_planner(job, observed, status, {})
         taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
         text = f"{outcome.message}; {_in_use(job, observed, taken)}"
-        return status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now), ()
+        return _release(observed, status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now))
     if plan is None:
         if outcome.refusal is not None:
             status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
@@ -197,6 +197,18 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "plan":
         return _reach(status, Phase.PLANNED, now), ()
     return _run(job, observed, status, plan)
+
+
+def _release(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """End the coordinator of a job that waits: on a small node it takes the room of a whole unit from other jobs.
+
+    Its end is no failure, as the next attempt is the current one from now on.
+    """
+    process = observed.process(COORDINATOR)
+    if process is None or not process.running or process.stopping or process.spec.incarnation != status.incarnation:
+        return status, ()
+    attempts = {**status.attempts, COORDINATOR: process.spec.attempt + 1}
+    return replace(status, attempts=attempts), (StopProcess(COORDINATOR, _STALE_GRACE_SECONDS),)
 
 
 def _ask_planner(

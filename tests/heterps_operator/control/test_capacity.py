@@ -6,8 +6,16 @@ from dataclasses import replace
 from decimal import Decimal
 
 from heterps_operator.control.problem import build_problem
-from heterps_operator.state.values import Action, ComputePlan, PodProblem, RequestStop, StartProcess
-from tests.heterps_operator.helpers.world import JOB_PLAN, PLAN, PROFILE, World, make_job
+from heterps_operator.state.values import (
+    Action,
+    ComputePlan,
+    PodProblem,
+    RequestStop,
+    StartProcess,
+    StopProcess,
+    SubmitPlan,
+)
+from tests.heterps_operator.helpers.world import JOB_PLAN, MEMBERS, PLAN, PROFILE, World, make_job
 
 INFEASIBLE = {"feasible": False, "reason": "ThroughputFloorUnreachable", "message": "the best is 31,000"}
 
@@ -51,8 +59,45 @@ def waiting(**free: int) -> World:
     world.answer(PLAN)
     assert limits(world.settle()) == [free]
     world.answer(INFEASIBLE)
+    assert world.settle() == [StopProcess("coordinator", 5.0)], "a job that waits holds nothing"
+    world.end("coordinator", -15)
     assert world.settle() == []
     return world
+
+
+def test_a_waiting_job_gives_up_the_room_of_its_coordinator_and_gets_another_one_for_its_plan() -> None:
+    """The room of a coordinator may be what another job, or this one, lacks on a small node."""
+    world = waiting(cpu=3, gpu=0)
+    assert world.running() == set()
+    assert (world.status.failures, world.status.outcome, world.status.incarnation) == (0, None, 1)
+    world.free_units = {"cpu": 8, "gpu": 2}
+    world.settle()
+    world.answer(PLAN)
+    world.settle()
+    coordinator = world.processes["coordinator"]
+    assert (coordinator.running, coordinator.spec.attempt) == (True, 2)
+    world.listen()
+    world.settle()
+    world.join(*MEMBERS)
+    world.set_phase("Training", committedSteps=1, samplesPerSecond=50_000.0)
+    world.settle()
+    assert world.status.phase == "Running"
+
+
+def test_what_a_coordinator_says_that_is_to_end_is_not_for_the_next_plan() -> None:
+    world = profiled(cpu=3, gpu=0)
+    world.settle()
+    world.listen()
+    for document in (INFEASIBLE, PLAN, INFEASIBLE):
+        world.answer(document)
+        world.settle()
+    assert world.processes["coordinator"].stopping
+    world.free_units = {"cpu": 8, "gpu": 2}
+    world.settle()
+    world.answer(PLAN)
+    assert not any(isinstance(action, SubmitPlan) for action in world.settle())
+    world.end("coordinator", -15)
+    assert [action.spec.attempt for action in world.settle() if isinstance(action, StartProcess)] == [2]
 
 
 def test_no_plan_in_what_is_free_is_no_failure_but_a_reason_to_wait() -> None:
@@ -98,7 +143,7 @@ def test_a_plan_by_hand_that_does_not_fit_waits_too() -> None:
     world.answer({**PLAN, "stages": [{**PLAN["stages"][0], "units": 4, "pods": 4, "lastLayer": 2}]})
     assert limits(world.settle()) == [{"cpu": 1, "gpu": 2}]
     world.answer(error=refusal)
-    assert world.settle() == []
+    assert world.settle() == [StopProcess("coordinator", 5.0)]
     condition = world.status.condition("Planned")
     assert condition.reason == "WaitingForCapacity"
     assert condition.message.startswith("scheduling.stages[0].units: takes 4")
@@ -109,7 +154,7 @@ def test_a_waiting_job_plans_again_as_soon_as_more_is_free() -> None:
     world.free_units = {"cpu": 4, "gpu": 0}
     assert limits(world.settle()) == [{"cpu": 4, "gpu": 0}]
     world.answer(INFEASIBLE)
-    assert world.settle() == [], "that it could run alone is known already"
+    assert limits(world.settle()) == [], "that it could run alone is known already"
     world.free_units = {"cpu": 3, "gpu": 1}
     assert limits(world.settle()) == [{"cpu": 3, "gpu": 1}]
     world.answer(PLAN)
