@@ -183,7 +183,7 @@ def test_too_small_a_limit_is_refused_before_reading_with_the_needed_size(tmp_pa
     needed = fixed_bytes(1000)
     spec = fixed_spec(tmp_path, rows=1000, cache={"maxBytes": needed - 1})
     messages = Messages()
-    with pytest.raises(DataCacheError, match=rf"spec\.data\.cache\.maxBytes: is .*raise it to at least {needed} or"):
+    with pytest.raises(DataCacheError, match=rf"spec\.data\.cache\.maxBytes: is .*raise it to at least {needed}$"):
         open_dataset(spec, "train", messages)
     assert messages.said == []
     enough = fixed_spec(tmp_path, rows=1000, cache={"maxBytes": needed})

@@ -113,7 +113,7 @@ class ReturnsSize(Base):
 
 
 TRACING = [
-    (Branches, "control flow depends on a tensor's value or shape at test_intake_errors.py:{line}", "torch.where"),
+    (Branches, "control flow depends on a tensor's value or shape at test_errors.py:{line}", "torch.where"),
     (Loops, "a loop runs over a tensor, whose length is not known", "tensor operations"),
     (Length, "len() of a tensor is taken", "x.shape[0]"),
     (Assigns, "a tensor is changed by item assignment", "torch.where"),
@@ -236,7 +236,7 @@ def _check(kind: type[IntakeError], model: type[nn.Module], problem: str, fix: s
     assert problem.format(line=line) in caught.value.problem, str(caught.value)
     assert fix in str(caught.value)
     if line is not None:
-        assert caught.value.where.endswith(f"test_intake_errors.py:{line}"), str(caught.value)
+        assert caught.value.where.endswith(f"test_errors.py:{line}"), str(caught.value)
 
 
 def test_hooks_on_the_model_itself_are_refused() -> None:

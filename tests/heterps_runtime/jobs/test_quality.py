@@ -35,7 +35,7 @@ def test_hybrid_reaches_the_quality_of_one_pytorch_process_on_the_flights(
     document["job"]["spec"]["model"]["arguments"] = {"embedding_dim": 4, "hidden": [32, 16]}
     document["job"]["spec"]["training"]["optimizer"]["dense"]["learningRate"] = "0.005"
     document["job"]["spec"]["training"]["seed"] = seed
-    document["job"]["spec"]["data"]["cache"] = {"directory": str(folder / "flights-cache")}
+    document["job"]["spec"]["data"]["cache"]["directory"] = str(folder / "flights-cache")
     monkeypatch.setattr(sys, "path", [str(FLIGHTS), *sys.path])
     status = run_job(document, [("cpu", 4, 1), ("accelerator", 9, 1)], 1)
     assert status["phase"] == "Succeeded", status["error"]

@@ -132,7 +132,7 @@ def test_misuse_is_refused_by_name() -> None:
             lambda: store.add("half", np.zeros(2, np.float16)),
             "parameter 'half': must be float32 or float64, is float16",
         ),
-        (lambda: store.pull(["towel.bias"]), "parameter 'towel.bias': is not there, there are tower.weight"),
+        (lambda: store.pull(["towel.bias"]), "parameter 'towel.bias': is unknown, there are tower.weight"),
         (
             lambda: store.apply([{"tower.bias": np.zeros(6)}], 1.0, 1),
             r"gradient of 'tower.bias': must have the shape \(7,\)",
