@@ -149,7 +149,7 @@ class Job:
         spec["checkpoint"] = {"everySteps": 10**6, "keep": 1}
         self._document = document
         self.folder = folder
-        job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {}}}
+        job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {"minSamplesPerSecond": 0}}}
         self.spec = JobSpec.from_manifests(job, loaded.pools)
 
     def profiles(self) -> dict[str, Any]:

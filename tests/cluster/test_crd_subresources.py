@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.api.job import JobSpec
 from heterps_operator.kubernetes.status import job_status
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
@@ -27,8 +26,7 @@ def path(kubectl: Kubectl) -> str:
 
 def reported(server: ApiServer, kubectl: Kubectl, status: Status) -> dict[str, Any]:
     """Write a status as the controller does, and return the stored result."""
-    job = JobSpec.from_manifests(kubectl.get("heterpsjob", "flights"), [parsed(CPU), parsed(GPU)])
-    document = job_status(job.name, status, Bill(), (), generation=1, plan_config="flights-plan-1")
+    document = job_status("flights", status, Bill(), (), generation=1, plan_config="flights-plan-1")
     reply = server.ask(
         "PATCH",
         f"{path(kubectl)}/flights/status?fieldValidation=Strict",
