@@ -21,7 +21,7 @@ import numpy as np
 from experiments.clusters import MODELS, cluster
 
 from heterps_planner import Layer, LayerTimes, Plan, Pool, Problem, plan
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.search.limits import fastest
 from heterps_planner.search.sweep import minimise
 

@@ -21,8 +21,8 @@ from typing import Literal
 import numpy as np
 
 from experiments.devices import CPU_CORES, DEVICES, add_pool, load_profile
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.points import Choice

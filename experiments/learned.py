@@ -11,7 +11,7 @@ from experiments.literal_rl import VARIANTS, run
 from experiments.trials import solved, trial
 from heterps_planner.errors import ProblemError
 from heterps_planner.methods.pretrained import first_answer
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import features_of
 from heterps_planner.policy.pretrained import check_range, shipped

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.cells import Array, cell_of

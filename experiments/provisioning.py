@@ -12,7 +12,8 @@ from experiments.framework import Cell, Experiment, Row, Settings
 from experiments.rules import RULES
 from experiments.trials import schedule_text
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.model.cost_model import build_segments, cost_of_training
+from heterps_planner.model.cost_model import cost_of_training
+from heterps_planner.model.segments import build_segments
 
 __all__ = ["EXPERIMENT", "FLOOR_FACTORS"]
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from experiments.framework import Cell, Experiment, Row, Settings
 from experiments.trials import problem_of
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, Segments, build_segments
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
 from heterps_planner.model.problem import LayerTimes, Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.robust import robust_segments
 from heterps_planner.search.points import Choice
 from heterps_planner.search.provisioning import provision, schedule_of

@@ -23,8 +23,10 @@ from collections.abc import Callable
 import numpy as np
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.training_jobs import Solved, solved_job
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.features import features_of

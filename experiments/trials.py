@@ -14,8 +14,9 @@ from experiments.clusters import cluster, paper_case
 from experiments.framework import Cell, Row
 from heterps_planner.errors import DeadlineError, ProblemError, TooLargeError
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.model.cost_model import Segments, build_segments, cost_of_training
+from heterps_planner.model.cost_model import cost_of_training
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.search.points import Choice
 from heterps_planner.search.sweep import SweepResult, minimise
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import Infeasible, Plan, build_plan
 from heterps_planner.plans.refusal import explain_infeasible, explain_unlucky_search
 from heterps_planner.plans.robust import check_error, robust_segments, robustness

@@ -11,8 +11,8 @@ import pytest
 from experiments.rules import RULES, exact, literal_first_units, newton, static_ratio, static_server_ratio
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.cost_model import Segments, build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heterps_operator.state.plan import JobPlan
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 
 __all__ = ["calibrate", "divide_workers"]
 

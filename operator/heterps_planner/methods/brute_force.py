@@ -13,7 +13,8 @@ import numpy as np
 
 from heterps_planner.errors import DeadlineError, TooLargeError
 from heterps_planner.methods.base import Found, Task
-from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.model.pieces import FloatArray
+from heterps_planner.model.segments import Segments
 from heterps_planner.plans.assignments import schedules_from_assignments, stages_of
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.path import Stage

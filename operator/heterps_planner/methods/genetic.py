@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_planner.methods.base import Found, Task, answer
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.plans.assignments import Evaluator
 
 __all__ = ["find"]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_planner.methods.base import Found, Task, answer
-from heterps_planner.model.cost_model import Segments
+from heterps_planner.model.segments import Segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import Features, features_of
 from heterps_planner.policy.network import Encoded, Network, stack

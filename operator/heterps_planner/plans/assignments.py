@@ -14,7 +14,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.model.pieces import FloatArray
+from heterps_planner.model.segments import Segments
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.plans.task import Found
 from heterps_planner.search.path import Stage

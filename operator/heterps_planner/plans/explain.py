@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.model.cost_model import Segments, build_segments, cost_of_training
+from heterps_planner.model.cost_model import cost_of_training
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.machine import throughput_on_cores
 from heterps_planner.plans.plan import Plan, choice_of
 from heterps_planner.plans.robust import robust_segments

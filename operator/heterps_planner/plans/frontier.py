@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import Plan, build_plan
 from heterps_planner.search.limits import fastest
 from heterps_planner.search.points import lowest_throughput

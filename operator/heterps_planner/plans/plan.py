@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, Segments, cost_of_training, price_per_hour
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE, cost_of_training, price_per_hour
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice
 

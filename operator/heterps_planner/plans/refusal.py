@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from heterps_planner.model.cost_model import Segments
 from heterps_planner.model.memory import least_pods_for_memory
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments
 from heterps_planner.plans.plan import (
     COST_CEILING_EXCEEDED,
     MEMORY_EXCEEDED,

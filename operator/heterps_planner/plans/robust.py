@@ -23,8 +23,10 @@ from statistics import NormalDist
 import numpy as np
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segments, build_segments, layer_seconds
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE, layer_seconds
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.model.problem import Problem, table_units
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import Robustness
 from heterps_planner.search.points import Choice
 from heterps_planner.search.servers import minimise

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from heterps_planner.model.cost_model import Segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.points import Choice
 
 __all__ = ["Found", "Method", "Task"]

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.model.pieces import FloatArray
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.points import search_prices
 
 __all__ = ["FIELDS", "LAYER_NAMES", "NAMES", "Features", "features_of", "reference_throughput"]

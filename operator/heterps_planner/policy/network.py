@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.policy.cells import Array, Cell, cell_of
 from heterps_planner.policy.features import LAYER_NAMES, NAMES, Features
 

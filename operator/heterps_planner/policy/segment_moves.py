@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.search.points import Points, fastest_bound, lowest_throughput, search_prices
 

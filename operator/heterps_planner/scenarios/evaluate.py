@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from heterps_planner.errors import ProblemError, UnknownNameError
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segments, build_segments
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
 from heterps_planner.model.fields import Fields, check_integer
 from heterps_planner.model.memory import needed_bytes
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.model.problem import MAX_UNITS, Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.planning import check_servers, deadline_test
 from heterps_planner.plans.plan import (
     COST_CEILING_EXCEEDED,

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from heterps_planner.errors import DeadlineError, ProblemError
-from heterps_planner.model.cost_model import FloatArray, Segments, build_segments
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.model.problem import Pool, Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import Infeasible, Plan, build_plan
 from heterps_planner.plans.refusal import explain_infeasible
 from heterps_planner.search.coupling import Coupled, CoupledJob, Tariff, solve

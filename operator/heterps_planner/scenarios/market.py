@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterps_planner.errors import ProblemError
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.fields import check_number
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.planning import plan as plan_afresh
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.migration import Move, plan_from, running_choice

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from heterps_planner.errors import DeadlineError
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, Segments, build_segments
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
 from heterps_planner.model.fields import check_number
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import Infeasible, Plan, build_plan, choice_of
 from heterps_planner.plans.refusal import explain_infeasible
 from heterps_planner.search.coupling import CoupledJob, Tariff, solve

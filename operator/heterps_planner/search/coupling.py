@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.search.points import Choice
 from heterps_planner.search.priced_search import PricedJob, cheapest, plans_below
 

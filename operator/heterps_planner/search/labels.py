@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from heterps_planner.search.path import Stage, cheapest_paths
 
 __all__ = ["SearchResult", "search"]

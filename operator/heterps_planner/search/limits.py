@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from heterps_planner.model.cost_model import FloatArray, Segments
+from heterps_planner.model.pieces import FloatArray
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.points import Choice, fastest_bound
 from heterps_planner.search.provisioning import fastest_provision, schedule_of
 from heterps_planner.search.servers import cheapest_at, minimise

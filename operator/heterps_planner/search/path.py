@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 
 __all__ = ["Paths", "Relaxation", "Stage", "cheapest_paths", "relax"]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
-from heterps_planner.model.pieces import fastest, least_product, time_on
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
+from heterps_planner.model.pieces import FloatArray, fastest, least_product, time_on
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Stage, cheapest_paths
 
 __all__ = ["Choice", "Points", "fastest_bound", "least_rate", "lowest_throughput", "search_prices"]

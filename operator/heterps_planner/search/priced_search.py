@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, FloatArray, Segments
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE
+from heterps_planner.model.pieces import FloatArray
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Paths, Stage, cheapest_paths
 from heterps_planner.search.points import Choice, Points, fastest_bound, lowest_throughput, search_prices
 

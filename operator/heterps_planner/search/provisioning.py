@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_planner.model.cost_model import FLOOR_TOLERANCE, SLACK, FloatArray, Segments, pods_for_throughput
-from heterps_planner.model.pieces import Piece, fastest, least_pods, least_product, time_on
+from heterps_planner.model.cost_model import FLOOR_TOLERANCE, SLACK, pods_for_throughput
+from heterps_planner.model.pieces import FloatArray, Piece, fastest, least_pods, least_product, time_on
+from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Stage
 
 __all__ = [

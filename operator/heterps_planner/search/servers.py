@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from heterps_planner.model.cost_model import SLACK, Segments
+from heterps_planner.model.cost_model import SLACK
+from heterps_planner.model.segments import Segments
 from heterps_planner.search import sweep
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import least_rate, search_prices

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.points import Choice
 

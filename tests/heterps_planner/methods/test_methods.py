@@ -19,7 +19,7 @@ import yaml
 from heterps_planner import METHODS, DeadlineError, Infeasible, Plan, Problem, plan
 from heterps_planner.errors import MissingPackageError
 from heterps_planner.methods import Task, bayesian
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator, stages_of
 from heterps_planner.plans.plan import NOTHING_FOUND, THROUGHPUT_FLOOR_UNREACHABLE
 from heterps_planner.policy import learning

@@ -11,7 +11,6 @@ import pytest
 from heterps_planner import plan
 from heterps_planner.model.cost_model import (
     Work,
-    build_segments,
     compute_work,
     cost_of_training,
     pods_for_throughput,
@@ -23,6 +22,7 @@ from heterps_planner.model.cost_model import (
     transfer_work,
 )
 from heterps_planner.model.problem import Layer, LayerTimes, ParameterServer, Pool, Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import Infeasible, Plan, choice_of
 from heterps_planner.search.points import lowest_throughput
 from heterps_planner.search.sweep import cheapest_at, minimise

@@ -10,8 +10,8 @@ import pytest
 
 from heterps_planner import Infeasible, Layer, LayerTimes, Plan, Pool, Problem, ProblemError, evaluate, plan
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.memory import least_pods_for_memory, needed_bytes
+from heterps_planner.model.segments import build_segments
 from heterps_planner.search.sweep import minimise
 from tests.heterps_planner.helpers.problems import document, random_problem, with_floor, with_memory
 

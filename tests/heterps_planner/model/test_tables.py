@@ -12,9 +12,9 @@ import pytest
 
 from heterps_planner import Layer, LayerTimes, Plan, Pool, Problem, plan
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.pieces import lines
 from heterps_planner.model.problem import MeasuredTimes
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.explain import explain
 from heterps_planner.plans.frontier import frontier
 from heterps_planner.scenarios.evaluate import evaluate

@@ -13,7 +13,8 @@ from experiments.devices import load_profile
 
 from heterps_planner import Plan, Problem, plan
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.cost_model import Work, build_segments, stage_seconds_per_sample
+from heterps_planner.model.cost_model import Work, stage_seconds_per_sample
+from heterps_planner.model.segments import build_segments
 from heterps_planner.scenarios.evaluate import evaluate
 from tests.heterps_planner.helpers.problems import document, random_problem
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heterps_planner import Infeasible, Plan, Problem, ProblemError, explain, plan
-from heterps_planner.model.cost_model import FloatArray
+from heterps_planner.model.pieces import FloatArray
 from tests.heterps_planner.helpers.problems import random_problem, with_floor
 
 NUM_WORLDS = 2_000

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.cells import cell_of
 from heterps_planner.policy.features import NAMES, features_of

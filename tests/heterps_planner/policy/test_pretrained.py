@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from heterps_planner.errors import DeadlineError, ProblemError
 from heterps_planner.methods import METHODS, Found, Task
 from heterps_planner.methods.pretrained import first_answer
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.planning import plan
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.features import NAMES, features_of

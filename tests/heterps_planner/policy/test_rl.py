@@ -9,8 +9,8 @@ import pytest
 from experiments.literal_rl import VARIANTS, Variant, direction, features_of_paper, run
 
 from heterps_planner.methods import METHODS, Task
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.learning import Learning, Settings, learn
 from heterps_planner.search.sweep import minimise

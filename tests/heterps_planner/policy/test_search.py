@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator, stages_of
 from heterps_planner.policy.segment_moves import SegmentMoves, distinct
 from heterps_planner.search.points import lowest_throughput

@@ -11,8 +11,8 @@ from experiments import train_policy
 from experiments.train_policy import Group, solve_group, train
 from experiments.training_jobs import random_job, random_recommender, solved_job
 
-from heterps_planner.model.cost_model import build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.network import Inputs
 

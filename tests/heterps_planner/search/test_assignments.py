@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.cost_model import Segments, build_segments
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.assignments import Evaluator, schedules_from_assignments, stages_of
 from heterps_planner.search.provisioning import provision, schedule_of
 from tests.heterps_planner.helpers.problems import random_problem, small_problem, with_floor

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heterps_planner.model.cost_model import Segments, build_segments
 from heterps_planner.model.problem import Problem
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.frontier import frontier
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.path import Stage

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from heterps_planner.methods.brute_force import enumerate_schedules
-from heterps_planner.model.cost_model import Segments, build_segments
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.plan import choice_of
 from heterps_planner.search.labels import search
 from heterps_planner.search.limits import fastest, shadow_prices

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from heterps_planner import Infeasible, Layer, LayerTimes, ParameterServer, Plan, Pool, Problem, plan
-from heterps_planner.model.cost_model import build_segments
+from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.explain import explain
 from heterps_planner.scenarios.evaluate import evaluate
 from heterps_planner.search import sweep
