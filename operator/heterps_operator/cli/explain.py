@@ -19,6 +19,7 @@ from heterps_operator.client.views import EventView, JobView, PlanView
 from heterps_operator.control.problem import with_running_servers
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.formatting import format_money, format_rate
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.explanation import render_plan
 from heterps_operator.terminal.job_tables import age, render_events, render_facts
@@ -28,7 +29,7 @@ from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.explain import explain as explain_plan
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
-from heterps_runtime.contract import EXIT_OK, PlanDocument
+from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["describe_change", "explain"]
 
@@ -77,7 +78,7 @@ def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str
 
     keys = ("pool", "lastLayer", "units")
     try:
-        servers = PlanDocument.from_json(dict(plan.document)).parameterServer
+        servers = JobPlan.from_json(plan.document).servers
         free = Problem.from_json(document)
         problem = Problem.from_json(with_running_servers(document, servers))
         stages = [{key: stage[key] for key in keys} for stage in plan.document["stages"]]

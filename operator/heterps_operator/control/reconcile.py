@@ -202,10 +202,11 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
 def _release(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
     """End the coordinator of a job that waits: on a small node it takes the room of a whole unit from other jobs.
 
-    Its end is no failure, as the next attempt is the current one from now on.
+    Its end is no failure, as the next attempt is the current one from now on. A profiler that still measures needs it.
     """
     process = observed.process(COORDINATOR)
-    if process is None or not process.running or process.stopping or process.spec.incarnation != status.incarnation:
+    needed = any(p.running and p.name != COORDINATOR for p in observed.processes)
+    if process is None or not process.running or process.stopping or needed:
         return status, ()
     attempts = {**status.attempts, COORDINATOR: process.spec.attempt + 1}
     return replace(status, attempts=attempts), (StopProcess(COORDINATOR, _STALE_GRACE_SECONDS),)

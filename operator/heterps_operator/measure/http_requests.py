@@ -68,8 +68,10 @@ def send_request(
         response = connection.getresponse()
         while piece := response.read1(_PIECE_BYTES):
             received += piece
-            if time.monotonic() > deadline or len(received) > _MOST_BYTES:
+            if time.monotonic() > deadline:
                 raise NoResponseError(f"no complete response within {timeout:g} s")
+            if len(received) > _MOST_BYTES:
+                raise NoResponseError(f"the response is larger than {_MOST_BYTES} bytes")
     except (OSError, http.client.HTTPException) as error:
         raise NoResponseError(f"does not answer ({error or type(error).__name__})") from error
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -109,17 +109,13 @@ class JobPlan:
             units_per_pod: by pool.
             prices: dollars per unit and hour, by pool.
         """
-        stages = tuple(
-            replace(stage, pods=number, units=number * units_per_pod[stage.pool])
-            for stage, number in zip(self.stages, pods, strict=True)
-        )
-        price = sum(float(prices[stage.pool]) * stage.units for stage in stages)
+        stages = [
+            {**stage, "pods": number, "units": number * units_per_pod[stage["pool"]]}
+            for stage, number in zip(self.document["stages"], pods, strict=True)
+        ]
+        price = sum(float(prices[stage["pool"]]) * stage["units"] for stage in stages)
         price += float(prices[servers.pool]) * servers.units
-        changed = {
-            "stages": [old | asdict(new) for old, new in zip(self.document["stages"], stages, strict=True)],
-            "parameterServer": asdict(servers),
-            "costPerHour": price,
-        }
+        changed = {"stages": stages, "parameterServer": asdict(servers), "costPerHour": price}
         return JobPlan.from_json({**self.document, **changed})
 
 

@@ -84,6 +84,21 @@ def test_a_waiting_job_gives_up_the_room_of_its_coordinator_and_gets_another_one
     assert world.status.phase == "Running"
 
 
+def test_a_profiler_at_work_keeps_its_coordinator_when_the_pool_shrinks() -> None:
+    world = World()
+    world.settle()
+    world.listen()
+    world.settle()
+    assert world.running() == {"coordinator", "profile-cpu"}
+    world.free_units = {"cpu": 0}
+    assert world.settle() == []
+    assert world.status.condition("Profiled").reason == "WaitingForCapacity"
+    world.deliver("cpu")
+    world.free_units = {"cpu": 8, "gpu": 0}
+    assert StopProcess("coordinator", 5.0) in world.settle(), "now nothing needs it"
+    assert world.status.failures == 0
+
+
 def test_what_a_coordinator_says_that_is_to_end_is_not_for_the_next_plan() -> None:
     world = profiled(cpu=3, gpu=0)
     world.settle()

@@ -214,6 +214,14 @@ def test_scraping_says_what_went_wrong() -> None:
         Scraping().read(address)
 
 
+def test_an_answer_without_end_is_given_up_at_its_limit() -> None:
+    with (
+        serving(lambda *_: (200, "#" * (16 * 2**20 + 1))) as address,
+        pytest.raises(MeasurementError, match=r"/metrics: the response is larger than 16777216 bytes$"),
+    ):
+        Scraping(30).read(address)
+
+
 def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> None:
     ended = threading.Event()
 
