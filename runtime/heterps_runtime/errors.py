@@ -3,7 +3,9 @@
     HeterpsRuntimeError
     ├── UserError            wrong input; a restart cannot help (exit code 2)
     └── TransientError       a failure outside; the controller may start the process again (exit code 1)
-        └── PeerLostError    a member of the job was lost
+        ├── ProtocolError    a message is damaged, or not one of the protocol
+        ├── PeerLostError    a member of the job was lost, or the connection to it
+        └── SupersededError  the coordinator has announced something else
 
 Packages with their own errors (`intake`, `data`, `checkpoint`) derive them from `UserError` or `ValueError`; the entry
 point treats both as wrong input.
@@ -11,7 +13,7 @@ point treats both as wrong input.
 
 from __future__ import annotations
 
-__all__ = ["HeterpsRuntimeError", "PeerLostError", "TransientError", "UserError"]
+__all__ = ["HeterpsRuntimeError", "PeerLostError", "ProtocolError", "SupersededError", "TransientError", "UserError"]
 
 
 class HeterpsRuntimeError(Exception):
@@ -26,5 +28,13 @@ class TransientError(HeterpsRuntimeError):
     """A failure that may not occur again."""
 
 
+class ProtocolError(TransientError):
+    """A message is damaged, or not one that its sender may send."""
+
+
 class PeerLostError(TransientError):
-    """Another member of the job has ended or does not answer."""
+    """Another member of the job has ended or does not answer, or the connection to it broke."""
+
+
+class SupersededError(TransientError):
+    """What was being set up is out of date: the coordinator has announced something else."""

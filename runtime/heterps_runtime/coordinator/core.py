@@ -139,9 +139,14 @@ class CoordinatorCore:
         """Remove a member whose process has ended."""
         if self.membership.member(name) is None or self.phase in FINAL_PHASES:
             return
-        del self.membership.planned.present[name]
-        self._event("MemberLost", f"{name}: {reason}", warning=True)
+        self._remove(name, reason)
         self._after_departure(f"{name} was lost")
+
+    def connection_ended(self, name: str, incarnation: str) -> None:
+        """Remove a member whose connection has ended: its process has, too, or messages may be lost."""
+        member = self.membership.member(name)
+        if member is not None and member.incarnation == incarnation:
+            self.member_lost(name, "its connection ended")
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""
@@ -233,9 +238,12 @@ class CoordinatorCore:
             again = previous.incarnation == incarnation
             if again and previous.joins == words.joins:
                 return  # a repeated join after a reconnect
-            self.member_lost(sender, "joins again" if again else "replaced by a new process")
-            self.handle(sender, incarnation, words)  # the loss may have ended the job
-            return
+            if again:
+                del self.membership.planned.present[sender]
+                self._event("MemberRejoined", f"{sender} joined again")
+            else:
+                self._remove(sender, "replaced by a new process")
+            self._interrupt(f"{sender} left")
         self.membership.admit(sender, incarnation, words, self.progress.committed)
         self.liveness.hear(sender)
         if words.data is not None:
@@ -247,14 +255,27 @@ class CoordinatorCore:
         self.liveness.move()
         if self.membership.can_form():
             self._form_generation()
+        elif previous is not None:
+            self._wait_for_members()
+
+    def _remove(self, name: str, reason: str) -> None:
+        del self.membership.planned.present[name]
+        self._event("MemberLost", f"{name}: {reason}", warning=True)
 
     def _after_departure(self, why: str) -> None:
-        self.membership.halt()
-        self.checkpoints.abandon(why)
+        self._interrupt(why)
         if self.membership.lineage and self.membership.planned.viable():
             self._form_generation()
-        elif self._stop_requested and not self.checkpoints.writing:
-            self._finish(JobPhase.STOPPED)  # instead of waiting for a replacement
+        else:
+            self._wait_for_members()
+
+    def _interrupt(self, why: str) -> None:
+        self.membership.halt()
+        self.checkpoints.abandon(why)
+
+    def _wait_for_members(self) -> None:
+        if self._stop_requested and not self.checkpoints.writing:
+            self._finish(JobPhase.STOPPED)  # not when a replacement has come
 
     def _member_failed(self, name: str, failed: Failed) -> None:
         """Wrong input ends the job; the controller decides about any other failure."""

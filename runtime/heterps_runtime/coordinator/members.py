@@ -37,6 +37,7 @@ class Member:
     index: int = 0
     state_at: tuple[int, int] = (0, -1)
     store_address: str = ""  # of its rendezvous, for workers that all-reduce
+    store_secret: str = ""
     metrics_port: int = 0
     state: MemberState = MemberState.JOINED
     holds_state: bool = False
@@ -58,6 +59,7 @@ class Member:
             stage=words.stage,
             index=words.index,
             store_address=words.store_address,
+            store_secret=words.store_secret,
             metrics_port=words.metrics_port,
             state_at=(words.lineage, words.version),
         )

@@ -183,4 +183,4 @@ class Membership:
 
 
 def _peer(member: Member) -> Peer:
-    return Peer(member.name, member.address, member.store_address)
+    return Peer(member.name, member.address, member.store_address, member.store_secret)

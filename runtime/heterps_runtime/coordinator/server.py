@@ -36,12 +36,12 @@ from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
-from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.process import log
 from heterps_runtime.wire.codec import decode, encode
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
-from heterps_runtime.wire.transport import TokenAuthority, listen_socket
+from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
 
@@ -100,6 +100,7 @@ class CoordinatorServer:
         socket, address = listen_socket(self._context, host, token)
         self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
         self._plain = socket
+        self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
         self._control_port = int(address.rsplit(":", 1)[1])
 
     def _find_checkpoint(self) -> CheckpointManifest | None:
@@ -148,12 +149,15 @@ class CoordinatorServer:
             temporary.write_text(text)
             temporary.replace(self._ready_file)
         log(f"coordinator of job {self._config.name} listens on {self._host}:{port}")
+        asyncio.get_running_loop().add_reader(self._departures.fileno(), self._lose_departed)
         receiver = asyncio.create_task(self._receive())
         ticker = asyncio.create_task(self._tick())
         await self._ended.wait()
         for task in (receiver, ticker):
             task.cancel()
         await asyncio.gather(receiver, ticker, return_exceptions=True)
+        asyncio.get_running_loop().remove_reader(self._departures.fileno())
+        self._departures.close()
         await runner.cleanup()
         self._executor.shutdown(wait=True)
         self._plain.close(linger=1000)
@@ -162,11 +166,14 @@ class CoordinatorServer:
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
+            self._lose_departed()
             sender, incarnation, pulses_only = read_identity(frames[0].bytes.decode(errors="replace"))
+            if not pulses_only:
+                self._departures.heard(frames[0], (sender, incarnation))
             try:
                 message = decode(frames[1:])
                 if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
-                    raise TransientError(f"sent an unexpected {message.op!r} message")
+                    raise ProtocolError(f"sent an unexpected {message.op!r} message")
                 if isinstance(message, Join) and message.model is not None:
                     self._model = message.model
                 self.core.handle(sender, incarnation, message)
@@ -175,6 +182,10 @@ class CoordinatorServer:
             except Exception as error:  # a coordinator that stops listening would leave all members waiting
                 log(traceback.format_exc())
                 self.core.fail("InternalError", f"a message of {sender}: {type(error).__name__}: {error}")
+
+    def _lose_departed(self) -> None:
+        for name, incarnation in self._departures.departed():
+            self.core.connection_ended(name, incarnation)
 
     async def _tick(self) -> None:
         while True:

@@ -48,7 +48,7 @@ class TransferProbe:
         arrays = {str(i): array_of(t) for i, t in enumerate(tensors)}
         self._downstream.send(0, Forward(_GENERATION, 0, True, 0, 0, arrays, ()))
         while not (messages := self._downstream.poll()):
-            self._downstream.sockets[0].poll(_PATIENCE_MILLISECONDS)
+            self._downstream.pollables[0].poll(_PATIENCE_MILLISECONDS)
         for array in messages[0].gradients.values():
             tensor_of(array, self._device)
         if self._device.type == "cuda":

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.member import Member
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import Wakeup, log
@@ -92,17 +92,16 @@ class ParameterServer(Member):
         warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
         self._join()
         poller = zmq.Poller()
-        for socket in (self._link.socket, self._socket, self._wakeup):
+        for socket in (*self._link.pollables, self._socket, self._wakeup):
             poller.register(socket, zmq.POLLIN)
         while not self._ended:
             poller.poll(POLL_MILLISECONDS)
             # The coordinator first: a commit releases parked pulls, and a new generation invalidates queued requests.
             self._follow_coordinator()
-            while (received := receive(self._socket, routed=True)) is not None:
-                sender, request = received
-                if not isinstance(request, ToServer):
-                    raise TransientError(f"a worker sent an unexpected {request.op!r} message")
-                self._request(sender, request)
+            try:
+                self._take_requests()
+            except ProtocolError as error:
+                self._join_again(str(error))
             self._wakeup.drain()
             self._saver.report()
         self._saver.close()
@@ -118,9 +117,7 @@ class ParameterServer(Member):
         if order.generation != self._generation or not isinstance(order, Commit | Checkpoint):
             return  # all other orders are for workers
         if order.step != self._shard.committed:
-            held = self._shard.committed
-            log(f"joining again: {order.op} of step {order.step}, but this server stands at step {held}")
-            self._join()
+            self._join_again(f"{order.op} of step {order.step}, but this server is at step {self._shard.committed}")
             return
         match order:
             case Commit():
@@ -151,8 +148,7 @@ class ParameterServer(Member):
     def _begin_generation(self, announced: Generation) -> None:
         restore, held = announced.restore, (self._lineage, self._shard.committed)
         if restore is None and held != (announced.lineage, announced.committed):
-            log(f"joining again: generation {announced.generation} needs a state that this server does not have")
-            self._join()
+            self._join_again(f"generation {announced.generation} needs a state that this server does not have")
             return
         self._generation, self._lineage = announced.generation, announced.lineage
         self._parked.clear()
@@ -173,6 +169,18 @@ class ParameterServer(Member):
             self._request(sender, request)
 
     # --- the workers --------------------------------------------------------------------------------------------------
+
+    def _take_requests(self) -> None:
+        """Handle every request that has arrived.
+
+        Raises:
+            ProtocolError: one of them is damaged, or no request.
+        """
+        while (received := receive(self._socket, routed=True)) is not None:
+            sender, request = received
+            if not isinstance(request, ToServer):
+                raise ProtocolError(f"a worker sent an unexpected {request.op!r} message")
+            self._request(sender, request)
 
     def _request(self, sender: bytes, request: ToServer) -> None:
         if request.generation > self._generation:

@@ -1,8 +1,12 @@
-"""The wire format of messages: a JSON header, then one frame per array.
+"""The wire format of messages: a checksum, a JSON header, then the arrays.
+
+The first frame is the XXH3 checksum (64 bits, big-endian) of all that follows. TCP's own has 16 bits, and a broken
+network card or proxy can compute it over damaged bytes.
 
 The header is an object with the message's name as `op`, and its fields. It describes an array as `[dtype, shape]`. The
-frames contain the bytes of the arrays in the order of the header, and are neither copied nor unpickled. The set of
-dtypes is fixed, and the length of a frame must match dtype and shape.
+frames contain the bytes of the arrays in the order of the header. They are never unpickled, and only arrays of more
+than one frame are copied: no frame is longer than MAX_FRAME_BYTES, so that a receiver can refuse longer ones. The set
+of dtypes is fixed, and the length of the frames must match dtype and shape.
 
 Readers and writers are built once per type from the type hints of `messages`. A received message has exactly the
 declared fields and types, or is refused. An unknown field is an error, because all processes of a job run the same
@@ -12,6 +16,7 @@ version.
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,12 +24,16 @@ from enum import StrEnum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import xxhash
 import zmq
 
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import MESSAGES, Array, Message
 
-__all__ = ["decode", "encode"]
+__all__ = ["MAX_FRAME_BYTES", "decode", "encode"]
+
+# Bounds what a peer can make a receiver hold before it has shown the token. Frames of a step are a few MB.
+MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _DTYPES = {
     name: np.dtype(name)
@@ -72,22 +81,39 @@ class _Format:
 
 
 def encode(message: Message) -> list[Any]:
-    """Frames of a message. Arrays are not copied, and must not change until ZeroMQ has sent them."""
-    frames: list[Any] = [b""]
+    """Frames of a message. Arrays are not copied, and must not change until ZeroMQ has sent them.
+
+    Raises:
+        ValueError: the header is longer than MAX_FRAME_BYTES.
+    """
+    frames: list[Any] = [b"", b""]
     header = {"op": message.op, **_RECORDS[message.op].write(message, frames)}
-    frames[0] = _to_text(header).encode()
+    frames[1] = _to_text(header).encode()
+    if len(frames[1]) > MAX_FRAME_BYTES:
+        raise ValueError(f"the header of a {message.op} has {len(frames[1])} bytes, more than {MAX_FRAME_BYTES}")
+    frames[0] = _checksum(frames[1:])
     return frames
+
+
+def _checksum(frames: Sequence[Any]) -> bytes:
+    state = xxhash.xxh3_64()
+    for frame in frames:
+        state.update(frame)
+    return state.digest()
 
 
 def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
     """Read a message. Its arrays are read-only views of the frames.
 
     Raises:
-        TransientError: the frames are not a message of this protocol.
+        ProtocolError: the frames are not a message of this protocol.
     """
     name = ""
     try:
-        buffers = iter([f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames])
+        received = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+        if not received or received[0] != _checksum(received[1:]):
+            raise _MismatchError("its checksum is wrong")
+        buffers = iter(received[1:])
         header = _to_object(str(next(buffers, b""), "utf-8"))
         if type(header) is not dict:
             raise _MismatchError("the header is not an object")
@@ -100,9 +126,9 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
             raise _MismatchError(f"{name} has more frames than arrays")
     except _MismatchError as error:
         where = f"{name}{error.path} " if error.path else ""
-        raise TransientError(f"received a malformed message: {where}{error}") from None
+        raise ProtocolError(f"received a malformed message: {where}{error}") from None
     except (ValueError, RecursionError) as error:
-        raise TransientError(f"received a malformed message: the header is not JSON: {error}") from error
+        raise ProtocolError(f"received a malformed message: the header is not JSON: {error}") from error
     return message
 
 
@@ -282,18 +308,38 @@ def _read_array(value: Any, frames: Buffers) -> Array:
         for size in shape:
             if type(size) is not int or size < 0:
                 raise ValueError(f"shape {_shown(shape)}")
-        buffer = next(frames, None)
-        if buffer is None:
-            raise ValueError("its frame is missing")
+        buffer = _gather(frames, math.prod(shape) * dtype.itemsize)
         array: Array = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
         return array.reshape(shape)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise _MismatchError(f"is not an array ({_shown(value)}): {error}") from error
 
 
+def _gather(frames: Buffers, expected: int) -> memoryview:
+    """The bytes of an array, which are copied if they came in several frames.
+
+    Raises:
+        ValueError: the lengths of the frames do not match.
+    """
+    buffer = next(frames, None)
+    if buffer is None:
+        raise ValueError("its frame is missing")
+    if len(buffer) == expected:
+        return buffer
+    parts, received = [buffer], len(buffer)
+    while received < expected and len(parts[-1]) == MAX_FRAME_BYTES and (part := next(frames, None)) is not None:
+        parts.append(part)
+        received += len(part)
+    if received != expected:
+        raise ValueError(f"{received} bytes instead of {expected}")
+    return memoryview(b"".join(parts))
+
+
 def _write_array(value: Array, frames: list[Any]) -> tuple[str, tuple[int, ...]]:
     array = np.asarray(value, order="C")  # ascontiguousarray turns 0-d arrays into 1-d ones
-    frames.append(array.data.cast("B") if array.size else b"")
+    content = array.data.cast("B") if array.size else memoryview(b"")
+    for start in range(0, max(1, len(content)), MAX_FRAME_BYTES):
+        frames.append(content[start : start + MAX_FRAME_BYTES])
     return _DTYPE_NAMES[array.dtype], array.shape
 
 

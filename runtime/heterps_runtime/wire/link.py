@@ -22,9 +22,9 @@ from urllib.parse import urlparse
 import zmq
 
 from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
-from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.wire.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
-from heterps_runtime.wire.transport import connect_socket, receive, send
+from heterps_runtime.wire.transport import Connection
 
 __all__ = ["ControlLink", "Credentials", "member_identity", "pulse_identity", "read_identity"]
 
@@ -99,7 +99,7 @@ class Credentials:
 
 
 class ControlLink:
-    """The sockets from a member to its coordinator. `socket` belongs to the thread that created the link."""
+    """The sockets from a member to its coordinator. `pollables` belong to the thread that created the link."""
 
     def __init__(self, credentials: Credentials, name: str) -> None:
         self.name = name
@@ -113,7 +113,8 @@ class ControlLink:
         self._credentials = credentials
         self._address = credentials.control_address()
         identity = member_identity(name, self.incarnation)
-        self.socket = connect_socket(self._context, self._address, identity, credentials.token)
+        self._connection = Connection(self._context, self._address, identity, credentials.token)
+        self.pollables = self._connection.pollables
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._run_pulse, name="pulse", daemon=True)
         self._pulse.start()
@@ -130,22 +131,23 @@ class ControlLink:
 
     def send(self, message: FromMember) -> None:
         """Send a message to the coordinator."""
-        send(self.socket, message)
+        self._connection.send(message)
+
+    def broke(self) -> bool:
+        """Whether the connection has ended since the last call, so that messages may be lost."""
+        return self._connection.broke()
 
     def receive(self) -> FromCoordinator | None:
         """The next message of the coordinator, if any.
 
         Raises:
-            TransientError: the message is malformed, or is not one of a coordinator.
+            ProtocolError: the message is malformed, or is not one of a coordinator.
         """
         if self._put_back:
             return self._put_back.popleft()
-        received = receive(self.socket)
-        if received is None:
-            return None
-        message = received[1]
-        if not isinstance(message, FromCoordinator):
-            raise TransientError(f"the coordinator sent an unexpected {message.op!r} message")
+        message = self._connection.receive()
+        if message is not None and not isinstance(message, FromCoordinator):
+            raise ProtocolError(f"the coordinator sent an unexpected {message.op!r} message")
         return message
 
     def put_back(self, messages: Iterable[FromCoordinator]) -> None:
@@ -158,16 +160,17 @@ class ControlLink:
             return
         self._stop.set()
         self._pulse.join()
-        self.socket.close(linger=2000)
+        self._connection.close(linger=2000)
         self._context.term()
 
     def _run_pulse(self) -> None:
         identity = pulse_identity(self.name, self.incarnation)
-        socket = connect_socket(self._context, self._address, identity, self._credentials.token)
+        connection = Connection(self._context, self._address, identity, self._credentials.token)
         try:
             while not self._stop.wait(PULSE_SECONDS):
-                send(socket, Pulse(self._joins, self.status, self.totals()))
+                connection.send(Pulse(self._joins, self.status, self.totals()))
+                connection.broke()  # nothing is lost with a pulse; the next one follows
         except zmq.ZMQError:
             pass  # the context ends with the process
         finally:
-            socket.close(linger=0)
+            connection.close()

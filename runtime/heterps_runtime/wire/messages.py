@@ -55,6 +55,7 @@ class Peer:
     name: str
     address: str  # tcp://host:port
     store_address: str  # host:port of its rendezvous; empty unless its stage all-reduces
+    store_secret: str  # prefix of the keys in its rendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Join(Message):
     joins: int = 0  # number of joins of this process, including this one; set by the link
     stage: int = -1  # of a worker
     store_address: str = ""  # as in `Peer`
+    store_secret: str = ""
     model: Model | None = None  # of a worker
     data: DataSize | None = None  # of a worker that reads the data
 

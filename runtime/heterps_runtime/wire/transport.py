@@ -2,22 +2,33 @@
 
 Listening sockets require the job's token (ZeroMQ's PLAIN mechanism). `TokenAuthority` answers handshakes and compares
 in constant time. Traffic is not encrypted: a NetworkPolicy isolates a job's network, or it is the loopback interface.
+
+ZeroMQ repairs connections by itself, but what was under way when one broke can be lost in either direction. Both ends
+notice: `Connection.broke` at the end that connects, `Departures` at the end that listens. Heartbeats find connections
+of which the other end is gone without a word.
 """
 
 from __future__ import annotations
 
 import hmac
 import threading
+from typing import Generic, TypeVar
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from heterps_runtime.errors import TransientError
-from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from heterps_runtime.wire.messages import Message
 
-__all__ = ["TokenAuthority", "connect_socket", "listen_socket", "receive", "send"]
+__all__ = ["Connection", "Departures", "TokenAuthority", "listen_socket", "receive", "send"]
 
 _DOMAIN = b"heterps"
+# A connection without a sign of life for this long is closed. It must outlast the transmission of a frame over a slow
+# network, and be shorter than the coordinator's patience with a silent member (liveness.py).
+_SILENCE_MILLISECONDS = 15_000
+_HEARTBEAT_MILLISECONDS = 3_000
+_HANDSHAKE_MILLISECONDS = 10_000
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 
 
@@ -33,7 +44,7 @@ def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, 
     """Receive a message if one has arrived: (identity of the sender, empty unless `routed`; message).
 
     Raises:
-        TransientError: the frames are not a message of this protocol.
+        ProtocolError: the frames are not a message of this protocol.
     """
     try:
         frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
@@ -52,6 +63,10 @@ def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.RECONNECT_IVL, 50)
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLISECONDS)
+    socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MILLISECONDS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MILLISECONDS)
 
 
 def listen_socket(context: zmq.Context[zmq.Socket[bytes]], host: str, token: str) -> tuple[zmq.Socket[bytes], str]:
@@ -62,6 +77,8 @@ def listen_socket(context: zmq.Context[zmq.Socket[bytes]], host: str, token: str
     """
     socket = context.socket(zmq.ROUTER)
     _configure(socket)
+    # A peer that connects again takes its identity over from a connection that is dead but not closed yet.
+    socket.set(zmq.ROUTER_HANDOVER, 1)
     socket.set(zmq.PLAIN_SERVER, 1)
     socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
     try:
@@ -72,17 +89,95 @@ def listen_socket(context: zmq.Context[zmq.Socket[bytes]], host: str, token: str
     return socket, f"tcp://{host}:{port}"
 
 
-def connect_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, token: str
-) -> zmq.Socket[bytes]:
-    """A DEALER socket, connected to a `listen_socket`."""
-    socket = context.socket(zmq.DEALER)
-    _configure(socket)
-    socket.set(zmq.IDENTITY, identity.encode())
-    socket.set(zmq.PLAIN_USERNAME, _DOMAIN)
-    socket.set(zmq.PLAIN_PASSWORD, token.encode())
-    socket.connect(address)
-    return socket
+class Connection:
+    """A DEALER socket that connects to a `listen_socket`.
+
+    Args:
+        context: ZeroMQ context.
+        address: of the listening socket, tcp://host:port.
+        identity: name of this end; unique at the listening socket.
+        token: the job's shared secret.
+
+    Attributes:
+        pollables: sockets to poll for messages and for the end of the connection.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, token: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        _configure(self._socket)
+        self._socket.set(zmq.IDENTITY, identity.encode())
+        self._socket.set(zmq.PLAIN_USERNAME, _DOMAIN)
+        self._socket.set(zmq.PLAIN_PASSWORD, token.encode())
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._established = False
+        self.pollables = (self._socket, self._monitor)
+        self._socket.connect(address)
+
+    def send(self, message: Message) -> None:
+        """Send without blocking; the message waits until there is a connection."""
+        send(self._socket, message)
+
+    def receive(self) -> Message | None:
+        """The next message, if one has arrived.
+
+        Raises:
+            ProtocolError: the frames are not a message of this protocol.
+        """
+        received = receive(self._socket)
+        return None if received is None else received[1]
+
+    def broke(self) -> bool:
+        """Whether an established connection has ended since the last call. Messages that were under way may be lost."""
+        ended = False
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            ended = ended or (self._established and event == zmq.EVENT_DISCONNECTED)
+            self._established = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return ended
+
+    def close(self, linger: int = 0) -> None:
+        """Close the connection; wait at most `linger` ms until messages are sent."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close(linger)
+
+
+Peer = TypeVar("Peer")
+
+
+class Departures(Generic[Peer]):
+    """Peers of a listening socket whose connection has ended.
+
+    ZeroMQ reports the file descriptor of a connection that ends, and that of a frame that has arrived. A descriptor is
+    used again after the end was reported, so call `departed` before `heard`.
+    """
+
+    def __init__(self, listener: zmq.Socket[bytes]) -> None:
+        self._listener = listener
+        self._monitor = listener.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._peers: dict[int, Peer] = {}
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a connection ends; then call `departed`."""
+        return int(self._monitor.getsockopt(zmq.FD))
+
+    def heard(self, frame: zmq.Frame, peer: Peer) -> None:
+        """Note that a frame was sent by a peer."""
+        self._peers[int(frame.get(zmq.SRCFD))] = peer
+
+    def departed(self) -> list[Peer]:
+        """Peers whose connection has ended since the last call."""
+        peers = []
+        while self._monitor.poll(0):
+            descriptor = int(recv_monitor_message(self._monitor)["value"])
+            if descriptor in self._peers:
+                peers.append(self._peers.pop(descriptor))
+        return peers
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._listener.disable_monitor()
+        self._monitor.close()
 
 
 class TokenAuthority:

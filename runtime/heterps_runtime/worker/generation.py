@@ -17,7 +17,7 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.errors import PeerLostError, TransientError
+from heterps_runtime.errors import PeerLostError, SupersededError, TransientError
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.worker.exchange.collectives import Collectives
@@ -79,7 +79,8 @@ class GenerationSetup:
         """Set up for a new set of members.
 
         Raises:
-            PeerLostError: this generation cannot start; another one will be announced.
+            PeerLostError: this generation cannot start.
+            SupersededError: the coordinator has announced another generation, or ended the job.
             TransientError: a server does not answer, or no member has the state.
             StorageError, DamagedError: the checkpoint to restore cannot be read.
         """
@@ -178,12 +179,13 @@ class GenerationSetup:
         """Wait until all servers know the tables and parameters.
 
         Raises:
-            PeerLostError: the coordinator has announced another generation, or ended the job.
+            PeerLostError: the connection to a server broke.
+            SupersededError: the coordinator has announced another generation, or ended the job.
             TransientError: a server does not answer.
         """
         link = self._process.link
         poller = zmq.Poller()
-        for socket in (link.socket, *servers.sockets):
+        for socket in (*link.pollables, *servers.pollables):
             poller.register(socket, zmq.POLLIN)
         patience = int(self._config.hang_timeout_seconds * 1000)
         deferred: list[FromCoordinator] = []
@@ -194,6 +196,10 @@ class GenerationSetup:
                 while (message := link.receive()) is not None:
                     deferred.append(message)
                     if isinstance(message, Generation | Rejoin | Shutdown):
-                        raise PeerLostError("the coordinator no longer waits for a parameter server")
+                        raise SupersededError("the coordinator no longer waits for a parameter server")
+                if link.broke():
+                    raise PeerLostError("the connection to the coordinator broke")
+                if servers.broke():
+                    raise PeerLostError("the connection to a parameter server broke")
         finally:
             link.put_back(deferred)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
-from heterps_runtime.errors import PeerLostError
+from heterps_runtime.errors import PeerLostError, ProtocolError, SupersededError
 from heterps_runtime.member import Member
 from heterps_runtime.metrics import MetricsServer
 from heterps_runtime.process import log
@@ -121,8 +121,18 @@ class WorkerMember(Member):
             self._inbox.run()
             self._saver.report()
             if self._engine is not None:
-                self._engine.poll()
+                self._poll(self._engine)
         self._close()
+
+    def _poll(self, engine: Engine) -> None:
+        """Handle messages of servers and peers; join again if some may be lost."""
+        try:
+            engine.poll()
+            lost = engine.lost()
+        except ProtocolError as error:
+            lost = str(error)
+        if lost:
+            self._join_again(lost)
 
     def _close(self) -> None:
         self._saver.close()
@@ -150,6 +160,7 @@ class WorkerMember(Member):
                 version=-1 if version is None else version,
                 stage=self._place.stage,
                 store_address=self._collectives.store_address if self._collectives else "",
+                store_secret=self._collectives.store_secret if self._collectives else "",
                 model=self._model.describe(),
                 data=self._data.size if self._data else None,
             )
@@ -169,8 +180,7 @@ class WorkerMember(Member):
             case Commit():
                 held = self._setup.parameters.version
                 if held is not None and held != order.step:
-                    log(f"joining again: commit of step {order.step}, but this worker is at step {held}")
-                    self._join()
+                    self._join_again(f"commit of step {order.step}, but this worker is at step {held}")
                 else:
                     engine.commit(order.step, order.batch_size)
             case NewAllocation():
@@ -185,8 +195,11 @@ class WorkerMember(Member):
         self._leave_generation()
         try:
             context, stage = self._setup.enter(announced)
+        except SupersededError as error:
+            log(f"generation {announced.generation}: {error}")
+            return
         except PeerLostError as error:
-            log(f"generation {announced.generation}: {error}; waiting for the next one")
+            self._join_again(f"generation {announced.generation}: {error}")
             return
         self._engine = Engine(self._config, context, stage, self._source, self._process)
         self._rebuild_poller()
@@ -203,12 +216,12 @@ class WorkerMember(Member):
 
     def _rebuild_poller(self) -> None:
         self._poller = zmq.Poller()
-        sockets = [self._link.socket, self._inbox]
+        sockets = [*self._link.pollables, self._inbox]
         if self._engine is not None:
             # Outside a generation, messages of other members wait in these sockets.
-            sockets += [self._upstream.socket, *self._engine.context.servers.sockets]
+            sockets += [self._upstream.socket, *self._engine.context.servers.pollables]
             if self._engine.context.downstream is not None:
-                sockets += self._engine.context.downstream.sockets
+                sockets += self._engine.context.downstream.pollables
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 

@@ -67,7 +67,7 @@ def test_every_sample_counts_once_wherever_a_process_dies(
     status = job.wait()
     job.close()
     assert not job.failures, "\n".join(job.failures)
-    assert [e["message"] for e in status["events"] if e["reason"] == "MemberLost"] == [f"{victim}: killed by a test"]
+    assert [e["message"].split(":")[0] for e in status["events"] if e["reason"] == "MemberLost"] == [victim]
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=STEPS)
 
 

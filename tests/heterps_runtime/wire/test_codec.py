@@ -12,14 +12,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from heterps_runtime.allocation import Allocation
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError
+from heterps_runtime.wire import codec
 from heterps_runtime.wire.codec import decode, encode
-from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message
+from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message, Shutdown
 
 ROOT = Path(__file__).parents[3]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -169,14 +171,19 @@ def wrong(hint: Any) -> list[tuple[str, Any]]:
 
 def altered(kind: type[Message], **changed: Any) -> list[bytes]:
     """Frames of a message with other fields in its header; those that are `...` are left out."""
-    header, *arrays = [bytes(f) for f in encode(sample(kind))]
+    _, header, *arrays = [bytes(f) for f in encode(sample(kind))]
     new = {**json.loads(header), **changed}
-    return [json.dumps({name: value for name, value in new.items() if value is not ...}).encode(), *arrays]
+    return sealed([json.dumps({name: value for name, value in new.items() if value is not ...}).encode(), *arrays])
+
+
+def sealed(frames: list[bytes]) -> list[bytes]:
+    """The frames with a checksum that is right."""
+    return [xxhash.xxh3_64(b"".join(frames)).digest(), *frames]
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
 def test_a_missing_field_is_refused_by_name(kind: type[Message], field: str) -> None:
-    with pytest.raises(TransientError, match=f"malformed message: {kind.op}.{field} is missing"):
+    with pytest.raises(ProtocolError, match=f"malformed message: {kind.op}.{field} is missing"):
         decode(altered(kind, **{field: ...}))
 
 
@@ -185,27 +192,27 @@ def test_a_field_of_another_type_is_refused_by_name(kind: type[Message], field: 
     cases = wrong(get_type_hints(kind)[field])
     assert cases
     for path, value in cases:
-        with pytest.raises(TransientError) as caught:
+        with pytest.raises(ProtocolError) as caught:
             decode(altered(kind, **{field: value}))
         assert f"malformed message: {kind.op}.{field}{path} " in str(caught.value), (value, str(caught.value))
 
 
 @pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
 def test_a_field_that_is_not_declared_is_refused_by_name(kind: type[Message]) -> None:
-    with pytest.raises(TransientError, match=f"malformed message: {kind.op}.more is not declared"):
+    with pytest.raises(ProtocolError, match=f"malformed message: {kind.op}.more is not declared"):
         decode(altered(kind, more=1))
 
 
 @pytest.mark.parametrize("name", ["no-such-message", "Pull", "", None, 7, [], {}])
 def test_an_unknown_message_is_refused_by_name(name: Any) -> None:
-    with pytest.raises(TransientError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         decode(altered(Backward, op=name))
     assert f"malformed message: there is no message {name!r}" in str(caught.value)
 
 
 def test_fields_that_do_not_fit_together_are_refused() -> None:
     allocation = {"from_step": 0, "batches": [[3], [4]]}
-    with pytest.raises(TransientError, match=r"malformed message: allocation\.allocation is invalid: .*disagree"):
+    with pytest.raises(ProtocolError, match=r"malformed message: allocation\.allocation is invalid: .*disagree"):
         decode(altered(MESSAGES["allocation"], allocation=allocation))
 
 
@@ -250,11 +257,46 @@ def _dense(described: Any) -> bytes:
     ],
 )
 def test_malformed_frames_are_refused(frames: list[bytes]) -> None:
-    with pytest.raises(TransientError, match="malformed message"):
-        decode(frames)
+    with pytest.raises(ProtocolError, match="malformed message"):
+        decode(sealed(frames))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_garbage_is_refused_without_a_crash(frames: list[bytes]) -> None:
-    with pytest.raises(TransientError, match="malformed message"):
+    with pytest.raises(ProtocolError, match="malformed message"):
+        decode(sealed(frames))
+    with pytest.raises(ProtocolError, match="malformed message"):
         decode(frames)
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
+def test_a_changed_bit_is_noticed_wherever_it_is(kind: type[Message]) -> None:
+    frames = [bytes(f) for f in encode(sample(kind))]
+    places = [(i, at) for i, frame in enumerate(frames) for at in {0, len(frame) // 2, len(frame) - 1} if frame]
+    assert len(places) > 3
+    for i, at in places:
+        damaged = list(frames)
+        damaged[i] = bytes(b ^ (1 if j == at else 0) for j, b in enumerate(frames[i]))
+        with pytest.raises(ProtocolError, match="its checksum is wrong"):
+            decode(damaged)
+
+
+def test_an_array_that_is_longer_than_a_frame_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 200)
+    long, short = np.arange(175, dtype=np.float32), np.arange(50, dtype=np.float32)  # 700 bytes, and exactly one frame
+    message = Dense(1, {"a": long, "b": short, "c": long.reshape(25, 7)})
+    frames = [bytes(f) for f in encode(message)]
+    assert [len(f) for f in frames[2:]] == [200, 200, 200, 100, 200, 200, 200, 200, 100]
+    received = decode(frames)
+    assert isinstance(received, Dense)
+    for name, value in message.values.items():
+        np.testing.assert_array_equal(received.values[name], value)
+    for wrong in (frames[2:5], [*frames[2:5], frames[5][:-1]], [frames[2], frames[5], frames[3], frames[4]]):
+        with pytest.raises(ProtocolError, match="bytes instead of 700"):
+            decode(sealed([_dense(["float32", [175]]), *wrong]))
+
+
+def test_a_header_that_no_receiver_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 40)
+    with pytest.raises(ValueError, match=r"the header of a shutdown has [0-9]+ bytes, more than 40"):
+        encode(Shutdown("x" * 40))

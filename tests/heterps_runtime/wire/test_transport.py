@@ -1,8 +1,14 @@
-"""The token is required, over the sockets and over HTTP."""
+"""Connections: the token is required, over the sockets and over HTTP; an end is noticed; sizes are bounded."""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import select
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,10 +20,11 @@ import pytest
 import zmq
 
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError, TransientError
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.wire.messages import Forward, Go, Shutdown
-from heterps_runtime.wire.transport import TokenAuthority, connect_socket, listen_socket, receive, send
+from heterps_runtime.wire.messages import Forward, Go, Message, Shutdown
+from heterps_runtime.wire.transport import Connection, Departures, TokenAuthority, listen_socket, receive, send
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
@@ -32,23 +39,152 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     TokenAuthority(context, TOKEN)
     listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    wrong = [connect_socket(context, address, f"wrong-{i}", t) for i, t in enumerate(["x", TOKEN + "x", TOKEN[:-1]])]
+    wrong = [Connection(context, address, f"wrong-{i}", t) for i, t in enumerate(["x", TOKEN + "x", TOKEN[:-1]])]
     bare = context.socket(zmq.DEALER)
     bare.set(zmq.LINGER, 0)
     bare.connect(address)
-    for socket in (*wrong, bare):
-        send(socket, Shutdown("intrusion"))
-    right = connect_socket(context, address, "right", TOKEN)
-    send(right, Go(7))
+    for connection in wrong:
+        connection.send(Shutdown("intrusion"))
+    send(bare, Shutdown("intrusion"))
+    right = Connection(context, address, "right", TOKEN)
+    right.send(Go(7))
     assert listener.poll(10_000)
     received = receive(listener, routed=True)
     assert received is not None
     assert received == (b"right", Go(7))
     send(listener, Go(8), received[0])
-    assert right.poll(10_000)
+    assert right.pollables[0].poll(10_000)
     assert not listener.poll(300), "no other is heard, although they spoke first"
-    for socket in (*wrong, bare, right, listener):
-        socket.close(linger=0)
+    assert not any(connection.broke() for connection in wrong), "there was no connection"
+    for connection in (*wrong, right):
+        connection.close()
+    bare.close(linger=0)
+    listener.close(linger=0)
+
+
+class Cutter:
+    """Forwards connections to an address, and resets them when asked to."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            self._pairs.append((client, server))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _forward(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        """Reset all connections; new ones are forwarded."""
+        pairs, self._pairs = self._pairs, []
+        for end in (end for pair in pairs for end in pair):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
+            end.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+def _hear(listener: zmq.Socket[bytes], departures: Departures[str]) -> tuple[str, Message]:
+    assert listener.poll(10_000)
+    frames = listener.recv_multipart(copy=False)
+    identity = frames[0].bytes.decode()
+    departures.heard(frames[0], identity)
+    return identity, decode(frames[1:])
+
+
+def _departed(departures: Departures[str]) -> list[str]:
+    poller = select.poll()
+    poller.register(departures.fileno(), select.POLLIN)
+    deadline = time.monotonic() + 10
+    while not (gone := departures.departed()) and time.monotonic() < deadline:
+        poller.poll(10_000)
+    return gone
+
+
+def test_both_ends_notice_a_connection_that_was_reset(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    TokenAuthority(context, TOKEN)
+    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    departures: Departures[str] = Departures(listener)
+    cutter = Cutter(address)
+    cut, whole = (Connection(context, a, n, TOKEN) for a, n in ((cutter.address, "cut"), (address, "whole")))
+    for connection in (cut, whole):
+        connection.send(Go(1))
+    assert {_hear(listener, departures)[0] for _ in range(2)} == {"cut", "whole"}
+    assert not cut.broke()
+    assert departures.departed() == []
+    cutter.cut()
+    assert _departed(departures) == ["cut"]
+    assert cut.pollables[1].poll(10_000)
+    assert cut.broke()
+    assert not whole.broke()
+    cut.send(Go(2))  # ZeroMQ connects again by itself
+    assert _hear(listener, departures) == ("cut", Go(2))
+    send(listener, Go(3), b"cut")
+    assert cut.pollables[0].poll(10_000)
+    assert cut.receive() == Go(3)
+    assert not cut.broke(), "each end is told once"
+    whole.close()
+    assert _departed(departures) == ["whole"]
+    cut.close()
+    cutter.close()
+    departures.close()
+    listener.close(linger=0)
+
+
+def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    TokenAuthority(context, TOKEN)
+    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    departures: Departures[str] = Departures(listener)
+    first, second = (Connection(context, address, "same", TOKEN) for _ in range(2))
+    first.send(Go(1))
+    assert _hear(listener, departures) == ("same", Go(1))
+    second.send(Go(2))
+    assert _hear(listener, departures) == ("same", Go(2))
+    send(listener, Go(3), b"same")
+    assert second.pollables[0].poll(10_000)
+    assert second.receive() == Go(3)
+    for connection in (first, second):
+        connection.close()
+    departures.close()
+    listener.close(linger=0)
+
+
+def test_a_frame_that_is_too_long_is_not_even_read(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """ZMTP 3.0 (RFC 23): a greeting of 64 bytes, then frames; a long one has 8 bytes of length."""
+    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    host, port = address.removeprefix("tcp://").split(":")
+    for length, refused in ((MAX_FRAME_BYTES + 1, True), (MAX_FRAME_BYTES, False)):
+        with socket.create_connection((host, int(port))) as stranger:
+            greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + b"\x00" + bytes(31)
+            stranger.sendall(greeting + b"\x06" + length.to_bytes(8, "big"))
+            stranger.settimeout(2)
+            received = b""
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                while part := stranger.recv(4096):
+                    received += part
+                assert refused, "it waits for the rest of the frame"
+                continue
+            assert not refused or len(received) == 64
+    listener.close(linger=0)
 
 
 def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
@@ -67,12 +203,12 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     assert [message for _, message in accepted] == [forward]
     assert upstream.refused == 1, "of a generation that is over"
     send(listener, Go(1), accepted[0][0])
-    assert downstream.sockets[0].poll(10_000)
-    with pytest.raises(TransientError, match="the next stage sent an unexpected 'go' message"):
+    assert downstream.pollables[0].poll(10_000)
+    with pytest.raises(ProtocolError, match="the next stage sent an unexpected 'go' message"):
         downstream.poll()
-    send(downstream.sockets[0], Go(1))
+    send(downstream.pollables[0], Go(1))
     assert listener.poll(10_000)
-    with pytest.raises(TransientError, match="the previous stage sent an unexpected 'go' message"):
+    with pytest.raises(ProtocolError, match="the previous stage sent an unexpected 'go' message"):
         upstream.poll(1)
     downstream.close()
     listener.close(linger=0)
@@ -151,10 +287,10 @@ def test_tokens_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytes
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     TokenAuthority(context, TOKEN)
     listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    stranger = connect_socket(context, address, "stranger", "wrong")
-    send(stranger, Shutdown("intrusion"))
+    stranger = Connection(context, address, "stranger", "wrong")
+    stranger.send(Shutdown("intrusion"))
     assert not listener.poll(300)
     assert (b"wrong", TOKEN.encode()) in compared
-    stranger.close(linger=0)
+    stranger.close()
     listener.close(linger=0)
     context.term()

@@ -5,6 +5,8 @@ Groups do not use torch's default group, so that a new generation can replace th
 
 from __future__ import annotations
 
+import secrets
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from heterps_runtime.errors import PeerLostError
+from heterps_runtime.wire.messages import Peer
 
 __all__ = ["Collectives"]
 
@@ -26,16 +29,35 @@ class Collectives:
     A group and its thread live for one generation. An operation that waits for a stopped peer cannot be interrupted,
     not even by gloo's `abort`. It ends with the timeout, in the thread of its generation.
 
+    The store of the rendezvous knows no authentication. It listens on `host` only, and the keys of a stage begin with
+    `store_secret`, which other members learn from the coordinator. A peer of the network that can reach the port can
+    still list keys, so a NetworkPolicy has to keep strangers away (docs/install.md).
+
     Args:
         host: address of the rendezvous.
         timeout_seconds: of an operation.
+
+    Attributes:
+        store_address: host:port of the rendezvous that this worker offers.
+        store_secret: of that rendezvous.
     """
 
     def __init__(self, host: str, timeout_seconds: float) -> None:
         self._host = host
         self._timeout = timedelta(seconds=timeout_seconds)
-        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        self.store_address = f"{host}:{self.store.port}"
+        # With a port instead of a socket, the store would listen on all addresses.
+        listener = socket.create_server((host, 0), family=_family(host))
+        port = listener.getsockname()[1]
+        self.store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach(),
+        )
+        self.store_address = f"{host}:{port}"
+        self.store_secret = secrets.token_hex(16)
         self._group: Any = None
         self._next_step = 0  # step of the next operation
         self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
@@ -47,11 +69,20 @@ class Collectives:
         stage: int,
         rank: int,
         size: int,
-        store_address: str,
+        store: Peer,
         device: torch.device,
         first_step: int,
     ) -> None:
         """Form the stage's group of a generation; blocks until all members have called this.
+
+        Args:
+            generation: of the group.
+            stage: of the group.
+            rank: of this worker.
+            size: number of workers.
+            store: the member whose rendezvous all use.
+            device: of the tensors.
+            first_step: step of the first operation.
 
         Raises:
             PeerLostError: a member did not join.
@@ -62,10 +93,10 @@ class Collectives:
             return
         self._tasks = SimpleQueue()
         threading.Thread(target=_carry_out, args=(self._tasks,), name="collectives", daemon=True).start()
-        host, port = store_address.rsplit(":", 1)
+        host, port = store.store_address.rsplit(":", 1)
         try:
-            store = self.store if rank == 0 else TCPStore(host, int(port), is_master=False, timeout=self._timeout)
-            prefixed = PrefixStore(f"generation-{generation}/stage-{stage}", store)
+            shared = self.store if rank == 0 else TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+            prefixed = PrefixStore(f"{store.store_secret}/generation-{generation}/stage-{stage}", shared)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = self._timeout
@@ -124,6 +155,10 @@ class Collectives:
         if self._group is not None:
             self._group.allreduce([numbers]).wait()
         return [int(n) for n in numbers.cpu()]
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 def _carry_out(tasks: SimpleQueue[Callable[[], None] | None]) -> None:

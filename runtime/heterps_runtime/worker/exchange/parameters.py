@@ -102,9 +102,7 @@ class Parameters:
     def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives) -> None:
         """Copy parameters and optimizer state from a surviving worker to new ones."""
         members, committed = announced.stages[self._stage], announced.committed
-        collectives.join(
-            announced.generation, self._stage, rank, len(members), members[0].store_address, self._device, committed
-        )
+        collectives.join(announced.generation, self._stage, rank, len(members), members[0], self._device, committed)
         try:
             versions = collectives.gather_numbers(replica.version, rank, len(members), self._device)
             if all(v == committed for v in versions):

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import zmq
 
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Backward, Forward
-from heterps_runtime.wire.transport import connect_socket, receive, send
+from heterps_runtime.wire.transport import Connection, receive, send
 
 __all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
 
@@ -38,29 +38,33 @@ class Downstream:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], token: str, name: str, generation: int, addresses: Sequence[str]
     ) -> None:
-        self.sockets = [connect_socket(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", token) for a in addresses]
+        self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._generation = generation
 
     def send(self, worker: int, message: Forward) -> None:
         """Send the live tensors of a micro-batch to a worker of the next stage."""
-        send(self.sockets[worker], message)
+        self._connections[worker].send(message)
 
     def poll(self) -> list[Backward]:
         """Gradients that have arrived (empty ones in evaluation)."""
         messages = []
-        for socket in self.sockets:
-            while (received := receive(socket)) is not None:
-                message = received[1]
+        for connection in self._connections:
+            while (message := connection.receive()) is not None:
                 if not isinstance(message, Backward):
-                    raise TransientError(f"the next stage sent an unexpected {message.op!r} message")
+                    raise ProtocolError(f"the next stage sent an unexpected {message.op!r} message")
                 if message.generation == self._generation:
                     messages.append(message)
         return messages
 
+    def broke(self) -> bool:
+        """Whether a connection has ended since the last call, so that messages may be lost."""
+        return any(connection.broke() for connection in self._connections)
+
     def close(self) -> None:
         """Drop the connections."""
-        for socket in self.sockets:
-            socket.close(linger=0)
+        for connection in self._connections:
+            connection.close()
 
 
 class Upstream:
@@ -76,7 +80,7 @@ class Upstream:
         while (received := receive(self.socket, routed=True)) is not None:
             sender, message = received
             if not isinstance(message, Forward):
-                raise TransientError(f"the previous stage sent an unexpected {message.op!r} message")
+                raise ProtocolError(f"the previous stage sent an unexpected {message.op!r} message")
             if message.generation == generation:
                 accepted.append((sender, message))
             else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from heterps_runtime.errors import TransientError
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.slots import slot_map
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
@@ -33,7 +33,7 @@ from heterps_runtime.wire.messages import (
     Rows,
     ToServer,
 )
-from heterps_runtime.wire.transport import connect_socket, receive, send
+from heterps_runtime.wire.transport import Connection
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
 
@@ -92,7 +92,8 @@ class ServerClient:
         wire: Precision,
         assignment: Mapping[str, int],
     ) -> None:
-        self.sockets = [connect_socket(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", token) for a in addresses]
+        self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._name = name
         self._generation = generation
         self._dtype = dtype
@@ -104,17 +105,21 @@ class ServerClient:
         self._defining: set[int] = set()
         self._next = 0
 
+    def broke(self) -> bool:
+        """Whether a connection has ended since the last call, so that requests or responses may be lost."""
+        return any(connection.broke() for connection in self._connections)
+
     def close(self) -> None:
         """Drop the connections and all pending requests."""
-        for socket in self.sockets:
-            socket.close(linger=0)
+        for connection in self._connections:
+            connection.close()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array]) -> None:
         """Send tables and initial dense parameters to the servers, which keep values that they already have."""
-        self._defining = set(range(len(self.sockets)))
-        for i in range(len(self.sockets)):
+        self._defining = set(range(len(self._connections)))
+        for i in range(len(self._connections)):
             mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
             self._send(i, Define(self._generation, tables, mine))
 
@@ -122,12 +127,12 @@ class ServerClient:
         """Request rows: dim -> unique keys (U,). The response is a `RowsArrived` with the returned number."""
         request, pull = self._begin(dense=False)
         pull.keys = dict(keys)
-        parts: list[dict[int, Array]] = [{} for _ in self.sockets]
+        parts: list[dict[int, Array]] = [{} for _ in self._connections]
         for dim in sorted(d for d, k in keys.items() if len(k)):
             split = self._split(keys[dim])
             pull.orders[dim] = split
             for i, order in enumerate(split):
-                parts[i][dim] = keys[dim] if len(self.sockets) == 1 else keys[dim][order]
+                parts[i][dim] = keys[dim] if len(self._connections) == 1 else keys[dim][order]
         for i, part in enumerate(parts):
             if any(len(k) for k in part.values()):
                 pull.waiting.add(i)
@@ -137,7 +142,7 @@ class ServerClient:
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
         """Request dense parameters. The response is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
-        for i in range(len(self.sockets)):
+        for i in range(len(self._connections)):
             mine = tuple(n for n in names if self._assignment[n] == i)
             if mine:
                 pull.waiting.add(i)
@@ -146,13 +151,13 @@ class ServerClient:
 
     def push(self, step: int, chunks: Sequence[tuple[int, Array, Array]], dense: Mapping[str, Array]) -> None:
         """Send a step's sums of gradients to all servers: chunks of (dim, keys (U,), gradients (U, dim))."""
-        parts: list[list[Chunk]] = [[] for _ in self.sockets]
+        parts: list[list[Chunk]] = [[] for _ in self._connections]
         for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
             for i, order in enumerate(self._split(keys)):
-                whole = len(self.sockets) == 1
+                whole = len(self._connections) == 1
                 parts[i].append(Chunk(dim, keys, encoded) if whole else Chunk(dim, keys[order], encoded[order]))
-        self._pushes[step] = set(range(len(self.sockets)))
+        self._pushes[step] = set(range(len(self._connections)))
         for i, part in enumerate(parts):
             mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
             self._send(i, Push(self._generation, step, self._name, tuple(part), mine))
@@ -165,11 +170,10 @@ class ServerClient:
         for request, pull in list(self._pulls.items()):
             if not pull.waiting:  # nothing was requested
                 events.append(self._finish(request, pull))
-        for i, socket in enumerate(self.sockets):
-            while (received := receive(socket)) is not None:
-                answer = received[1]
+        for i, connection in enumerate(self._connections):
+            while (answer := connection.receive()) is not None:
                 if not isinstance(answer, FromServer):
-                    raise TransientError(f"a parameter server sent an unexpected {answer.op!r} message")
+                    raise ProtocolError(f"a parameter server sent an unexpected {answer.op!r} message")
                 event = self._take(i, answer)
                 if event is not None:
                     events.append(event)
@@ -204,7 +208,7 @@ class ServerClient:
         """Put a server's rows at the positions of their keys."""
         for dim, encoded in rows.items():
             decoded = decode_wire(encoded, self._wire, self._dtype)
-            if len(self.sockets) == 1:
+            if len(self._connections) == 1:
                 pull.rows[dim] = decoded
                 continue
             target = pull.rows.get(dim)
@@ -224,11 +228,11 @@ class ServerClient:
         return self._next, pull
 
     def _split(self, keys: Array) -> list[Array]:
-        if len(self.sockets) == 1:
+        if len(self._connections) == 1:
             return [np.empty(0, np.int32)]
-        parts = partition(keys, self._slots, len(self.sockets))
+        parts = partition(keys, self._slots, len(self._connections))
         starts = parts.starts
-        return [parts.order[starts[i] : starts[i + 1]] for i in range(len(self.sockets))]
+        return [parts.order[starts[i] : starts[i + 1]] for i in range(len(self._connections))]
 
     def _send(self, server: int, request: ToServer) -> None:
-        send(self.sockets[server], request)
+        self._connections[server].send(request)

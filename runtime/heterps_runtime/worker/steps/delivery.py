@@ -24,7 +24,7 @@ class Delivery:
     """
 
     def __init__(self, context: WorkerContext, process: WorkerProcess, *, dense: bool) -> None:
-        self.broken = False  # a peer is lost: wait for the next generation
+        self.broken = False  # an all-reduce has failed
         self._context = context
         self._process = process
         self._dense = dense

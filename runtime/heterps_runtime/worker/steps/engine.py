@@ -138,6 +138,16 @@ class Engine:
         for sender, activation in self.context.upstream.poll(self.context.generation):
             self._take_activation(sender, activation)
 
+    def lost(self) -> str:
+        """Why this generation can no longer be relied on; empty: it can."""
+        if self._delivery.broken:
+            return "a member of the stage was lost during an all-reduce"
+        if self.context.servers.broke():
+            return "the connection to a parameter server broke"
+        if self.context.downstream is not None and self.context.downstream.broke():
+            return "the connection to the next stage broke"
+        return ""
+
     def waiting_for(self) -> str:
         """What the engine waits for, as an activity of the clock."""
         if not self._runs:
