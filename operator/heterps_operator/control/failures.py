@@ -5,11 +5,12 @@ The first rule of `runPolicy.failurePolicy` that fits decides; without one:
 - A process that says its input is bad (EXIT_BAD_INPUT) fails the job at once: starting it again cannot help.
 - What a cluster took away (deleted, evicted, preempted, its node lost) is started again and counts nothing, however
   often; but at most once a minute in the long run.
-- A worker or profiler that dies is started again, after a pause that doubles each time.
-- A parameter server or the coordinator takes the state since the last checkpoint with it: everything ends and starts
-  again from that checkpoint.
+- A worker, server or profiler that dies is started again alone. A server takes rows with it, so all members return to
+  the last checkpoint, in their own processes.
+- The coordinator takes the agreement on the state with it: everything ends and starts again from that checkpoint.
 - A job without progress, although all its members are connected, starts again from the last checkpoint, too.
-- Each death or hang counts; one more than backoffLimit fails the job, with the last words of the process.
+- Each death or hang counts; one more than backoffLimit fails the job, with the last words of the process. The first
+  restart is immediate. Pauses double while the job dies before it has passed the step at which it died last.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ _MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *FINAL_PHASES})
 
 
 def backoff_seconds(failures: int) -> float:
-    """Pause before the next start after so many failures (>= 1)."""
-    pause: float = min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
+    """Pause before the next start after so many failures in a row (>= 1)."""
+    if failures == 1:
+        return 0.0
+    pause: float = min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 2), _LONGEST_PAUSE_SECONDS)
     return pause
 
 
@@ -96,9 +99,8 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
     first = dead[0]
     if actions[first.name] == FailureAction.FAIL_JOB:
         return _refuse(first, job, status, observed.time), ()
-    fatal = [p for p in dead if p.spec.role in ("coordinator", "ps") or actions[p.name] == FailureAction.RESTART_JOB]
+    fatal = [p for p in dead if p.spec.role == "coordinator" or actions[p.name] == FailureAction.RESTART_JOB]
     events: list[Event] = []
-    # A server's death makes workers fail too: then it is the one death that counts.
     for process in fatal[:1] or dead:
         name, end = process.name, describe_end(process, job)
         if actions[name] == FailureAction.IGNORE:
@@ -106,13 +108,12 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         elif status.failures >= job.run_policy.backoff_limit:
             return _give_up(job, status, f"{name} ended ({end})", process, observed.time), tuple(events)
         else:
-            status = replace(status, failures=status.failures + 1)
-            pause = backoff_seconds(status.failures)
+            status, pause = _count(status)
         status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
         uncounted = "; this does not count towards backoffLimit" if actions[name] == FailureAction.IGNORE else ""
         if fatal:
             status = _start_over(status, observed.time, pause)
-            text = f"{name} ended ({end}): everything restarts from the last checkpoint in {pause:g} s{uncounted}"
+            text = f"{name} ended ({end}): everything restarts from the last checkpoint {_when(pause)}{uncounted}"
             events.append(Event("Warning", "JobRestarts", text, observed.time))
         else:
             status = replace(
@@ -120,7 +121,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
                 attempts={**status.attempts, name: process.spec.attempt + 1},
                 not_before={**status.not_before, name: observed.time + pause},
             )
-            text = f"{name} ended ({end}): it restarts in {pause:g} s{uncounted}"
+            text = f"{name} ended ({end}): it restarts {_when(pause)}{uncounted}"
             events.append(Event("Warning", "ProcessRestarts", text, observed.time))
     return status, tuple(events)
 
@@ -132,9 +133,8 @@ def _judge_hang(
     now, why = observed.time, str((view.error or {}).get("message") or "no progress")
     if status.failures >= job.run_policy.backoff_limit:
         return _give_up(job, status, why, observed.process(COORDINATOR), now), ()
-    status = replace(status, failures=status.failures + 1)
-    pause = backoff_seconds(status.failures)
-    text = f"{why}: everything restarts from the last checkpoint in {pause:g} s"
+    status, pause = _count(status)
+    text = f"{why}: everything restarts from the last checkpoint {_when(pause)}"
     return _start_over(status, now, pause), (Event("Warning", "JobRestarts", text, now),)
 
 
@@ -156,6 +156,26 @@ def _shell_code(process: ProcessView) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
+def _count(status: Status) -> tuple[Status, float]:
+    """Count a failure, and find the pause before the next start.
+
+    Failures are in a row as long as training has not passed the step at which it failed before.
+    """
+    step = int((status.result or {}).get("committedSteps") or 0)
+    in_a_row = 1 if step > status.failed_at_step else status.failures_in_a_row + 1
+    status = replace(
+        status,
+        failures=status.failures + 1,
+        failures_in_a_row=in_a_row,
+        failed_at_step=max(step, status.failed_at_step),
+    )
+    return status, backoff_seconds(in_a_row)
+
+
+def _when(pause: float) -> str:
+    return f"in {pause:g} s" if pause else "now"
+
+
 def _excuse(status: Status, now: float) -> tuple[Status, float]:
     """Take note of a death that does not count, and find the pause before the next start.
 
@@ -164,11 +184,11 @@ def _excuse(status: Status, now: float) -> tuple[Status, float]:
     count, since = status.disruptions, now - status.disrupted
     if count == 0 or since > _QUIET_SECONDS:
         count = 1
-    elif since > backoff_seconds(count):
+    elif since > backoff_seconds(count + 1):
         count += 1
     else:
-        return status, backoff_seconds(count)
-    return replace(status, disruptions=count, disrupted=now), backoff_seconds(count)
+        return status, backoff_seconds(count + 1)
+    return replace(status, disruptions=count, disrupted=now), backoff_seconds(count + 1)
 
 
 def _start_over(status: Status, now: float, pause: float) -> Status:

@@ -130,6 +130,8 @@ class Status:
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
     resumed_incarnation: int = 0  # the last one of which was said from which step it resumed
     failures: int = 0  # deaths that count to backoffLimit
+    failures_in_a_row: int = 0  # of these, without progress in between
+    failed_at_step: int = -1  # the furthest committed step at which one of them happened
     disruptions: int = 0  # bursts, one soon after the other, of deaths that do not
     disrupted: float = 0.0  # when the last of them began
     restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports

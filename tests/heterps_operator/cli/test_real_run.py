@@ -190,10 +190,12 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     result = job.finish(process)
     assert result.code == 0, result.text
     assert (
-        "worker-0-0 ended (killed by SIGKILL (the kernel does this when memory runs out)): it restarts in" in result.out
+        "worker-0-0 ended (killed by SIGKILL (the kernel does this when memory runs out)): it restarts now"
+        in result.out
     )
-    for name in ("ps-0", "coordinator"):
-        assert re.search(rf"{name} ended \(killed by SIGKILL .*\): everything restarts from the last", result.out)
+    assert re.search(r"ps-0 ended \(killed by SIGKILL .*\): it restarts now", result.out)
+    assert re.search(r"RolledBack: from step \d+ to \d+ \(checkpoint\)", result.out)
+    assert re.search(r"coordinator ended \(killed by SIGKILL .*\): everything restarts from the last", result.out)
     assert "restarts" in result.out
     assert_same_model(model(job), expected)
 

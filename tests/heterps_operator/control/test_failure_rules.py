@@ -38,10 +38,11 @@ def rule(action: str, role: Role | None = None, codes: tuple[int, ...] = (), rea
     ("rules", "name", "code", "reason", "expected", "counted"),
     [
         ((), "worker-0-0", 1, "", "the process restarts", 1),
-        ((), "ps-0", 1, "", "everything restarts", 1),
+        ((), "ps-0", 1, "", "the process restarts", 1),
+        ((), "coordinator", 1, "", "everything restarts", 1),
         ((), "worker-0-0", 2, "", "BadInput", 0),
         ((), "worker-0-0", None, "Preempted", "the process restarts", 0),
-        ((), "ps-0", -15, "Evicted", "everything restarts", 0),
+        ((), "ps-0", -15, "Evicted", "the process restarts", 0),
         ((), "coordinator", None, "NodeLost", "everything restarts", 0),
         ((), "worker-0-0", -9, "OOMKilled", "the process restarts", 1),
         ((), "worker-0-0", 128, "StartError", "the process restarts", 1),
@@ -54,11 +55,13 @@ def rule(action: str, role: Role | None = None, codes: tuple[int, ...] = (), rea
         ((rule("FailJob", reasons=("Evicted",)),), "worker-1-0", None, "Deleted", "the process restarts", 0),
         ((rule("RestartJob", Role.WORKER, (1,)),), "worker-1-0", 1, "", "everything restarts", 1),
         ((rule("RestartPod", reasons=("Deleted",)),), "worker-1-0", None, "Deleted", "the process restarts", 1),
-        ((rule("RestartPod", codes=(1,)),), "ps-0", 1, "", "everything restarts", 1),
+        ((rule("RestartPod", codes=(1,)),), "ps-0", 1, "", "the process restarts", 1),
+        ((rule("RestartPod", codes=(1,)),), "coordinator", 1, "", "everything restarts", 1),
+        ((rule("RestartJob", Role.PS, (1,)),), "ps-0", 1, "", "everything restarts", 1),
         ((rule("RestartPod", codes=(2,)),), "worker-1-0", 2, "", "the process restarts", 1),
         ((rule("Ignore", codes=(3,)),), "worker-1-0", 3, "", "the process restarts", 0),
-        ((rule("Ignore", codes=(3,)),), "ps-0", 3, "", "everything restarts", 0),
-        ((rule("Ignore", codes=(3,)), rule("FailJob", codes=(3,))), "ps-0", 3, "", "everything restarts", 0),
+        ((rule("Ignore", codes=(3,)),), "ps-0", 3, "", "the process restarts", 0),
+        ((rule("Ignore", codes=(3,)), rule("FailJob", codes=(3,))), "ps-0", 3, "", "the process restarts", 0),
         ((rule("FailJob", codes=(3,)), rule("Ignore", codes=(3,))), "ps-0", 3, "", "FailurePolicy", 0),
     ],
 )  # fmt: skip
@@ -198,7 +201,7 @@ def test_the_gang_of_an_incarnation_never_changes() -> None:
     world.end("worker-0-0", 1)
     world.settle()
     assert world.status.gang == MEMBERS, "a replacement takes the place of a member"
-    world.end("ps-0", 1)
+    world.end("coordinator", 1)
     world.settle()
     assert not world.status.gang, "the next incarnation starts together again"
     assert Status.from_json(world.status.to_json()) == world.status

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from heterps_operator.control.failures import backoff_seconds, describe_exit
 from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
@@ -37,18 +35,45 @@ def test_a_worker_that_dies_is_replaced_and_nobody_else_is_touched() -> None:
     assert world.status.restarts == {"worker-0-1": 1}
 
 
-def test_a_replacement_waits_for_its_pause() -> None:
+def test_the_first_replacement_starts_at_once_the_next_one_waits() -> None:
     world = World().training()
+    world.end("worker-0-0", 1)
+    actions = world.settle()
+    assert actions[0] == ReportLost("worker-0-0", "exit code 1")
+    assert started(actions) == ["worker-0-0"]
+    world.join("worker-0-0")
+    world.settle()
     world.end("worker-0-0", 1)
     assert world.settle() == [ReportLost("worker-0-0", "exit code 1")]
     world.time += 0.5
     assert world.settle() == []
     world.time += 0.6
     assert started(world.settle()) == ["worker-0-0"]
+    assert [e.message.rpartition(": ")[2] for e in world.events if e.reason == "ProcessRestarts"] == [
+        "it restarts now",
+        "it restarts in 1 s",
+    ]
 
 
 def test_pauses_double_up_to_a_minute() -> None:
-    assert [backoff_seconds(n) for n in (1, 2, 3, 6, 7, 50)] == [1, 2, 4, 32, 60, 60]
+    assert [backoff_seconds(n) for n in (1, 2, 3, 4, 7, 8, 50)] == [0, 1, 2, 4, 32, 60, 60]
+
+
+def test_pauses_start_over_once_training_has_passed_the_step_at_which_it_failed() -> None:
+    world = World(make_job(run_policy={"backoff_limit": 100})).training()
+    pauses = []
+    for step in (10, 10, 4, 10, 11, 11):
+        world.set_phase("Training", committedSteps=step, samplesPerSecond=50_000.0)
+        world.settle()
+        world.end("worker-0-1", 1)
+        world.settle()
+        pauses.append(max(0.0, world.status.not_before["worker-0-1"] - world.time))
+        world.time += 100
+        world.settle()
+        world.join("worker-0-1")
+        world.settle()
+    assert pauses == [0, 1, 2, 4, 0, 1]
+    assert world.status.failures == 6, "each one counts to the limit"
 
 
 def test_one_death_more_than_the_limit_fails_the_job_with_the_last_words() -> None:
@@ -100,18 +125,28 @@ def test_bad_input_explains_the_deaths_beside_it() -> None:
     assert world.status.failure.member == "worker-0-0"
 
 
-@pytest.mark.parametrize("name", ["ps-0", "coordinator"])
-def test_a_server_or_coordinator_that_dies_sends_everything_back_to_the_checkpoint(name: str) -> None:
+def test_a_server_that_dies_is_replaced_and_nobody_else_is_touched() -> None:
     world = World().training()
-    world.end(name, -9)
+    others = {n: p for n, p in world.processes.items() if n != "ps-0"}
+    world.end("ps-0", -9)
     actions = world.settle()
-    assert {a.name for a in actions if isinstance(a, StopProcess)} == {*MEMBERS, "coordinator"} - {name}
+    assert [type(a) for a in actions] == [ReportLost, StartProcess]
+    assert started(actions) == ["ps-0"]
+    assert {n: p for n, p in world.processes.items() if n != "ps-0"} == others
+    assert (world.status.failures, world.status.restarts) == (1, {"ps-0": 1})
+    told = next(event.message for event in world.events if event.reason == "ProcessRestarts")
+    assert told.startswith("ps-0 ended (killed by SIGKILL")
+
+
+def test_a_coordinator_that_dies_sends_everything_back_to_the_checkpoint() -> None:
+    world = World().training()
+    world.end("coordinator", -9)
+    actions = world.settle()
+    assert {a.name for a in actions if isinstance(a, StopProcess)} == set(MEMBERS)
     assert started(actions) == []
     assert world.status.phase == "Restarting"
     for other in world.running():
         world.end(other, -15)
-    assert world.settle() == []
-    world.time += 1
     assert started(world.settle()) == ["coordinator"]
     world.listen()
     assert started(world.settle()) == list(MEMBERS)
@@ -119,13 +154,13 @@ def test_a_server_or_coordinator_that_dies_sends_everything_back_to_the_checkpoi
     assert world.status.failures == 1
 
 
-def test_workers_that_die_because_their_server_died_are_not_counted() -> None:
+def test_deaths_beside_that_of_the_coordinator_are_not_counted() -> None:
     world = World().training()
-    for name in ("worker-0-0", "worker-0-1", "ps-0"):
+    for name in ("worker-0-0", "ps-0", "coordinator"):
         world.end(name, 1)
     world.settle()
     assert world.status.failures == 1
-    assert world.status.restarts == {"ps-0": 1}
+    assert world.status.restarts == {"coordinator": 1}
 
 
 def test_a_server_that_keeps_dying_fails_the_job() -> None:
@@ -138,9 +173,10 @@ def test_a_server_that_keeps_dying_fails_the_job() -> None:
 
 def test_what_an_old_coordinator_says_is_of_no_interest() -> None:
     world = World().training()
-    world.end("ps-0", -9)
+    world.set_phase("Failed", error=HANG)
     world.settle()
-    world.set_phase("Failed", error={"reason": "MemberLost", "message": "ps-0"})
+    assert world.status.phase == "Restarting"
+    world.set_phase("Failed", error={"reason": "NaNLoss", "message": "step 17"})
     world.settle()
     assert world.status.outcome is None
 
@@ -224,8 +260,6 @@ def test_a_profiler_that_dies_is_started_again() -> None:
     world.listen()
     world.settle()
     world.end("profile-cpu", 1)
-    world.settle()
-    world.time += 1
     assert started(world.settle()) == ["profile-cpu"]
 
 
