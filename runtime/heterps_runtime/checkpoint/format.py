@@ -37,7 +37,6 @@ __all__ = ["FileEntry", "Origin", "TensorFile", "TensorSpec", "create_tensor_fil
 Array = npt.NDArray[Any]
 
 _VERSION = 1  # of a state file
-_METADATA = frozenset({"version", "step", "lineage"})  # texts in the file, as the layout demands
 _CHUNK_BYTES = 8 << 20  # few system calls, yet small against a shard's memory
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
 _NAMES: dict[np.dtype[Any], str] = {
@@ -190,28 +189,23 @@ def _checksum(storage: Storage, name: str, size: int) -> str:
 
 
 class TensorFile:
-    """Reads arrays, or slices of them, from a state file. A local file is memory-mapped.
+    """Reads arrays, or slices of them, from a safetensors file. A local file is memory-mapped.
 
     Arrays are read-only. Not thread-safe.
-
-    Attributes:
-        specs: the arrays, by name.
-        origin: the commit that they belong to.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
         """Read the header.
 
         Raises:
-            DamagedError: the file is not a state file, or is truncated.
+            DamagedError: the file is not a safetensors file, or is truncated.
             StorageError: the file cannot be opened.
-            UnsupportedVersionError: it was written by a newer release.
         """
         self._storage = storage
         self._name = name
         self._stream = storage.open_file(name)
         try:
-            self.specs, self.origin = self._read_header()
+            self.specs, self._metadata = self._read_header()
         except BaseException:
             self._stream.close()
             raise
@@ -221,6 +215,22 @@ class TensorFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def origin(self) -> Origin:
+        """The commit that a state file belongs to.
+
+        Raises:
+            DamagedError: the file does not say.
+            UnsupportedVersionError: it was written by a newer release.
+        """
+        try:
+            check_version(self._name, int(self._metadata["version"]), _VERSION)
+            return Origin(int(self._metadata["step"]), int(self._metadata["lineage"]))
+        except UnsupportedVersionError:
+            raise
+        except (KeyError, ValueError) as error:
+            raise DamagedError(f"{self._name} does not say which commit it belongs to") from error
 
     def close(self) -> None:
         """Close the file; arrays read from it stay valid."""
@@ -252,7 +262,7 @@ class TensorFile:
         self._storage.work.add(count)
         return np.frombuffer(buffer, dtype=np.uint8)
 
-    def _read_header(self) -> tuple[dict[str, TensorSpec], Origin]:
+    def _read_header(self) -> tuple[dict[str, TensorSpec], dict[str, str]]:
         size = self._stream.size()
         if size < 8:
             raise DamagedError(f"{self._name} has only {size} bytes")
@@ -261,22 +271,18 @@ class TensorFile:
             raise DamagedError(f"{self._name} is not a safetensors file, or is truncated")
         try:
             header = json.loads(self._bytes_at(8, length).tobytes())
-            metadata = {key: int(value) for key, value in header.pop("__metadata__").items() if key in _METADATA}
-            check_version(self._name, metadata["version"], _VERSION)
-            origin = Origin(metadata["step"], metadata["lineage"])
+            metadata = dict(header.pop("__metadata__", {}))
             specs = {
                 str(key): TensorSpec(
                     _DTYPES[value["dtype"]], tuple(value["shape"]), 8 + length + value["data_offsets"][0]
                 )
                 for key, value in header.items()
             }
-        except UnsupportedVersionError:
-            raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DamagedError(f"{self._name} has an unreadable header ({error})") from error
         if any(spec.start + spec.num_bytes > size for spec in specs.values()):
             raise DamagedError(f"{self._name} is truncated")
-        return specs, origin
+        return specs, metadata
 
 
 def create_tensor_file(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:

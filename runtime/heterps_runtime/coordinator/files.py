@@ -31,9 +31,8 @@ from heterps_runtime.work import WorkCounter
 
 __all__ = ["Found", "JobFiles"]
 
-Found = tuple[
-    CheckpointManifest | None, tuple[tuple[str, str], ...]
-]  # newest valid; (folder, reason) of skipped ones
+#: The newest valid checkpoint, and (folder, reason) of each one that was skipped.
+Found = tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]
 
 
 class JobFiles:

@@ -1,7 +1,7 @@
 """Times since the last message of each process and since the last progress of the job.
 
-Progress is a commit or another report, and any growth of the amount of work that a process has done (`work.py`), such as
-the bytes of a checkpoint that it writes to a slow storage.
+Progress is a commit or another report, and any growth of the amount of work that a process has done (`work.py`), such
+as the bytes of a checkpoint that it writes to a slow storage.
 
 The clock is monotonic, so changes of the system time and a laptop's sleep do not make members look lost. Time during
 which the coordinator itself did not run (stopped, migrated, starved of CPU) does not count either, because the messages
