@@ -243,8 +243,8 @@ class CoordinatorCore:
             case Failed():
                 self._member_failed(sender, message)
             case Pulse():
-                if self.membership.member(sender) is not None:
-                    self.liveness.note_work(sender, message.totals.get(work.TOTAL, 0.0))
+                if self.membership.member(sender) is not None and work.TOTAL in message.totals:
+                    self.liveness.note_work(sender, message.totals[work.TOTAL])
                 self.membership.pulse(sender, incarnation, message)
             case Ready() | Done() | Checkpointed() | Evaluated():
                 member = self.membership.member(sender)
@@ -399,12 +399,14 @@ class CoordinatorCore:
             self.membership.tell(member, Checkpoint(self.membership.generation, step, folder))
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
+        self.liveness.move()
         error = self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json())
         if error:
             self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """Note that a checkpoint is valid."""
+        self.liveness.move()
         if self.checkpoints.written(record):
             self._after_barrier()
 

@@ -140,12 +140,9 @@ def job(tmp_path: Path) -> Job:
 
 def test_the_model_loads_into_the_users_module_strictly(job: Job, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    path = export_model(
-        job.storage,
-        job.manifest,
+    path = export(
+        job,
         out,
-        owner=job.owner,
-        initial_rows=initial_rows,
         state_dict_names=job.names,
         metrics={"auc": 0.71},
     )
@@ -275,12 +272,9 @@ def test_an_export_that_fails_leaves_the_older_one(
 def test_a_name_that_the_checkpoint_does_not_hold_is_an_error(job: Job, tmp_path: Path) -> None:
     names = {**job.names, "extra.weight": "extra.weight"}
     with pytest.raises(CheckpointError, match=r"holds nothing for extra\.weight of the model"):
-        export_model(
-            job.storage,
-            job.manifest,
+        export(
+            job,
             tmp_path / "model",
-            owner=job.owner,
-            initial_rows=initial_rows,
             state_dict_names=names,
         )
     assert not (tmp_path / "model").exists()
@@ -290,12 +284,9 @@ def test_a_model_is_exported_to_an_address(job: Job, tmp_path: Path, monkeypatch
     filesystem = pafs._MockFileSystem()
     remote = Storage(filesystem, "models/shop", "mock://models/shop")
     monkeypatch.setattr(Storage, "open", lambda *_: remote)
-    path = export_model(
-        job.storage,
-        job.manifest,
+    path = export(
+        job,
         "mock://models/shop",
-        owner=job.owner,
-        initial_rows=initial_rows,
         dense_limit_bytes=300 * 16,
     )
     assert path == "mock://models/shop"

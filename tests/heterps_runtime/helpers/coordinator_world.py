@@ -180,6 +180,11 @@ class World:
             reason = error if name == "worker-0-0" else ""
             self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, (), reason))
 
+    def write_part(self, name: str) -> None:
+        """One member has written its part of the checkpoint under way."""
+        order = self.last(Checkpoint)
+        self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, ()))
+
     def save(self) -> None:
         """The checkpoint under way becomes valid."""
         before = len(self.manifests)
