@@ -27,6 +27,20 @@ __all__ = [
 
 _STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+_LAYER_TIMES = (
+    "computeSeconds",
+    "computeFixedSeconds",
+    "parallelFraction",
+    "serverSeconds",
+    "transferSeconds",
+    "transferFixedSeconds",
+    "transferParallelFraction",
+    "processorSeconds",
+    "processorFixedSeconds",
+    "transferProcessorSeconds",
+    "transferProcessorFixedSeconds",
+    "spread",
+)
 _SERVER_COST = "coresPerSamplePerSecond"
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
@@ -134,7 +148,7 @@ def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
 
 def _times(layer: Json) -> dict[str, Any]:
     """One layer's times on one pool; none if it cannot run there."""
-    return {key: value for key, value in layer.items() if key not in ("name", *_LAYER_FACTS)}
+    return {key: layer[key] for key in _LAYER_TIMES if key in layer}
 
 
 def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
