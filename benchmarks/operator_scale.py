@@ -129,6 +129,7 @@ def make_job(name: str, pods: int) -> Json:
 
 
 PROFILE: Json = {
+    "version": 1,
     "batchSize": GLOBAL_BATCH_SIZE,
     "samples": 1_000_000,
     "layers": [

@@ -1,7 +1,7 @@
 """JSON documents and their files.
 
-A file is replaced atomically (write aside, flush to the disk, rename), so that a reader sees the old or the new state
-and never a partial one, even if a process is killed.
+A file is replaced atomically (write aside, flush to the disk, rename, flush the folder), so that a reader sees the old
+or the new state and never a partial one, even if a process is killed or the power fails.
 """
 
 from __future__ import annotations
@@ -36,9 +36,19 @@ def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+        _sync_folder(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from heterps_runtime.contract import RUN_CONFIG_VERSION
 from heterps_runtime.errors import UserError
+from heterps_runtime.versions import check_version
 
 __all__ = ["PoolConfig", "RunConfig"]
 
@@ -66,6 +68,11 @@ class RunConfig:
     namespace: str  # on a cluster; "" on one machine
 
     @property
+    def full_name(self) -> str:
+        """The job's name, on a cluster with its namespace."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
     def dtype_name(self) -> str:
         """Numpy's name of the training precision."""
         return "float64" if self.precision == "fp64" else "float32"
@@ -92,7 +99,7 @@ class RunConfig:
         """Read a run configuration file.
 
         Raises:
-            UserError: the file is missing, is not JSON, or lacks a field.
+            UserError: the file is missing, is not JSON, lacks a field, or has a newer version.
         """
         try:
             document = json.loads(Path(path).read_text())
@@ -107,7 +114,13 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RunConfig:
-        """Read a parsed run configuration; raises KeyError for a missing field."""
+        """Read a parsed run configuration.
+
+        Raises:
+            KeyError: a field is missing.
+            UnsupportedVersionError: it is of a newer controller.
+        """
+        check_version("the run configuration", document["version"], RUN_CONFIG_VERSION)
         spec = document["job"]["spec"]
         model, training, servers = spec["model"], spec["training"], spec["parameterServer"]
         work = Path(document["workDirectory"])

@@ -13,6 +13,10 @@ from typing import Any
 API_GROUP = "heterps.io"
 API_VERSION = f"{API_GROUP}/v1alpha1"
 
+# --- versions of documents that both sides read (docs/compatibility.md) -----------------------------------------------
+RUN_CONFIG_VERSION = 1
+PROFILE_VERSION = 1
+
 # --- environment of every runtime process -----------------------------------------------------------------------------
 ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see heterps_runtime.config)
 ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator
@@ -62,6 +66,7 @@ class JobPhase(StrEnum):
 
 
 REASON_HANG = "Hang"  # of a failure that a restart may mend: no progress, though all members are connected
+REASON_FENCED = "Fenced"  # another run has taken the checkpoints over, so this one must end
 FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from heterps_operator.api.manifest import Manifest, is_uri
 from heterps_operator.errors import MISSING, FieldError
+from heterps_runtime.contract import RUN_CONFIG_VERSION
 
 __all__ = ["WORK_DIRECTORY", "cluster_problems", "pod_configuration"]
 
@@ -45,7 +46,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
 def pod_configuration(manifest: Manifest) -> dict[str, Any]:
     """Return the run configuration of a job's pods. The model goes to the checkpoints, the only shared place."""
     return {
-        "version": 1,
+        "version": RUN_CONFIG_VERSION,
         "job": manifest.job,
         "pools": manifest.pools,
         "workDirectory": WORK_DIRECTORY,

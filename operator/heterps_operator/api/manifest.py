@@ -19,7 +19,7 @@ from heterps_operator.api.defaults import complete_job, complete_pool
 from heterps_operator.api.schema import Fault, load_schemas
 from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
-from heterps_runtime.contract import API_GROUP, API_VERSION
+from heterps_runtime.contract import API_GROUP, API_VERSION, RUN_CONFIG_VERSION
 
 __all__ = ["Manifest", "ValidObject", "check_objects", "is_uri", "load_manifest", "load_objects", "read_objects"]
 
@@ -49,7 +49,7 @@ class Manifest:
         """
         paths = [str(self.folder), *(os.path.abspath(path) for path in python_path)]
         return {
-            "version": 1,
+            "version": RUN_CONFIG_VERSION,
             "job": copy.deepcopy(self.job),
             "pools": copy.deepcopy(self.pools),
             "workDirectory": os.path.abspath(work_directory),

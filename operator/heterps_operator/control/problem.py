@@ -14,7 +14,7 @@ from typing import Any
 from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.documents import Json
 from heterps_planner.errors import UnknownNameError
-from heterps_runtime.contract import ServersDocument
+from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
 
 __all__ = [
     "adapt_problem",
@@ -27,10 +27,23 @@ __all__ = [
 
 _STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
+_LAYER_TIMES = (
+    "computeSeconds",
+    "computeFixedSeconds",
+    "parallelFraction",
+    "serverSeconds",
+    "transferSeconds",
+    "transferFixedSeconds",
+    "transferParallelFraction",
+    "processorSeconds",
+    "processorFixedSeconds",
+    "transferProcessorSeconds",
+    "transferProcessorFixedSeconds",
+    "spread",
+)
 _SERVER_COST = "coresPerSamplePerSecond"
 # Without any limit a planner may take a thousand machines; no pool of one job is larger than this.
 _NO_LIMIT_UNITS = 1_000_000
-_FORMAT = 3  # of a stored profile; a new one makes the old ones unknown
 
 
 def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
@@ -41,13 +54,18 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
         profiles: by pool; each of the job's pools.
 
     Raises:
-        ValueError: the profiles do not describe the same layers or the same batch.
+        ValueError: the profiles do not describe the same layers or the same batch, or are of a newer runtime.
     """
     first_pool = job.pools[0].name
     first = profiles[first_pool]
     names = [layer["name"] for layer in first["layers"]]
     for pool in job.pools:
         profile = profiles[pool.name]
+        if profile["version"] > PROFILE_VERSION:
+            raise ValueError(
+                f"profile of pool {pool.name}: has version {profile['version']}, but this operator reads versions "
+                f"up to {PROFILE_VERSION}; upgrade the operator before the runtime's image"
+            )
         others = [layer["name"] for layer in profile["layers"]]
         if others != names:
             raise ValueError(f"profile of pool {pool.name}: has the layers {others}, pool {first_pool} has {names}")
@@ -130,7 +148,7 @@ def profile_warnings(profiles: Mapping[str, Json]) -> list[str]:
 
 def _times(layer: Json) -> dict[str, Any]:
     """One layer's times on one pool; none if it cannot run there."""
-    return {key: value for key, value in layer.items() if key not in ("name", *_LAYER_FACTS)}
+    return {key: layer[key] for key in _LAYER_TIMES if key in layer}
 
 
 def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
@@ -193,7 +211,7 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     manifest = next(p["spec"] for p in configuration["pools"] if p["metadata"]["name"] == pool)
     training, data = spec["training"], spec["data"]
     key = {
-        "format": _FORMAT,
+        "format": PROFILE_VERSION,
         "model": spec["model"],
         "source": source,
         "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
@@ -205,5 +223,5 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
 
 
 def is_profile(document: Json) -> bool:
-    """Whether a document that was kept is a profile, as far as `build_problem` needs it."""
-    return {"layers", "batchSize", "samples"} <= document.keys()
+    """Whether a document that was kept is a profile of this version, as far as `build_problem` needs it."""
+    return {"layers", "batchSize", "samples"} <= document.keys() and document.get("version") == PROFILE_VERSION

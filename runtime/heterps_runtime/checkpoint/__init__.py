@@ -1,12 +1,12 @@
 """Checkpoints: the state as of one commit, on any storage, valid as a whole or not at all.
 
 A checkpoint exists once its manifest exists, and the manifest is written last. Files of an earlier valid checkpoint are
-never written to. This package imports no torch, and of the runtime only the base classes of its errors.
+never written to. This package imports no torch.
 """
 
-from heterps_runtime.checkpoint.errors import DamagedError, StorageError
+from heterps_runtime.checkpoint.errors import DamagedError, FencedError, StorageError
 from heterps_runtime.checkpoint.export import export_model
-from heterps_runtime.checkpoint.format import FileEntry
+from heterps_runtime.checkpoint.format import FileEntry, Origin
 from heterps_runtime.checkpoint.manifest import (
     CheckpointManifest,
     TableRecord,
@@ -15,6 +15,7 @@ from heterps_runtime.checkpoint.manifest import (
     find_latest,
     new_folder,
 )
+from heterps_runtime.checkpoint.ownership import Ownership, take_over
 from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
 from heterps_runtime.checkpoint.storage import Storage
 from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, StateFile, commit, dense_arrays, row_arrays
@@ -24,7 +25,10 @@ __all__ = [
     "CheckpointManifest",
     "CheckpointWriter",
     "DamagedError",
+    "FencedError",
     "FileEntry",
+    "Origin",
+    "Ownership",
     "StateFile",
     "Storage",
     "StorageError",
@@ -39,4 +43,5 @@ __all__ = [
     "new_folder",
     "read_dense",
     "row_arrays",
+    "take_over",
 ]

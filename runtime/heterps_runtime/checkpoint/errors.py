@@ -3,10 +3,11 @@
     CheckpointError
     ├── StorageError        the storage cannot be read or written: disk full, no permission, no network (transient)
     ├── StorageAddressError the path or address itself is wrong (the user's input)
-    └── DamagedError        a file differs from what was written: truncated, changed, incomplete
+    ├── DamagedError        a file differs from what was written: truncated, changed, incomplete
+    └── FencedError         another run has taken the checkpoints over
 
 After a `StorageError`, training continues and the last good checkpoint stays. After a `DamagedError`, an older
-checkpoint is used.
+checkpoint is used. After a `FencedError`, this run of the job ends: it must not change the checkpoints any more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 
 from heterps_runtime.errors import HeterpsRuntimeError, TransientError, UserError
 
-__all__ = ["CheckpointError", "DamagedError", "StorageAddressError", "StorageError"]
+__all__ = ["CheckpointError", "DamagedError", "FencedError", "StorageAddressError", "StorageError"]
 
 
 class CheckpointError(HeterpsRuntimeError):
@@ -30,6 +31,10 @@ class StorageAddressError(CheckpointError, UserError):
 
 class DamagedError(CheckpointError):
     """A file or checkpoint differs from what was written."""
+
+
+class FencedError(CheckpointError):
+    """Another run of a job has taken the checkpoints over, so that this one must not change them."""
 
 
 class StorageError(CheckpointError, TransientError):

@@ -6,6 +6,8 @@
         model.json                the contents, how ids are made from values, the job and its metrics
         README.md                 how to load the model without HeterPS
 
+model.json lists the size and checksum of every other file, so that a copy can be verified.
+
 A small table is exported whole: untrained rows get the initial values that training would have read. Memory stays
 bounded: tables are laid out on disk and filled in the order of the checkpoint's files. Only the sorted ids of one large
 table (8 bytes per row) are held in memory.
@@ -14,9 +16,9 @@ table (8 bytes per row) are held in memory.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import CheckpointError, StorageError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, TableRecord
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, TableRecord, check_checkpoint
+from heterps_runtime.checkpoint.ownership import Ownership
+from heterps_runtime.checkpoint.publishing import DESCRIPTION, files_below, recover, replace_folder, upload
 from heterps_runtime.checkpoint.readme import receiver_readme
 from heterps_runtime.checkpoint.restore import iterate_keys, iterate_rows, read_dense
 from heterps_runtime.checkpoint.storage import Storage
@@ -39,7 +43,9 @@ Ids = npt.NDArray[np.int64]
 InitialRows = Callable[[TableRecord, Ids], Array]  # (table, ids (n,)) -> rows (n, dim)
 
 DEFAULT_DENSE_LIMIT_BYTES = 1 << 30  # a table up to this size is exported whole
+_VERSION = 1  # of model.json
 _CHUNK_ROWS = 65_536
+_CHUNK_BYTES = 8 << 20
 _ID_BITS = 48  # a row's key is (table index << 48) | id
 _ID_MASK = (1 << _ID_BITS) - 1
 _HASHING = {
@@ -54,6 +60,7 @@ def export_model(
     manifest: CheckpointManifest,
     output: str | Path,
     *,
+    owner: Ownership,
     initial_rows: InitialRows,
     state_dict_names: Mapping[str, str] | None = None,
     dense_limit_bytes: int = DEFAULT_DENSE_LIMIT_BYTES,
@@ -61,12 +68,13 @@ def export_model(
 ) -> str:
     """Write the model of a checkpoint for use without HeterPS; returns the path or address of the output.
 
-    The model is built beside `output` and replaces it when complete, so `output` never holds a partial model.
+    The model is built beside `output` and replaces it when complete.
 
     Args:
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint to export.
         output: a local folder or an address; an older export there is replaced.
+        owner: the run's right to the checkpoints, and to their model.
         initial_rows: values of untrained rows. An untrained padding row is zero, as in PyTorch.
         state_dict_names: name in the user's `state_dict()` -> name of the parameter, buffer or table in the
             checkpoint. Tied parameters have several names, non-persistent buffers none. Default: equal names.
@@ -75,26 +83,29 @@ def export_model(
 
     Raises:
         DamagedError: the checkpoint does not match its manifest.
-        StorageError: a file cannot be read or written; `output` is unchanged.
+        FencedError: another run has taken the checkpoints over; `output` is unchanged.
+        StorageError: a file cannot be read or written; a local `output` is unchanged.
         CheckpointError: a name in `state_dict_names` is not in the checkpoint.
     """
-    target = Storage.open(output)
+    owner.check()
+    check_checkpoint(storage, manifest.folder)
+    target = Storage.open(output, storage.work)
     if target.local:
         final = Path(target.address)
         building = final.with_name(f".{final.name}.exporting")
     else:
         building = Path(tempfile.mkdtemp(prefix="heterps-export-"))
     try:
+        if target.local:
+            recover(final)
         shutil.rmtree(building, ignore_errors=True)  # of an export that was killed
         (building / "tables").mkdir(parents=True)
         export = _Export(storage, manifest, building, initial_rows)
         export.write(state_dict_names, dense_limit_bytes, metrics or {})
-        files = [path for path in building.rglob("*") if path.is_file()]
         if target.local:
-            _sync(files)
-            _take_place(building, final)
+            replace_folder(building, final, storage.work, owner.check)
         else:
-            _upload(building, files, target)
+            upload(building, target, owner.check)
     except OSError as error:
         raise StorageError.of("export the model to", target.address, error) from error
     finally:
@@ -163,6 +174,7 @@ class _Export:
         for start in range(0, table.num_embeddings, _CHUNK_ROWS):
             ids = np.arange(start, min(start + _CHUNK_ROWS, table.num_embeddings), dtype=np.int64)
             out[start : start + len(ids)] = self._initial_rows(table, ids)
+            self._storage.work.add(out[start : start + len(ids)].nbytes)
         if table.padding_idx is not None:
             out[table.padding_idx] = 0
 
@@ -209,8 +221,12 @@ class _Export:
             else:
                 entry |= {"form": "dense", "file": "model.safetensors", "numRows": table.num_embeddings}
             tables.append(entry)
+        if not by_rows:
+            (self._folder / "tables").rmdir()
+        readme = receiver_readme(self._manifest, [(t, _table_file(t.name)) for t in by_rows.values()])
+        (self._folder / "README.md").write_text(readme, encoding="utf-8")
         document = {
-            "version": 1,
+            "version": _VERSION,
             "step": self._manifest.step,
             "epoch": self._manifest.epoch,
             "samples": self._manifest.samples,
@@ -222,12 +238,22 @@ class _Export:
                 {"name": name, "dtype": str(spec.dtype), "shape": list(spec.shape)} for name, spec in tensors.items()
             ],
             "job": self._manifest.fingerprint,
+            "files": self._list_files(),
         }
-        (self._folder / "model.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        if not by_rows:
-            (self._folder / "tables").rmdir()
-        readme = receiver_readme(self._manifest, [(t, _table_file(t.name)) for t in by_rows.values()])
-        (self._folder / "README.md").write_text(readme, encoding="utf-8")
+        (self._folder / DESCRIPTION).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    def _list_files(self) -> list[dict[str, Any]]:
+        """Name, size and checksum of every file."""
+        listed = []
+        for path in files_below(self._folder):
+            checksum = 0
+            with path.open("rb") as stream:
+                while chunk := stream.read(_CHUNK_BYTES):
+                    checksum = zlib.crc32(chunk, checksum)
+                    self._storage.work.add(len(chunk))
+            name = path.relative_to(self._folder).as_posix()
+            listed.append({"name": name, "bytes": path.stat().st_size, "checksum": f"crc32:{checksum:08x}"})
+        return listed
 
 
 def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
@@ -241,30 +267,3 @@ def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
 def _table_file(name: str) -> str:
     """Quote a module's name, which may contain any character, for use as a file name."""
     return f"tables/{quote(name, safe='')}.safetensors"
-
-
-def _sync(files: list[Path]) -> None:
-    """Flush the files to disk; mapped pages are written back at some later time otherwise."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _take_place(building: Path, final: Path) -> None:
-    """Rename a finished export to its final name. An older one is renamed first and deleted last."""
-    older = final.with_name(f".{final.name}.replaced")
-    shutil.rmtree(older, ignore_errors=True)
-    if final.exists():
-        final.rename(older)
-    building.rename(final)
-    shutil.rmtree(older, ignore_errors=True)
-
-
-def _upload(building: Path, files: list[Path], target: Storage) -> None:
-    """Copy a finished export to an object store; model.json goes last and shows that the export is complete."""
-    for path in sorted(files, key=lambda p: (p.name == "model.json", p)):
-        with path.open("rb") as stream:
-            target.write_atomic(path.relative_to(building).as_posix(), iter(lambda s=stream: s.read(8 << 20), b""))  # type: ignore[misc]

@@ -1,13 +1,16 @@
 """The manifest of a checkpoint, and the choice of the checkpoint to restore.
 
     CHECKPOINT_PATH/
-        step-000000120/            state after the commit of 120 steps
-            rows-0.safetensors     files of shards and stages, named by their writers
+        step-000000120.3-9f86d081/   state after the commit of 120 steps, written under term 3
+            rows-0.safetensors       files of shards and stages, named by their writers
             dense-0.safetensors
-            manifest.json          written last; it makes the checkpoint valid
-        step-000000120.1/          a second attempt at the same step, which never touches the first
+            manifest.json            written last; it makes the checkpoint valid
+        owners/                      which run may write here (ownership.py)
 
-`find_latest` skips a folder without a manifest, or with a file whose size or checksum differs from the manifest. It
+Each attempt at a checkpoint draws its own name, so no two ever write to the same folder. The term (ownership.py) goes
+before the step: what the youngest run has written is the newest, also if an older one had come further.
+
+`find_latest` skips a folder without a manifest, or with a file whose size, checksum or commit differs from it. It
 returns the newest valid checkpoint, and the reason for each folder that it skipped.
 """
 
@@ -15,14 +18,17 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from heterps_runtime.checkpoint.errors import DamagedError, StorageError
-from heterps_runtime.checkpoint.format import FileEntry, verify_file
+from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
+from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.versions import UnsupportedVersionError, check_version, known_fields
 
 __all__ = [
     "MANIFEST_NAME",
@@ -38,7 +44,7 @@ __all__ = [
 
 MANIFEST_NAME = "manifest.json"
 _VERSION = 1
-_FOLDER = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
+_FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,16 @@ class CheckpointManifest:
     plan: dict[str, Any]  # in force when the checkpoint was written
     tables: tuple[TableRecord, ...]
     files: tuple[FileEntry, ...]
+    term: int  # of the run that wrote it
+    lineage: int  # of its members' state
     loss: float | None = None  # of training, smoothed; None before the first step
     folder: str = ""  # the checkpoint's folder in its storage
     version: int = _VERSION
+
+    @property
+    def origin(self) -> Origin:
+        """The commit that all files must belong to."""
+        return Origin(self.step, self.lineage)
 
     def files_of(self, role: str) -> tuple[FileEntry, ...]:
         """The files of one role ("rows", "dense" or "buffers"), by index and name."""
@@ -86,57 +99,58 @@ class CheckpointManifest:
         """Read what `to_json` wrote.
 
         Raises:
-            DamagedError: the text is truncated, was changed, or has an unknown version.
+            DamagedError: the text is truncated or was changed.
+            UnsupportedVersionError: it was written by a newer release.
         """
         try:
             document = json.loads(text)
             body = document["manifest"]
+            check_version(f"the checkpoint {body['folder']}", body["version"], _VERSION)
             if document["checksum"] != _checksum(body):
                 raise DamagedError(f"{MANIFEST_NAME} was changed after it was written")
-            if body["version"] != _VERSION:
-                raise DamagedError(
-                    f"{MANIFEST_NAME} has version {body['version']}, this program reads version {_VERSION} only"
-                )
-            tables = tuple(TableRecord(**t) for t in body.pop("tables"))
-            files = tuple(FileEntry(**f) for f in body.pop("files"))
-            return cls(**body, tables=tables, files=files)
+            tables = tuple(TableRecord(**known_fields(TableRecord, t)) for t in body["tables"])
+            files = tuple(FileEntry(**known_fields(FileEntry, f)) for f in body["files"])
+            return cls(**{**known_fields(cls, body), "tables": tables, "files": files})
+        except UnsupportedVersionError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"{MANIFEST_NAME} is truncated or malformed ({error})") from error
 
 
-def new_folder(storage: Storage, step: int) -> str:
-    """Name of a new folder for a checkpoint of `step`."""
-    taken = set(storage.folders())
-    name, attempt = f"step-{step:09d}", 0
-    while name in taken:
-        attempt += 1
-        name = f"step-{step:09d}.{attempt}"
-    return name
+def new_folder(step: int, term: int) -> str:
+    """A new name for the folder of a checkpoint."""
+    return f"step-{step:09d}.{term}-{secrets.token_hex(4)}"
 
 
-def write_manifest(storage: Storage, manifest: CheckpointManifest) -> None:
-    """Make a checkpoint valid: check the sizes of its files, then write its manifest.
+def write_manifest(storage: Storage, manifest: CheckpointManifest, owner: Ownership) -> None:
+    """Make a checkpoint valid: check sizes and commits of its files, then write its manifest.
 
     Raises:
-        DamagedError: a file is missing or has the wrong size.
+        DamagedError: a file is missing, has the wrong size or belongs to another commit.
+        FencedError: another run has taken the checkpoints over.
         StorageError: the manifest cannot be written.
     """
     for entry in manifest.files:
-        verify_file(storage, manifest.folder, entry, contents=False)
+        verify_file(storage, manifest.folder, entry, manifest.origin, contents=False)
+    owner.check()
     storage.write_atomic(f"{manifest.folder}/{MANIFEST_NAME}", manifest.to_json())
 
 
-def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) -> CheckpointManifest:
+def check_checkpoint(
+    storage: Storage, folder: str, *, contents: bool = True, roles: Collection[str] | None = None
+) -> CheckpointManifest:
     """Read a checkpoint's manifest and verify its files.
 
     Args:
         storage: the storage of the job's checkpoints.
         folder: the checkpoint's folder.
-        contents: compare checksums as well as sizes.
+        contents: compare checksums as well as sizes and commits.
+        roles: of the files to verify, those that the caller reads; None: all.
 
     Raises:
         DamagedError: the checkpoint must not be used, with the reason.
         StorageError: the checkpoint cannot be read.
+        UnsupportedVersionError: it was written by a newer release.
     """
     try:
         text = storage.read(f"{folder}/{MANIFEST_NAME}")
@@ -148,12 +162,19 @@ def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) ->
     if manifest.folder != folder:
         raise DamagedError(f"its manifest belongs to {manifest.folder}")
     for entry in manifest.files:
-        verify_file(storage, folder, entry, contents=contents)
+        if roles is None or entry.role in roles:
+            verify_file(storage, folder, entry, manifest.origin, contents=contents)
     return manifest
 
 
-def find_latest(storage: Storage) -> tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]:
+def find_latest(
+    storage: Storage, *, contents: bool = True
+) -> tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]:
     """The newest valid checkpoint, and the reasons for skipping newer ones.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        contents: compare checksums as well as sizes and commits, which reads all files of the checkpoint.
 
     Returns:
         (manifest, skipped): manifest is None if there is no valid checkpoint; skipped is `((folder, reason), ...)`,
@@ -161,23 +182,25 @@ def find_latest(storage: Storage) -> tuple[CheckpointManifest | None, tuple[tupl
 
     Raises:
         StorageError: the storage cannot be read, which does not mean that its checkpoints are damaged.
+        UnsupportedVersionError: a newer release has written a checkpoint, which an older one must not pass over.
     """
     skipped: list[tuple[str, str]] = []
     for folder in _checkpoint_folders(storage):
         try:
-            return check_checkpoint(storage, folder), tuple(skipped)
+            return check_checkpoint(storage, folder, contents=contents), tuple(skipped)
         except DamagedError as error:
             skipped.append((folder, str(error)))
     return None, tuple(skipped)
 
 
-def retain(storage: Storage, newest: CheckpointManifest, keep: int) -> None:
+def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Ownership) -> None:
     """Delete old checkpoints once `newest` is valid.
 
     `newest` and the `keep - 1` valid ones before it stay. All other older folders are deleted, and so are leftovers of
     interrupted writes inside `newest`. Newer folders stay: they may be checkpoints in progress.
 
     Raises:
+        FencedError: another run has taken the checkpoints over.
         StorageError: a file cannot be deleted; `newest` is valid nevertheless.
     """
     if keep < 1:
@@ -193,6 +216,7 @@ def retain(storage: Storage, newest: CheckpointManifest, keep: int) -> None:
         if kept < keep and _is_valid(storage, folder):
             kept += 1
             continue
+        owner.check()
         # The manifest goes first: an interrupted deletion must not leave a checkpoint that looks valid.
         storage.delete(f"{folder}/{MANIFEST_NAME}")
         storage.delete_dir(folder)
@@ -224,6 +248,8 @@ def _is_valid(storage: Storage, folder: str) -> bool:
         check_checkpoint(storage, folder, contents=False)
     except DamagedError:
         return False
+    except UnsupportedVersionError:
+        return True  # not ours to judge
     return True
 
 
@@ -232,10 +258,11 @@ def _checkpoint_folders(storage: Storage) -> list[str]:
     return sorted((name for name in storage.folders() if _FOLDER.fullmatch(name)), key=_order, reverse=True)
 
 
-def _order(folder: str) -> tuple[int, int]:
+def _order(folder: str) -> tuple[int, int, str]:
     match = _FOLDER.fullmatch(folder)
     assert match, folder
-    return int(match[1]), int(match[2] or 0)
+    step, term, attempt = match.groups()
+    return int(term), int(step), attempt
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

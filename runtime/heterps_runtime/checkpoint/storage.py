@@ -1,10 +1,10 @@
 """A folder, local or in an object store, in which each file is written completely or not at all.
 
 Names are relative to one root. Reading, listing and deleting use `pyarrow.fs`, which supports local disks, S3, GCS,
-Azure
-and HDFS. Writing depends on the guarantees of the file system:
+Azure and HDFS. Writing depends on the guarantees of the file system:
 
-- local disks: write a temporary file beside the target, fsync, rename, fsync the folder. This survives a power failure.
+- local disks: write a temporary file beside the target, fsync, rename, fsync the folder and new folders' parents. This
+  survives a power failure.
 - object stores: one put; an object appears when its upload is complete. pyarrow also completes an interrupted upload,
   because its streams cannot be abandoned (apache/arrow#40502), so such an object is deleted again.
 - other file systems (HDFS): write a temporary file, then move it.
@@ -24,6 +24,7 @@ import pyarrow
 from pyarrow import fs as pafs
 
 from heterps_runtime.checkpoint.errors import StorageAddressError, StorageError
+from heterps_runtime.work import WorkCounter
 
 __all__ = ["Chunk", "Storage"]
 
@@ -40,19 +41,25 @@ class Storage:
     Attributes:
         address: the root, absolute and without passwords or options, for messages.
         local: whether the files are on this machine's file system.
+        work: counts the bytes that are read and written.
     """
 
-    def __init__(self, filesystem: Any, root: str, address: str) -> None:
+    def __init__(self, filesystem: Any, root: str, address: str, work: WorkCounter | None = None) -> None:
+        self.work = work or WorkCounter()
         self._filesystem = filesystem
         self._root = root.rstrip("/") or "/"
         self.address = address.rstrip("/") or "/"
         self.local = isinstance(filesystem, pafs.LocalFileSystem)
 
     @classmethod
-    def open(cls, path_or_uri: str | Path) -> Storage:
+    def open(cls, path_or_uri: str | Path, work: WorkCounter | None = None) -> Storage:
         """Open a local path or an address such as `file://`, `s3://`, `gs://`, `abfs://` or `hdfs://`.
 
         The folder is created with its first file.
+
+        Args:
+            path_or_uri: the root.
+            work: counts the bytes that are read and written; None: a counter of its own.
 
         Raises:
             StorageAddressError: the text is empty, its scheme is unknown, or its client cannot be loaded.
@@ -64,7 +71,7 @@ class Storage:
             )
         if "://" not in text:
             path = os.path.abspath(text)
-            return cls(pafs.LocalFileSystem(), path, path)
+            return cls(pafs.LocalFileSystem(), path, path, work)
         parts = urlsplit(text)
         # `s3://KEY:SECRET@bucket/path?endpoint_override=...` is allowed, but secrets must not appear in messages.
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -78,7 +85,9 @@ class Storage:
             raise StorageAddressError(
                 f"cannot open {address}: {reason}; use a local path or file://, s3://, gs://, abfs:// or hdfs://"
             ) from None
-        return cls(filesystem, path, path if isinstance(filesystem, pafs.LocalFileSystem) else address)
+        if parts.scheme == "s3":
+            filesystem = _writing_in_foreground(filesystem)
+        return cls(filesystem, path, path if isinstance(filesystem, pafs.LocalFileSystem) else address, work)
 
     def path(self, name: str) -> str:
         """Full path or address of `name`."""
@@ -117,6 +126,7 @@ class Storage:
         """
         with self._translated("read", name), self._filesystem.open_input_file(self._inner(name)) as stream:
             contents: bytes = stream.read()
+        self.work.add(len(contents))
         return contents
 
     def open_file(self, name: str) -> Any:
@@ -156,9 +166,14 @@ class Storage:
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
-        if self.size(name) is not None:
+        if self.size(name) is None:
+            return
+        try:
             with self._translated("delete", name):
                 self._filesystem.delete_file(self._inner(name))
+        except StorageError as error:
+            if not error.missing:  # otherwise another process was faster
+                raise
 
     def delete_dir(self, name: str) -> None:
         """Delete a folder and its contents if it exists."""
@@ -193,13 +208,13 @@ class Storage:
         iterator = iter(parts)
         try:
             with self._translated("write", name):
-                os.makedirs(folder, exist_ok=True)
+                _make_folders(folder)
                 stream = open(temporary, "wb", buffering=0)  # noqa: SIM115  # closed below, before the rename
             with stream:
                 # Errors of the iterator are passed on: only those of writing are translated.
                 for part in iterator:
                     with self._translated("write", name):
-                        _write_fully(stream.fileno(), part)
+                        self._write_fully(stream.fileno(), part)
                 with self._translated("write", name):
                     os.fsync(stream.fileno())
             with self._translated("write", name):
@@ -210,6 +225,14 @@ class Storage:
                 os.unlink(temporary)
             raise
 
+    def _write_fully(self, descriptor: int, part: Chunk) -> None:
+        """Write all of `part`; one call may write less than it is given (signals, nearly full disks)."""
+        view = memoryview(part).cast("B")
+        while view:
+            written = os.write(descriptor, view)
+            self.work.add(written)
+            view = view[written:]
+
     def _write_stream(self, name: str, inner: str, parts: Iterable[Chunk]) -> None:
         try:
             with self._translated("write", name):
@@ -217,6 +240,7 @@ class Storage:
             with self._translated("write", name), stream:
                 for part in parts:
                     stream.write(part)
+                    self.work.add(len(part))
         except BaseException:
             with contextlib.suppress(*_ERRORS):
                 self._filesystem.delete_file(inner)
@@ -227,11 +251,24 @@ def _temporary_name(base: str) -> str:
     return f".{base}{PARTIAL}{os.getpid()}-{threading.get_ident()}"
 
 
-def _write_fully(descriptor: int, part: Chunk) -> None:
-    """Write all of `part`; one call may write less than it is given (signals, nearly full disks)."""
-    view = memoryview(part).cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _writing_in_foreground(filesystem: Any) -> Any:
+    """The same S3 client, whose `write` waits for uploads; no option of an address says that.
+
+    Otherwise `write` fills a queue in memory without limit, and only `close` waits, however slow the network is.
+    """
+    rebuild, (options,) = filesystem.__reduce__()
+    return rebuild({**options, "background_writes": False})
+
+
+def _make_folders(folder: str) -> None:
+    """Create a folder and its parents, and flush the parent of each new one: it has the new folder's name."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder)
+    _make_folders(parent)
+    with contextlib.suppress(FileExistsError):  # created by another process in the meantime, or a file: see `open`
+        os.mkdir(folder)
+    _sync_folder(parent)
 
 
 def _sync_folder(folder: str) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import StorageError
-from heterps_runtime.checkpoint.format import FileEntry, write_tensors
+from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, retain, write_manifest
+from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.storage import Storage
 
 __all__ = ["Barrier", "CheckpointWriter", "StateFile", "commit", "dense_arrays", "row_arrays"]
@@ -34,6 +35,7 @@ class StateFile:
 
     name: str  # e.g. rows-0.safetensors
     arrays: Mapping[str, Array]  # must not change during the write
+    origin: Origin  # by the writer's own count, not by that of the order
     role: str  # "rows" | "dense" | "buffers"
     index: int = 0
 
@@ -107,17 +109,33 @@ class CheckpointWriter:
 
 def _write_file(storage: Storage, folder: str, file: StateFile) -> FileEntry:
     # A function of its own, so that no variable of `_write` keeps the file's arrays alive.
-    return write_tensors(storage, folder, file.name, file.arrays, role=file.role, index=file.index)
+    return write_tensors(storage, folder, file.name, file.arrays, origin=file.origin, role=file.role, index=file.index)
 
 
 class Barrier:
-    """Which members have written their part of a checkpoint. Reports may come in any order and more than once."""
+    """Which members have written their part of a checkpoint. Reports may come in any order and more than once.
 
-    def __init__(self, step: int, folder: str, members: Iterable[str]) -> None:
-        self.step = step
+    Args:
+        origin: the commit that all parts must belong to.
+        folder: the checkpoint's folder.
+        members: the writers.
+    """
+
+    def __init__(self, origin: Origin, folder: str, members: Iterable[str]) -> None:
+        self.origin = origin
         self.folder = folder
         self._entries: dict[str, tuple[FileEntry, ...] | None] = dict.fromkeys(members)
         assert self._entries, "a checkpoint has at least one part"
+
+    @property
+    def step(self) -> int:
+        """Committed steps in the checkpoint."""
+        return self.origin.step
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Members that have not reported."""
+        return tuple(member for member, entries in self._entries.items() if entries is None)
 
     def report(self, member: str, step: int, entries: Iterable[FileEntry]) -> bool:
         """Note the files of a member; returns False if the step or the member does not belong to this checkpoint."""
@@ -129,7 +147,7 @@ class Barrier:
     @property
     def complete(self) -> bool:
         """Whether all members have reported."""
-        return None not in self._entries.values()
+        return not self.missing
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
@@ -138,13 +156,14 @@ class Barrier:
         return tuple(entry for entries in self._entries.values() for entry in entries or ())
 
 
-def commit(storage: Storage, manifest: CheckpointManifest, keep: int) -> None:
+def commit(storage: Storage, manifest: CheckpointManifest, keep: int, owner: Ownership) -> None:
     """Make a checkpoint valid, then delete old ones.
 
     Raises:
-        DamagedError: a file differs from its report; the checkpoint is not valid.
+        DamagedError: a file differs from its report, or belongs to another commit; the checkpoint is not valid.
+        FencedError: another run has taken the checkpoints over.
         StorageError: the manifest cannot be written (the checkpoint is not valid), or an old checkpoint cannot be
             deleted (the checkpoint is valid).
     """
-    write_manifest(storage, manifest)
-    retain(storage, manifest, keep)
+    write_manifest(storage, manifest, owner)
+    retain(storage, manifest, keep, owner)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from heterps_runtime.checkpoint.format import Origin
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
@@ -22,13 +23,13 @@ class Checkpoints:
     Args:
         effects: writes and deletes them.
         journal: records events.
-        latest: the newest valid checkpoint.
     """
 
-    def __init__(self, effects: Effects, journal: Journal, latest: CheckpointRecord | None) -> None:
+    def __init__(self, effects: Effects, journal: Journal) -> None:
         self._effects = effects
         self._event = journal.note
-        self.latest = latest
+        self.opened = False  # whether they were taken over, and it is known which one is the newest valid
+        self.latest: CheckpointRecord | None = None  # the newest valid checkpoint
         self.time: float | None = None  # at which the latest became valid, Unix seconds; None: in an earlier run
         self.requested = False  # at the next commit
         self.failures = 0
@@ -46,17 +47,17 @@ class Checkpoints:
         """Whether a checkpoint is in progress."""
         return self._barrier is not None
 
-    def begin(self, step: int, writers: Iterable[str], progress: dict[str, Any]) -> str:
+    def begin(self, origin: Origin, writers: Iterable[str], progress: dict[str, Any]) -> str:
         """Begin a checkpoint; returns its folder.
 
         Args:
-            step: committed steps.
+            origin: the commit.
             writers: members that write its parts.
             progress: for its manifest.
         """
         assert self._barrier is None
         self.requested = False
-        self._barrier = Barrier(step, self._effects.checkpoint_folder(step), list(writers))
+        self._barrier = Barrier(origin, self._effects.checkpoint_folder(origin.step), list(writers))
         self._progress = progress
         return self._barrier.folder
 
@@ -97,6 +98,13 @@ class Checkpoints:
             abandoned, self._barrier = self._barrier, None
             self._event("CheckpointAbandoned", f"step {abandoned.step}: {why}", warning=True)
             self._effects.discard_checkpoint(abandoned.folder)
+
+    @property
+    def waits_for(self) -> str:
+        """Describe what the checkpoint in progress waits for."""
+        assert self._barrier is not None
+        missing = ", ".join(self._barrier.missing) or "its manifest"
+        return f"the checkpoint of step {self._barrier.step} waits for {missing}"
 
     @property
     def kept(self) -> str:

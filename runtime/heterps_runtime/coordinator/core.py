@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from heterps_runtime import work
+from heterps_runtime.checkpoint.format import Origin
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import FINAL_PHASES, REASON_HANG, JobPhase, PlanDocument
 from heterps_runtime.coordinator.checkpoints import Checkpoints
@@ -53,9 +55,6 @@ class CoordinatorCore:
         effects: carries out decisions.
         clock: monotonic seconds.
         journal: records events.
-        latest: the checkpoint to resume from.
-        resumed_samples: trained on up to that checkpoint.
-        resumed_rows: of the training data at that checkpoint.
         merge_evaluation: merges the metrics of the last stage's workers.
         heartbeat_seconds: silence after which a member is considered lost.
     """
@@ -66,9 +65,6 @@ class CoordinatorCore:
         effects: Effects,
         clock: Callable[[], float],
         journal: Journal,
-        latest: CheckpointRecord | None = None,
-        resumed_samples: int = 0,
-        resumed_rows: int | None = None,
         merge_evaluation: Merge = lambda messages: {},
         heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
     ) -> None:
@@ -78,11 +74,11 @@ class CoordinatorCore:
         self.liveness = Liveness(clock, heartbeat_seconds)
         self.membership = Membership(effects, config.pools)
         self.steps = Steps(config)
-        self.checkpoints = Checkpoints(effects, journal, latest)
+        self.checkpoints = Checkpoints(effects, journal)
         self.evaluation = Evaluation(merge_evaluation)
-        self.progress = Progress(config, latest.step if latest else 0, resumed_samples, resumed_rows)
+        self.progress = Progress(config)
         self.phase = JobPhase.PROFILING
-        self.resumed_from = latest.step if latest else None
+        self.resumed_from: int | None = None  # step of the checkpoint that this run resumed from
         self.profiles: dict[str, Any] = {}
         self.journal = journal
         self._event = journal.note
@@ -107,6 +103,30 @@ class CoordinatorCore:
         self.phase = JobPhase.STARTING
         self.liveness.move()
         self._event("PlanAccepted", f"{len(plan.stages)} stage(s), {len(roster.expected)} processes")
+        # Not earlier: a controller gives plans to its newest coordinator only, so a late start of an older one that it
+        # has given up takes nothing over.
+        self._effects.open_checkpoints()
+
+    def checkpoints_opened(self, latest: CheckpointRecord | None, samples: int, rows: int | None) -> None:
+        """Note that the checkpoints belong to this run.
+
+        Args:
+            latest: the checkpoint to resume from; None: start from scratch.
+            samples: trained on up to that checkpoint.
+            rows: of the training data at that checkpoint.
+        """
+        if self.phase in FINAL_PHASES:
+            return
+        self.checkpoints.opened, self.checkpoints.latest = True, latest
+        self.liveness.move()
+        if latest is not None:
+            self.resumed_from = latest.step
+            self.progress.resume(latest.step, samples)
+            problem = self.progress.set_rows(rows) if rows else None
+            if problem:
+                self.fail("DataChanged", problem)
+                return
+        self._form_if_possible()
 
     def _rescale(self, roster: Roster, plan: PlanDocument) -> None:
         """Change the number of workers; remaining ones keep process, model and caches."""
@@ -116,8 +136,8 @@ class CoordinatorCore:
         self._event("Rescaled", f"workers per stage: {[s.pods for s in plan.stages]}; {retired} present ones end")
         if retired:  # new workers are noticed when they join
             self._after_departure("the number of workers changed")
-        if not self.membership.lineage and roster.complete():
-            self._form_generation()
+        if not self.membership.lineage:
+            self._form_if_possible()
 
     def set_allocation(self, batches: Sequence[Sequence[int]]) -> int:
         """Change batch sizes; returns the first step that uses them.
@@ -182,11 +202,27 @@ class CoordinatorCore:
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
         idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:
-            at_work, step = self.phase if members.running else None, self.progress.committed
-            reported, evaluated = self.steps.reported(step), self.evaluation.reported
-            hang = describe_hang(members.roster, at_work, members.forming, step, reported, evaluated)
+            hang = self._waits_for(members.roster)
             if hang is not None:
                 self.fail(REASON_HANG, f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
+
+    def _waits_for(self, roster: Roster) -> str | None:
+        """Describe what the job waits for; None: for processes, which the controller starts."""
+        if not self.checkpoints.opened:
+            return "the last checkpoint is not verified"
+        if self.phase == JobPhase.EXPORTING:
+            return "the model is not exported"
+        members, step = self.membership, self.progress.committed
+        ending = self._stop_requested or self.progress.finished
+        if self.phase == JobPhase.TRAINING and ending and self.checkpoints.writing:
+            return self.checkpoints.waits_for
+        at_work = self.phase if members.running else None
+        reported, evaluated = self.steps.reported(step), self.evaluation.reported
+        return describe_hang(roster, at_work, members.forming, step, reported, evaluated)
+
+    def note_own_work(self, amount: float) -> None:
+        """Note how much work the coordinator itself has done since its start."""
+        self.liveness.note_work("coordinator", amount)
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
@@ -212,6 +248,8 @@ class CoordinatorCore:
             case Failed():
                 self._member_failed(sender, message)
             case Pulse():
+                if self.membership.member(sender) is not None and work.TOTAL in message.totals:
+                    self.liveness.note_work(sender, message.totals[work.TOTAL])
                 self.membership.pulse(sender, incarnation, message)
             case Ready() | Done() | Checkpointed() | Evaluated():
                 member = self.membership.member(sender)
@@ -253,9 +291,7 @@ class CoordinatorCore:
                 return
             self.evaluation.rows = words.data.evaluation
         self.liveness.move()
-        if self.membership.can_form():
-            self._form_generation()
-        elif previous is not None:
+        if not self._form_if_possible() and previous is not None:
             self._wait_for_members()
 
     def _remove(self, name: str, reason: str) -> None:
@@ -286,6 +322,12 @@ class CoordinatorCore:
             self._event(failed.reason, text, warning=True)
 
     # --- generations --------------------------------------------------------------------------------------------------
+
+    def _form_if_possible(self) -> bool:
+        possible = self.checkpoints.opened and self.membership.can_form()
+        if possible:
+            self._form_generation()
+        return possible
 
     def _form_generation(self) -> None:
         """Announce the present members as a new generation, which continues at the first uncommitted step."""
@@ -373,17 +415,20 @@ class CoordinatorCore:
     def _start_checkpoint(self) -> None:
         roster, step = self.membership.planned, self.progress.committed
         writers = [*roster.servers(), *(roster.workers(i)[0] for i in range(len(roster.stage_names)))]
-        folder = self.checkpoints.begin(step, [m.name for m in writers], self.progress.describe())
+        origin = Origin(step, self.membership.lineage)
+        folder = self.checkpoints.begin(origin, [m.name for m in writers], self.progress.describe())
         for member in writers:
             self.membership.tell(member, Checkpoint(self.membership.generation, step, folder))
 
     def _checkpointed(self, member: Member, report: Checkpointed) -> None:
+        self.liveness.move()
         error = self.checkpoints.report(member.name, report, self.membership.planned.plan.to_json())
         if error:
             self.checkpoint_failed(report.folder, error)
 
     def manifest_written(self, record: CheckpointRecord) -> None:
         """Note that a checkpoint is valid."""
+        self.liveness.move()
         if self.checkpoints.written(record):
             self._after_barrier()
 
@@ -441,7 +486,7 @@ class CoordinatorCore:
     def _export(self) -> None:
         assert self.checkpoints.latest is not None
         self.phase = JobPhase.EXPORTING
-        self._effects.export(self.checkpoints.latest.step)
+        self._effects.export()
 
     def exported(self, path: str) -> None:
         """Note that the model is exported."""

@@ -25,6 +25,9 @@ class CheckpointRecord(Protocol):
 class Effects(Protocol):
     """Actions that the core requests. Calls return at once; results are reported by calls to the core."""
 
+    def open_checkpoints(self) -> None:
+        """Take over the checkpoints, and verify the newest; reported by `checkpoints_opened` or `fail`."""
+
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """Queue a message for one process, not for its replacement; messages stay in order."""
 
@@ -37,5 +40,5 @@ class Effects(Protocol):
     def discard_checkpoint(self, folder: str) -> None:
         """Remove the files of an unfinished checkpoint."""
 
-    def export(self, step: int) -> None:
-        """Export the model from the checkpoint of `step`; reported by `exported` or `fail`."""
+    def export(self) -> None:
+        """Export the model from the newest checkpoint; reported by `exported` or `fail`."""

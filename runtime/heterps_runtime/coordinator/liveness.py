@@ -1,5 +1,8 @@
 """Times since the last message of each process and since the last progress of the job.
 
+Progress is a commit or another report, and any growth of the amount of work that a process has done (`work.py`), such
+as the bytes of a checkpoint that it writes to a slow storage.
+
 The clock is monotonic, so changes of the system time and a laptop's sleep do not make members look lost. Time during
 which the coordinator itself did not run (stopped, migrated, starved of CPU) does not count either, because the messages
 of members were waiting for it.
@@ -27,6 +30,7 @@ class Liveness:
         self._clock = clock
         self.timeout_seconds = timeout_seconds
         self._heard: dict[str, float] = {}
+        self._work: dict[str, float] = {}
         self._moved = self._ticked = clock()
 
     def hear(self, name: str) -> None:
@@ -36,6 +40,12 @@ class Liveness:
     def move(self) -> None:
         """Note progress of the job."""
         self._moved = self._clock()
+
+    def note_work(self, name: str, amount: float) -> None:
+        """Note how much work a process has done since its start; growth is progress of the job."""
+        if amount > self._work.get(name, 0.0):
+            self.move()
+        self._work[name] = amount  # less than before, if the process was replaced
 
     def tick(self) -> None:
         """Detect pauses of the coordinator. Must be called more often than every two seconds."""

@@ -20,12 +20,11 @@ _RATE_WINDOW_SECONDS = 10.0
 class Progress:
     """Committed steps, and the total."""
 
-    def __init__(self, config: RunConfig, committed: int, samples: int, num_rows: int | None = None) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self.committed = committed
-        self.samples = samples
-        # From the checkpoint, or as reported by the first worker.
-        self.batches = Batches(num_rows, config.global_batch_size) if num_rows else None
+        self.committed = 0
+        self.samples = 0
+        self.batches: Batches | None = None  # from the checkpoint, or as reported by the first worker
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
@@ -88,6 +87,10 @@ class Progress:
         self._commits.append((now, self._samples_this_run))
         while len(self._commits) > 2 and now - self._commits[0][0] > _RATE_WINDOW_SECONDS:
             self._commits.popleft()
+
+    def resume(self, step: int, samples: int) -> None:
+        """Start from a checkpoint with these committed steps and samples."""
+        self.committed, self.samples = step, samples
 
     def rewind(self, step: int) -> None:
         """Go back to a checkpoint; samples of dropped steps do not count."""

@@ -19,21 +19,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from heterps_runtime import contract
-from heterps_runtime.checkpoint import (
-    Barrier,
-    CheckpointManifest,
-    Storage,
-    StorageError,
-    TableRecord,
-    commit,
-    explain_mismatch,
-    export_model,
-    find_latest,
-    new_folder,
-)
+from heterps_runtime.checkpoint import Barrier, FencedError
 from heterps_runtime.config import RunConfig
 from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
+from heterps_runtime.coordinator.files import Found, JobFiles
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
@@ -76,21 +66,18 @@ class CoordinatorServer:
         self._host = host
         self._port = port
         self._ready_file = ready_file
-        self._storage = Storage.open(config.checkpoint_path)
+        self._files = JobFiles(config)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
         self._background: set[asyncio.Task[None]] = set()
         self._model: Model | None = None  # as the workers describe it
-        self._manifests: dict[int, CheckpointManifest] = {}
         self._ended = asyncio.Event()
-        manifest = self._find_checkpoint()
+        self._failure: TransientError | None = None  # with which the process ends
+        self._files.find(contents=False)  # checkpoints of another job are refused before anything is started
         self.core = CoordinatorCore(
             config,
             self,
             time.monotonic,
             Journal(time.time),
-            manifest,
-            resumed_samples=manifest.samples if manifest else 0,
-            resumed_rows=manifest.num_rows if manifest else None,
             merge_evaluation=self._merge_evaluation,
             heartbeat_seconds=heartbeat_seconds,
         )
@@ -103,34 +90,15 @@ class CoordinatorServer:
         self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
         self._control_port = int(address.rsplit(":", 1)[1])
 
-    def _find_checkpoint(self) -> CheckpointManifest | None:
-        """The checkpoint to resume from, if any.
-
-        Raises:
-            UserError: the newest checkpoint belongs to a job with other settings.
-        """
-        manifest, skipped = find_latest(self._storage)
-        for folder, reason in skipped:
-            log(f"checkpoint {folder} is skipped: {reason}")
-        self._skipped = skipped
-        if manifest is None:
-            return None
-        differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
-        if differences:
-            raise UserError(
-                f"checkpoint.path: {self._config.checkpoint_path} holds checkpoints of another job: "
-                + "; ".join(differences)
-                + ". Use another checkpoint.path, or remove them (heterps run --fresh)."
-            )
-        self._manifests[manifest.step] = manifest
-        return manifest
-
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until the controller ends the coordinator."""
-        for folder, reason in self._skipped:
-            self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
+        """Serve until the controller ends the coordinator.
+
+        Raises:
+            TransientError: the checkpoints cannot be read.
+            UserError: the port is taken.
+        """
         runner = web.AppRunner(self._application(), access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, self._host, self._port)
@@ -162,6 +130,8 @@ class CoordinatorServer:
         self._executor.shutdown(wait=True)
         self._plain.close(linger=1000)
         self._context.term()
+        if self._failure is not None:
+            raise self._failure
 
     async def _receive(self) -> None:
         while True:
@@ -190,6 +160,7 @@ class CoordinatorServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            self.core.note_own_work(self._files.work.total)
             self.core.tick()
 
     # --- effects of the core ------------------------------------------------------------------------------------------
@@ -200,81 +171,52 @@ class CoordinatorServer:
         # With the asyncio socket: sending on the plain one could swallow the event of an arrived message.
         self._socket.send_multipart([identity, *encode(message)], copy=False)
 
+    def open_checkpoints(self) -> None:
+        """See `Effects.open_checkpoints`."""
+
+        def opened(found: Found) -> None:
+            manifest, skipped = found
+            for folder, reason in skipped:
+                self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
+            if manifest is None:
+                self.core.checkpoints_opened(None, 0, None)
+            else:
+                self.core.checkpoints_opened(manifest, manifest.samples, manifest.num_rows)
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, TransientError):
+                self._failure = error
+                self._ended.set()
+            else:
+                self.core.fail(type(error).__name__, str(error))
+
+        self._in_background(self._files.open, opened, failed)
+
     def checkpoint_folder(self, step: int) -> str:
         """See `Effects.checkpoint_folder`."""
-        return new_folder(self._storage, step)
+        return self._files.new_folder(step)
 
     def discard_checkpoint(self, folder: str) -> None:
         """See `Effects.discard_checkpoint`."""
-        self._in_background(lambda: self._storage.delete_dir(folder), lambda _: None, lambda _: None)
+        self._in_background(lambda: self._files.discard(folder), lambda _: None, lambda _: None)
 
     def write_manifest(self, barrier: Barrier, progress: dict[str, Any], plan: dict[str, Any]) -> None:
         """See `Effects.write_manifest`."""
-        manifest = CheckpointManifest(
-            step=barrier.step,
-            epoch=progress["epoch"],
-            seed=self._config.seed,
-            global_batch_size=self._config.global_batch_size,
-            num_rows=progress["numRows"],
-            samples=progress["samples"],
-            fingerprint=self._config.fingerprint(),
-            plan=plan,
-            tables=tuple(
-                TableRecord(
-                    index=t.index,
-                    name=t.name,
-                    num_embeddings=t.num_embeddings,
-                    dim=t.dim,
-                    init=self._config.embedding_init,
-                    dtype=self._config.dtype_name,
-                    padding_idx=t.padding_idx,
-                )
-                for t in (self._model.tables if self._model else ())
-            ),
-            files=barrier.entries,
-            loss=progress["loss"],
-            folder=barrier.folder,
+        model = self._model
+        self._in_background(
+            lambda: self._files.commit(barrier, progress, plan, model),
+            self.core.manifest_written,
+            lambda error: self.core.checkpoint_failed(barrier.folder, str(error)),
         )
 
-        def write() -> CheckpointManifest:
-            try:
-                commit(self._storage, manifest, self._config.checkpoint_keep)
-            except StorageError as error:
-                if not self._storage.exists(f"{manifest.folder}/manifest.json"):
-                    raise
-                log(f"old checkpoints could not be removed: {error}")
-            return manifest
-
-        def written(done: CheckpointManifest) -> None:
-            self._manifests = {done.step: done}
-            self.core.manifest_written(done)
-
-        self._in_background(write, written, lambda error: self.core.checkpoint_failed(barrier.folder, str(error)))
-
-    def export(self, step: int) -> None:
+    def export(self) -> None:
         """See `Effects.export`."""
-        manifest = self._manifests[step]
-        metrics = dict(self.core.evaluation.results or {})
-
-        def write() -> str:
-            # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
-            from heterps_runtime.store.initial import EmbeddingInit, initial_rows
-
-            init = EmbeddingInit.from_manifest(self._config.embedding_init)
-
-            def draw(table: TableRecord, ids: Any) -> Any:
-                return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
-
-            return export_model(
-                self._storage,
-                manifest,
-                self._config.model_path,
-                initial_rows=draw,
-                state_dict_names=self._model.state_names if self._model else None,
-                metrics=metrics,
-            )
-
-        self._in_background(write, self.core.exported, lambda error: self.core.fail("ExportFailed", str(error)))
+        model, metrics = self._model, dict(self.core.evaluation.results or {})
+        self._in_background(
+            lambda: self._files.export(model, metrics),
+            self.core.exported,
+            lambda error: self.core.fail("ExportFailed", str(error)),
+        )
 
     def _merge_evaluation(self, messages: Sequence[Evaluated]) -> dict[str, Any]:
         from heterps_runtime.data import metrics_for  # late for the same reason as in `export`
@@ -294,7 +236,10 @@ class CoordinatorServer:
                 result = await loop.run_in_executor(self._executor, work)
             except Exception as error:  # becomes an event of the job; the coordinator continues
                 log(f"{type(error).__name__}: {error}")
-                failed(error)
+                if isinstance(error, FencedError):
+                    self.core.fail(contract.REASON_FENCED, str(error))
+                else:
+                    failed(error)
             else:
                 succeeded(result)
 

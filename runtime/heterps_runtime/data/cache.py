@@ -45,7 +45,7 @@ __all__ = ["CachedSplit", "Progress", "fingerprint", "open_cached"]
 #: Called with the fraction done (0 to 1) and a description for users.
 Progress = Callable[[float, str], None]
 
-_VERSION = 1  # of the layout; part of the fingerprint
+_VERSION = 1  # of the layout; part of the fingerprint and of meta.json
 _POLL_SECONDS = 0.1  # while another process builds
 _SAY_SECONDS = 1.0  # between messages
 
@@ -132,7 +132,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
 
 
 def _open(folder: Path, progress: Progress) -> CachedSplit | None:
-    """Open a complete cache folder; None if there is none, or if it is damaged (which is reported)."""
+    """Open a complete cache folder; None if there is none, or if it is damaged or of another version, which is said."""
     try:
         descriptor = os.open(folder / "meta.json", os.O_RDONLY)
     except FileNotFoundError:
@@ -141,6 +141,8 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        if meta["version"] != _VERSION:
+            raise ValueError(f"meta.json has version {meta['version']}, this program reads version {_VERSION}")
         for file, size in meta["sizes"].items():
             found = (folder / file).stat().st_size
             if found != size:
@@ -150,7 +152,7 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
         )
     except (OSError, ValueError, KeyError) as error:
         os.close(descriptor)
-        progress(0.0, f"the data cache {folder} is damaged ({error}); building it again")
+        progress(0.0, f"the data cache {folder} is damaged or of another version ({error}); building it again")
         return None
     weakref.finalize(cached, os.close, descriptor)  # which releases the lock
     os.utime(folder)  # the time of last use, for eviction
@@ -218,6 +220,7 @@ class _Builder:
             for writer in writers.values():
                 writer.finish()
         meta = {
+            "version": _VERSION,
             "rows": rows,
             "arrays": {name: w.path.name for name, w in writers.items()},
             "sizes": {w.path.name: w.nbytes for w in writers.values()},

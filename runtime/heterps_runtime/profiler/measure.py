@@ -12,6 +12,7 @@ import torch
 import zmq
 
 from heterps_runtime.config import PoolConfig, RunConfig
+from heterps_runtime.contract import PROFILE_VERSION
 from heterps_runtime.cores import usable_cores
 from heterps_runtime.intake import LossSum, resolve_loss
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
@@ -90,6 +91,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     for warning in profile["warnings"]:
         say(f"warning: {warning}")
     return {
+        "version": PROFILE_VERSION,
         **profile,
         "samples": data.train.num_rows,
         "measured": {

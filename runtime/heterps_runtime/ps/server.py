@@ -9,6 +9,7 @@ from __future__ import annotations
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from heterps_runtime import work
 from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
@@ -42,6 +43,7 @@ from heterps_runtime.wire.messages import (
     ToServer,
 )
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receive, send
+from heterps_runtime.work import WorkCounter
 
 __all__ = ["ParameterServer"]
 
@@ -56,7 +58,8 @@ class ParameterServer(Member):
         super().__init__(ControlLink(credentials, ps_name(index)))
         self._config = config
         self._shard = Shard(config, index)
-        self._storage = Storage.open(config.checkpoint_path)
+        self._work = WorkCounter()
+        self._storage = Storage.open(config.checkpoint_path, self._work)
         self._generation = _NONE
         self._lineage = 0  # of the shard's state; 0: it never took part
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
@@ -128,7 +131,7 @@ class ParameterServer(Member):
                 self._commits.inc()
                 self._release()
             case Checkpoint():
-                self._saver.save(order, self._shard.snapshot)
+                self._saver.save(order, lambda: self._shard.snapshot(self._lineage))
 
     def _join(self) -> None:
         self._generation = _NONE
@@ -155,7 +158,7 @@ class ParameterServer(Member):
         self._shard.begin_generation(len(announced.servers))
         if restore is not None:
             folder = restore.folder
-            manifest = check_checkpoint(self._storage, folder, contents=False) if folder else None
+            manifest = check_checkpoint(self._storage, folder, roles=("rows", "dense")) if folder else None
             self._shard.reset(self._storage, manifest)
             log(
                 f"generation {self._generation}: restoring {folder}"
@@ -236,4 +239,8 @@ class ParameterServer(Member):
             self._request(sender, request)
 
     def _totals(self) -> dict[str, float]:
-        return {"rows": float(self._shard.num_rows), "bytes": float(self._shard.num_bytes)}
+        return {
+            "rows": float(self._shard.num_rows),
+            "bytes": float(self._shard.num_bytes),
+            work.TOTAL: float(self._work.total),
+        }

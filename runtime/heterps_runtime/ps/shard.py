@@ -15,6 +15,7 @@ import numpy as np
 
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
+    Origin,
     StateFile,
     Storage,
     dense_arrays,
@@ -152,16 +153,22 @@ class Shard:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> list[StateFile]:
-        """A copy of the state, as files of a checkpoint."""
+    def snapshot(self, lineage: int) -> list[StateFile]:
+        """A copy of the state, as files of a checkpoint.
+
+        Args:
+            lineage: of this server's state.
+        """
+        origin = Origin(self.committed, lineage)
         groups = {}
         for dim, store in self.stores.items():
             chunk = store.snapshot()
             groups[dim] = (chunk.keys, chunk.rows, chunk.state)
-        files = [StateFile(f"rows-{self._index}.safetensors", row_arrays(groups), "rows", self._index)]
+        files = [StateFile(f"rows-{self._index}.safetensors", row_arrays(groups), origin, "rows", self._index)]
         dense = {n: v for n, v in self.dense.snapshot().items() if n != "step"}
         if dense:
-            files.append(StateFile(f"dense-ps-{self._index}.safetensors", dense_arrays(dense), "dense", self._index))
+            arrays = dense_arrays(dense)
+            files.append(StateFile(f"dense-ps-{self._index}.safetensors", arrays, origin, "dense", self._index))
         return files
 
     @property

@@ -9,6 +9,7 @@ import zmq
 from heterps_runtime.batches import Batches
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
+    Origin,
     StateFile,
     Storage,
     check_checkpoint,
@@ -17,9 +18,10 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
-from heterps_runtime.errors import PeerLostError, SupersededError, TransientError
+from heterps_runtime.errors import PeerLostError, SupersededError
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
+from heterps_runtime.work import WorkCounter
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
@@ -57,7 +59,8 @@ class GenerationSetup:
         collectives: Collectives | None,
         workload: Workload,
     ) -> None:
-        self.storage = Storage.open(config.checkpoint_path)
+        self._work = WorkCounter()
+        self.storage = Storage.open(config.checkpoint_path, self._work)
         self.parameters = Parameters(config, self.storage, collectives, stage, workload.device)
         self._config = config
         self._process = process
@@ -75,19 +78,25 @@ class GenerationSetup:
         """Samples computed since the process started."""
         return self._stage.samples if self._stage is not None else 0
 
+    @property
+    def work(self) -> int:
+        """Bytes of checkpoints read and written, and samples computed, since the process started."""
+        return self._work.total + self.samples
+
     def enter(self, announced: Generation) -> tuple[WorkerContext, Stage]:
         """Set up for a new set of members.
 
         Raises:
             PeerLostError: this generation cannot start.
             SupersededError: the coordinator has announced another generation, or ended the job.
-            TransientError: a server does not answer, or no member has the state.
+            TransientError: no member has the state.
             StorageError, DamagedError: the checkpoint to restore cannot be read.
         """
         stage = self._take_stage(announced.plan)
         restore, manifest = announced.restore, None
         if restore is not None and restore.folder:
-            manifest = check_checkpoint(self.storage, restore.folder, contents=False)
+            roles = ("dense", "buffers") if self._holds_dense else ("buffers",)
+            manifest = check_checkpoint(self.storage, restore.folder, roles=roles)
         rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
         self._process.link.status = f"setting up generation {announced.generation}"
         replication = self.parameters.agree(announced, rank, stage.module, manifest)
@@ -113,16 +122,20 @@ class GenerationSetup:
         )
         return context, stage
 
-    def files(self) -> list[StateFile]:
-        """Copies of this worker's state for a checkpoint: dense parameters, if it holds them, and buffers."""
+    def files(self, committed: int) -> list[StateFile]:
+        """Copies of this worker's state for a checkpoint: dense parameters, if it holds them, and buffers.
+
+        Args:
+            committed: steps in the buffers.
+        """
         assert self._stage is not None
         files = self.parameters.files()
         buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._stage.module.buffers().items()}
         if self._index == 0:
             buffers = {**self._workload.model.leftovers(), **buffers}
         if buffers:
-            arrays = dense_arrays(buffers, "buffers")
-            files.append(StateFile(f"buffers-stage-{self._index}.safetensors", arrays, "buffers", self._index))
+            arrays, origin = dense_arrays(buffers, "buffers"), Origin(committed, self.parameters.lineage)
+            files.append(StateFile(f"buffers-stage-{self._index}.safetensors", arrays, origin, "buffers", self._index))
         return files
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -179,20 +192,17 @@ class GenerationSetup:
         """Wait until all servers know the tables and parameters.
 
         Raises:
-            PeerLostError: the connection to a server broke.
+            PeerLostError: a connection broke.
             SupersededError: the coordinator has announced another generation, or ended the job.
-            TransientError: a server does not answer.
         """
         link = self._process.link
         poller = zmq.Poller()
         for socket in (*link.pollables, *servers.pollables):
             poller.register(socket, zmq.POLLIN)
-        patience = int(self._config.hang_timeout_seconds * 1000)
         deferred: list[FromCoordinator] = []
         try:
             while not any(isinstance(e, Initialised) for e in servers.poll()):
-                if not poller.poll(patience):
-                    raise TransientError("a parameter server does not answer; see its log")
+                poller.poll()  # a server may read a large checkpoint; the coordinator ends the job if it stands still
                 while (message := link.receive()) is not None:
                     deferred.append(message)
                     if isinstance(message, Generation | Rejoin | Shutdown):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
+from heterps_runtime import work
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError, ProtocolError, SupersededError
@@ -172,21 +173,21 @@ class WorkerMember(Member):
         engine = self._engine
         if engine is None or order.generation != engine.context.generation:
             return
+        held = self._setup.parameters.version
+        if isinstance(order, Commit | Checkpoint) and held is not None and held != order.step:
+            self._join_again(f"{order.op} of step {order.step}, but this worker is at step {held}")
+            return
         match order:
             case Go():
                 self._running = True
                 self._link.status = "running"
                 engine.start()
             case Commit():
-                held = self._setup.parameters.version
-                if held is not None and held != order.step:
-                    self._join_again(f"commit of step {order.step}, but this worker is at step {held}")
-                else:
-                    engine.commit(order.step, order.batch_size)
+                engine.commit(order.step, order.batch_size)
             case NewAllocation():
                 engine.allocate(order.allocation)
             case Checkpoint():
-                self._saver.save(order, self._setup.files)
+                self._saver.save(order, lambda: self._setup.files(engine.committed))
             case Evaluate():
                 engine.start_evaluation(order.rows)
 
@@ -240,7 +241,11 @@ class WorkerMember(Member):
             spent = dict(self._clock.seconds)
             for activity, value in spent.items():
                 seconds.labels(activity).set(value)
-            return {"samples": float(self._setup.samples), **{f"seconds:{a}": v for a, v in spent.items()}}
+            return {
+                "samples": float(self._setup.samples),
+                work.TOTAL: float(self._setup.work),
+                **{f"seconds:{a}": v for a, v in spent.items()},
+            }
 
         self._link.totals = totals
         self._metrics_server = MetricsServer(registry, host)

@@ -275,7 +275,7 @@ def profile(pool: str) -> int:
     stage = {"stageSeconds": 0.001, "stageFixedSeconds": 0.0005, "stageParallelFraction": 0.1,
              "stageProcessorSeconds": 0.002}  # fmt: skip
     document = {
-        "batchSize": BATCH, "layers": layers, "stage": stage, "samples": ROWS, "measured": {"pool": pool},
+        "version": 1, "batchSize": BATCH, "layers": layers, "stage": stage, "samples": ROWS, "measured": {"pool": pool},
         "remeasured": 0, "warnings": ["layer mlp varies by 7 %"] if pool == "cpu" else [],
     }  # fmt: skip
     die = SCENARIO.get("die", {}).get(f"profile-{pool}")

@@ -55,6 +55,7 @@ spec:
 """
 _LAYER = {"kind": "Linear", "computeSeconds": 0.001, "parallelFraction": 0.9, "processorSeconds": 0.001, "spread": 0.01}
 PROFILE: dict[str, Any] = {
+    "version": 1,
     "batchSize": BATCH,
     "samples": ROWS,
     "layers": [{"name": name, **_LAYER} for name in ("tables", "linear", "output")],

@@ -51,6 +51,7 @@ PLAN: dict[str, Any] = {
 JOB_PLAN = JobPlan.from_json(PLAN)
 MEMBERS = ("ps-0", "worker-0-0", "worker-0-1", "worker-1-0")
 PROFILE: dict[str, Any] = {
+    "version": 1,
     "batchSize": 512,
     "samples": 10_000,
     "layers": [

@@ -12,7 +12,7 @@ from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from tests.heterps_operator.helpers.documents import POOLS, Json, make_job
 from tests.heterps_operator.helpers.structure import check
 
-PROFILE = {"batchSize": 512, "samples": 1000, "layers": [{"name": "mlp", "computeSeconds": 0.01}]}
+PROFILE = {"version": 1, "batchSize": 512, "samples": 1000, "layers": [{"name": "mlp", "computeSeconds": 0.01}]}
 
 
 class Objects:

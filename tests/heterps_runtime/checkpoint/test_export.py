@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     DamagedError,
+    Origin,
     Storage,
     StorageError,
     TableRecord,
     dense_arrays,
     export_model,
     row_arrays,
+    take_over,
 )
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import write_tensors
@@ -47,6 +49,7 @@ class Shop(nn.Module):
 def build(width=1):
     return Shop(width)
 """
+FOLDER, ORIGIN = "step-000000012.1-00000000", Origin(12, 1)
 TABLES = (
     TableRecord(0, "user.weight", 500, 4, NORMAL),
     TableRecord(1, "item.weight", 300, 4, NORMAL, padding_idx=0),
@@ -86,7 +89,7 @@ class Job:
         }
         self.expected = {name: value for name, value in (dense | buffers).items() if name != "scratch"}
         state = {f"{name}::exp_avg": value * 0 for name, value in dense.items()}
-        folder_name, files = "step-000000012", []
+        folder_name, files = FOLDER, []
         for shard in range(shards):
             groups: dict[int, Any] = {}
             for dim in {table.dim for table in tables}:
@@ -95,15 +98,22 @@ class Job:
                 rows = np.concatenate([self.touched[t.name][1][shard::shards] for t in mine])
                 groups[dim] = (keys, rows, {"sum": rows * 0})
             name = f"rows-{shard}.safetensors"
-            files.append(write_tensors(self.storage, folder_name, name, row_arrays(groups), role="rows", index=shard))
+            files.append(
+                write_tensors(
+                    self.storage, folder_name, name, row_arrays(groups), origin=ORIGIN, role="rows", index=shard
+                )
+            )
         for role, values in (("dense", dense | state), ("buffers", buffers)):
             arrays = dense_arrays(values, role)
-            files.append(write_tensors(self.storage, folder_name, f"{role}-0.safetensors", arrays, role=role))
+            files.append(
+                write_tensors(self.storage, folder_name, f"{role}-0.safetensors", arrays, origin=ORIGIN, role=role)
+            )
         base = make_manifest(12, folder_name, tuple(files))
         fingerprint = {"model.entrypoint": "model:build", "model.arguments": {"width": 3}}
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         self.manifest = CheckpointManifest(**(fields | {"tables": tables, "fingerprint": fingerprint}))
-        write_manifest(self.storage, self.manifest)
+        self.owner = take_over(self.storage, "shop", 0.0)
+        write_manifest(self.storage, self.manifest, self.owner)
         for table in tables:
             if table.num_embeddings <= 10_000:
                 whole = initial_rows(table, np.arange(table.num_embeddings))
@@ -118,6 +128,11 @@ class Job:
         return {name: name for name in self.expected} | {"again.weight": "item.weight"}
 
 
+def export(job: Job, output: str | Path, **options: Any) -> str:
+    manifest = options.pop("manifest", job.manifest)
+    return export_model(job.storage, manifest, output, owner=job.owner, initial_rows=initial_rows, **options)
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
@@ -125,8 +140,11 @@ def job(tmp_path: Path) -> Job:
 
 def test_the_model_loads_into_the_users_module_strictly(job: Job, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    path = export_model(
-        job.storage, job.manifest, out, initial_rows=initial_rows, state_dict_names=job.names, metrics={"auc": 0.71}
+    path = export(
+        job,
+        out,
+        state_dict_names=job.names,
+        metrics={"auc": 0.71},
     )
     namespace: dict[str, Any] = {}
     exec(USER, namespace)
@@ -144,7 +162,7 @@ def test_the_receivers_readme_can_be_followed_to_the_letter(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model"
-    export_model(job.storage, job.manifest, out, initial_rows=initial_rows, state_dict_names=job.names)
+    export(job, out, state_dict_names=job.names)
     [code] = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     monkeypatch.syspath_prepend(tmp_path / "shop")
@@ -163,7 +181,7 @@ def test_large_tables_become_sorted_ids_and_rows(tmp_path: Path, monkeypatch: py
     big = TableRecord(2, "place/x.weight", 1 << 40, 2, NORMAL)
     job = Job(tmp_path, (*TABLES, big), shards=3)
     out = tmp_path / "model"
-    export_model(job.storage, job.manifest, out, initial_rows=initial_rows, dense_limit_bytes=300 * 16)
+    export(job, out, dense_limit_bytes=300 * 16)
     for name, file in (("user.weight", "user.weight"), ("place/x.weight", "place%2Fx.weight")):
         table = safetensors.numpy.load_file(out / "tables" / f"{file}.safetensors")
         ids, rows = job.touched[name]
@@ -186,7 +204,7 @@ def test_large_tables_become_sorted_ids_and_rows(tmp_path: Path, monkeypatch: py
 
 def test_the_description_names_every_table_tensor_and_figure(tmp_path: Path) -> None:
     job = Job(tmp_path, (*TABLES, TableRecord(2, "place.weight", 1 << 40, 2, NORMAL)))
-    export_model(job.storage, job.manifest, tmp_path / "model", initial_rows=initial_rows, metrics={"auc": 0.71})
+    export(job, tmp_path / "model", metrics={"auc": 0.71})
     described = json.loads((tmp_path / "model" / "model.json").read_text())
     assert (described["step"], described["samples"], described["metrics"]) == (12, 768, {"auc": 0.71})
     assert "blake2b" in described["hashing"]["strings"]
@@ -207,7 +225,7 @@ def test_a_table_without_trained_rows_is_exported_empty_or_initial(tmp_path: Pat
     tables = (*TABLES, TableRecord(5, "idle.weight", 1 << 40, 4, NORMAL), TableRecord(6, "small.weight", 5, 4, NORMAL))
     fields = {name: getattr(job.manifest, name) for name in job.manifest.__dataclass_fields__}
     manifest = CheckpointManifest(**(fields | {"tables": tables}))
-    export_model(job.storage, manifest, tmp_path / "model", initial_rows=initial_rows)
+    export(job, tmp_path / "model", manifest=manifest)
     idle = safetensors.numpy.load_file(tmp_path / "model" / "tables" / "idle.weight.safetensors")
     assert (idle["ids"].shape, idle["rows"].shape) == ((0,), (0, 4))
     small = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")["small.weight"]
@@ -220,7 +238,7 @@ def test_an_older_export_is_replaced(job: Job, tmp_path: Path) -> None:
     (out / "stale.txt").write_text("old")
     (tmp_path / ".model.exporting").mkdir()
     (tmp_path / ".model.exporting" / "rest").write_text("of an export that was killed")
-    export_model(job.storage, job.manifest, out, initial_rows=initial_rows)
+    export(job, out)
     assert not (out / "stale.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "shop"]
 
@@ -232,13 +250,12 @@ def test_an_export_that_fails_leaves_the_older_one(
     out = tmp_path / "model"
     out.mkdir()
     (out / "model.json").write_text("old")
-    rows = tmp_path / "checkpoints" / "step-000000012" / "rows-1.safetensors"
+    rows = tmp_path / "checkpoints" / FOLDER / "rows-1.safetensors"
     expected: type[CheckpointError] = DamagedError
     if harm == "truncate":
         rows.write_bytes(rows.read_bytes()[:-10])
     elif harm == "remove":
         rows.unlink()
-        expected = StorageError
     else:
 
         def full(*_: object) -> None:
@@ -247,7 +264,7 @@ def test_an_export_that_fails_leaves_the_older_one(
         monkeypatch.setattr("os.posix_fallocate", full)
         expected = StorageError
     with pytest.raises(expected):
-        export_model(job.storage, job.manifest, out, initial_rows=initial_rows)
+        export(job, out)
     assert (out / "model.json").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "shop"]
 
@@ -255,16 +272,22 @@ def test_an_export_that_fails_leaves_the_older_one(
 def test_a_name_that_the_checkpoint_does_not_hold_is_an_error(job: Job, tmp_path: Path) -> None:
     names = {**job.names, "extra.weight": "extra.weight"}
     with pytest.raises(CheckpointError, match=r"holds nothing for extra\.weight of the model"):
-        export_model(job.storage, job.manifest, tmp_path / "model", initial_rows=initial_rows, state_dict_names=names)
+        export(
+            job,
+            tmp_path / "model",
+            state_dict_names=names,
+        )
     assert not (tmp_path / "model").exists()
 
 
 def test_a_model_is_exported_to_an_address(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filesystem = pafs._MockFileSystem()
     remote = Storage(filesystem, "models/shop", "mock://models/shop")
-    monkeypatch.setattr(Storage, "open", lambda _: remote)
-    path = export_model(
-        job.storage, job.manifest, "mock://models/shop", initial_rows=initial_rows, dense_limit_bytes=300 * 16
+    monkeypatch.setattr(Storage, "open", lambda *_: remote)
+    path = export(
+        job,
+        "mock://models/shop",
+        dense_limit_bytes=300 * 16,
     )
     assert path == "mock://models/shop"
     names = ["README.md", "model.json", "model.safetensors", "tables/user.weight.safetensors"]
@@ -276,6 +299,10 @@ def test_a_model_is_exported_to_an_address(job: Job, tmp_path: Path, monkeypatch
 def test_a_model_of_unknown_origin_still_has_a_readme(job: Job, tmp_path: Path) -> None:
     fields = {name: getattr(job.manifest, name) for name in job.manifest.__dataclass_fields__}
     export_model(
-        job.storage, CheckpointManifest(**(fields | {"fingerprint": {}})), tmp_path / "m", initial_rows=initial_rows
+        job.storage,
+        CheckpointManifest(**(fields | {"fingerprint": {}})),
+        tmp_path / "m",
+        owner=job.owner,
+        initial_rows=initial_rows,
     )
     assert "model = ...  # your own module, built as for training" in (tmp_path / "m" / "README.md").read_text()

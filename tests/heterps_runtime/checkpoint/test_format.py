@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from heterps_runtime.checkpoint import DamagedError, FileEntry, Storage, StorageError
-from heterps_runtime.checkpoint.format import TensorFile, TensorSpec, create_tensor_file, verify_file, write_tensors
+from heterps_runtime.checkpoint.format import (
+    Origin,
+    TensorFile,
+    TensorSpec,
+    create_tensor_file,
+    verify_file,
+    write_tensors,
+)
 
 DTYPES = [
     "float64",
@@ -31,6 +38,9 @@ DTYPES = [
 ]
 
 
+ORIGIN = Origin(20, 1)
+
+
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     return Storage.open(tmp_path)
@@ -43,7 +53,7 @@ def test_the_safetensors_library_reads_what_is_written(storage: Storage, tmp_pat
     arrays["empty"] = np.empty((0, 4), dtype=np.float32)
     arrays["big endian"] = np.arange(5, dtype=">i4")
     arrays["not contiguous"] = np.arange(12.0).reshape(3, 4).T
-    entry = write_tensors(storage, "s", "x.safetensors", arrays, role="dense", index=3)
+    entry = write_tensors(storage, "s", "x.safetensors", arrays, origin=ORIGIN, role="dense", index=3)
 
     assert entry.bytes == (tmp_path / "s/x.safetensors").stat().st_size
     assert (entry.name, entry.role, entry.index) == ("x.safetensors", "dense", 3)
@@ -56,7 +66,7 @@ def test_the_safetensors_library_reads_what_is_written(storage: Storage, tmp_pat
             np.testing.assert_array_equal(own, value)
             assert own.shape == value.shape
             assert own.flags.aligned
-    verify_file(storage, "s", entry)
+    verify_file(storage, "s", entry, ORIGIN)
 
 
 def test_files_of_the_safetensors_library_are_read(storage: Storage, tmp_path: Path) -> None:
@@ -84,7 +94,7 @@ def test_any_arrays_come_back_whole_and_in_slices(
     tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray], start: int, length: int
 ) -> None:
     storage = Storage.open(tmp_path_factory.mktemp("format"))
-    verify_file(storage, "s", write_tensors(storage, "s", "x", arrays, role="rows"))
+    verify_file(storage, "s", write_tensors(storage, "s", "x", arrays, origin=ORIGIN, role="rows"), ORIGIN)
     with TensorFile(storage, "s/x") as file:
         for name, value in arrays.items():
             np.testing.assert_array_equal(file.read(name), value)
@@ -93,7 +103,7 @@ def test_any_arrays_come_back_whole_and_in_slices(
 
 
 def test_arrays_outlive_the_file_they_were_read_from(storage: Storage) -> None:
-    write_tensors(storage, "s", "x", {"a": np.arange(1000)}, role="rows")
+    write_tensors(storage, "s", "x", {"a": np.arange(1000)}, origin=ORIGIN, role="rows")
     with TensorFile(storage, "s/x") as file:
         values = file.read("a")
     storage.delete("s/x")
@@ -105,7 +115,7 @@ def test_writing_does_not_copy_the_arrays(storage: Storage) -> None:
     turned = np.zeros((8, 1_000_000), dtype=np.float32).T  # 32 MB, not contiguous
     tracemalloc.start()
     try:
-        write_tensors(storage, "s", "x", {"big": big, "turned": turned}, role="rows")
+        write_tensors(storage, "s", "x", {"big": big, "turned": turned}, origin=ORIGIN, role="rows")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -114,29 +124,44 @@ def test_writing_does_not_copy_the_arrays(storage: Storage) -> None:
 
 def test_a_type_that_cannot_be_stored_is_named_before_anything_is_written(storage: Storage) -> None:
     with pytest.raises(ValueError, match="array 'z': type complex128 cannot be stored"):
-        write_tensors(storage, "s", "x", {"z": np.zeros(2, dtype=complex)}, role="rows")
+        write_tensors(storage, "s", "x", {"z": np.zeros(2, dtype=complex)}, origin=ORIGIN, role="rows")
     assert storage.files() == []
 
 
 def damaged(storage: Storage, path: Path, contents: bytes, entry: FileEntry) -> str:
     path.write_bytes(contents)
     with pytest.raises(DamagedError) as caught:
-        verify_file(storage, "s", entry)
+        verify_file(storage, "s", entry, ORIGIN)
     return str(caught.value)
 
 
 def test_damage_is_found_and_named(storage: Storage, tmp_path: Path) -> None:
-    entry = write_tensors(storage, "s", "x", {"a": np.arange(100)}, role="rows")
+    entry = write_tensors(storage, "s", "x", {"a": np.arange(100)}, origin=ORIGIN, role="rows")
     path = tmp_path / "s/x"
     whole = path.read_bytes()
     assert "has 500 bytes instead of" in damaged(storage, path, whole[:500], entry)
     flipped = bytearray(whole)
     flipped[700] ^= 1
     assert "x was changed after it was written (checksum crc32:" in damaged(storage, path, bytes(flipped), entry)
-    verify_file(storage, "s", entry, contents=False)
+    verify_file(storage, "s", entry, ORIGIN, contents=False)
     path.unlink()
     with pytest.raises(DamagedError, match="x is missing"):
-        verify_file(storage, "s", entry)
+        verify_file(storage, "s", entry, ORIGIN)
+
+
+def test_a_state_of_another_commit_is_refused_although_the_file_is_whole(storage: Storage) -> None:
+    entry = write_tensors(storage, "s", "x", {"a": np.arange(3)}, origin=Origin(19, 1), role="rows")
+    for contents in (True, False):
+        with pytest.raises(DamagedError, match="x has the state of step 19, lineage 1, the checkpoint is of step 20"):
+            verify_file(storage, "s", entry, ORIGIN, contents=contents)
+    with pytest.raises(DamagedError, match="is of step 19, lineage 2"):
+        verify_file(storage, "s", entry, Origin(19, 2))
+
+
+def test_a_file_that_does_not_name_its_commit_is_no_part_of_a_checkpoint(storage: Storage, tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.arange(3)}, tmp_path / "x")
+    with TensorFile(storage, "x") as file, pytest.raises(DamagedError, match="does not say which commit"):
+        _ = file.origin
 
 
 @pytest.mark.parametrize(
@@ -159,7 +184,7 @@ def test_a_file_that_is_no_state_file_is_refused(
 
 
 def test_an_array_that_is_not_there_is_named(storage: Storage) -> None:
-    write_tensors(storage, "s", "x", {"a": np.arange(3)}, role="rows")
+    write_tensors(storage, "s", "x", {"a": np.arange(3)}, origin=ORIGIN, role="rows")
     with TensorFile(storage, "s/x") as file, pytest.raises(DamagedError, match="s/x has no array 'b'"):
         file.read("b")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     DamagedError,
+    Origin,
     Storage,
     StorageError,
     check_checkpoint,
@@ -19,8 +21,16 @@ from heterps_runtime.checkpoint import (
     find_latest,
     new_folder,
 )
-from heterps_runtime.checkpoint.manifest import retain, write_manifest
-from tests.heterps_runtime.helpers.checkpoint_samples import FINGERPRINT, make_manifest, write_checkpoint, write_state
+from heterps_runtime.checkpoint.format import write_tensors
+from heterps_runtime.checkpoint.manifest import retain
+from heterps_runtime.versions import UnsupportedVersionError
+from tests.heterps_runtime.helpers.checkpoint_samples import (
+    FINGERPRINT,
+    make_manifest,
+    owner_of,
+    write_checkpoint,
+    write_state,
+)
 
 
 @pytest.fixture
@@ -36,17 +46,18 @@ def test_the_newest_checkpoint_comes_back_as_it_was_written(storage: Storage) ->
     write_checkpoint(storage, 20)
     written = write_checkpoint(storage, 100)
     assert find_latest(storage) == (written, ())
-    assert written.folder == "step-000000100"
+    assert re.fullmatch(r"step-000000100\.1-[0-9a-f]{8}", written.folder)
     assert [f.name for f in written.files_of("rows")] == ["rows-0.safetensors", "rows-1.safetensors"]
 
 
 def test_a_checkpoint_that_was_never_finished_is_passed_over_aloud(storage: Storage) -> None:
     good = write_checkpoint(storage, 20)
-    write_state(storage, new_folder(storage, 40), 40, shards=2)
+    unfinished = new_folder(40, 1)
+    write_state(storage, unfinished, 40, shards=2)
     latest, skipped = find_latest(storage)
     assert latest == good
     [(folder, reason)] = skipped
-    assert folder == "step-000000040"
+    assert folder == unfinished
     assert reason == "it is incomplete: manifest.json is missing"
 
 
@@ -56,8 +67,8 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_file_and_the_reason(
     storage: Storage, tmp_path: Path, victim: str, harm: str
 ) -> None:
     good = write_checkpoint(storage, 20)
-    write_checkpoint(storage, 40)
-    path = tmp_path / "step-000000040" / victim
+    newest = write_checkpoint(storage, 40)
+    path = tmp_path / newest.folder / victim
     contents = bytearray(path.read_bytes())
     middle = len(contents) // 2
     if harm == "truncate":
@@ -72,17 +83,17 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_file_and_the_reason(
     latest, skipped = find_latest(storage)
     assert latest == good
     [(folder, reason)] = skipped
-    assert folder == "step-000000040"
+    assert folder == newest.folder
     assert victim in reason
 
 
 def test_without_a_valid_checkpoint_all_reasons_are_given(storage: Storage, tmp_path: Path) -> None:
-    for step in (20, 40):
-        write_checkpoint(storage, step)
-        (tmp_path / f"step-{step:09d}" / "dense-0.safetensors").unlink()
+    folders = [write_checkpoint(storage, step).folder for step in (20, 40)]
+    for folder in folders:
+        (tmp_path / folder / "dense-0.safetensors").unlink()
     latest, skipped = find_latest(storage)
     assert latest is None
-    assert [folder for folder, _ in skipped] == ["step-000000040", "step-000000020"]
+    assert [folder for folder, _ in skipped] == folders[::-1]
 
 
 def test_a_storage_that_cannot_be_read_is_not_mistaken_for_damage(storage: Storage) -> None:
@@ -98,13 +109,10 @@ def test_a_storage_that_cannot_be_read_is_not_mistaken_for_damage(storage: Stora
 
 
 def test_a_second_attempt_at_a_step_never_touches_the_first(storage: Storage) -> None:
+    assert len({new_folder(20, 1) for _ in range(100)}) == 100
     first = write_checkpoint(storage, 20)
-    assert new_folder(storage, 20) == "step-000000020.1"
-    write_state(storage, new_folder(storage, 20), 20, shards=3)
+    write_state(storage, new_folder(20, 1), 20, shards=3)
     assert find_latest(storage)[0] == first
-    third = write_checkpoint(storage, 20)
-    assert third.folder == "step-000000020.2"
-    assert find_latest(storage)[0] == third
 
 
 def test_steps_are_ordered_as_numbers(storage: Storage) -> None:
@@ -114,64 +122,93 @@ def test_steps_are_ordered_as_numbers(storage: Storage) -> None:
 
 
 def test_a_manifest_moved_to_another_folder_is_refused(storage: Storage, tmp_path: Path) -> None:
-    write_checkpoint(storage, 20)
-    (tmp_path / "step-000000020").rename(tmp_path / "step-000000030")
-    with pytest.raises(DamagedError, match="belongs to step-000000020"):
-        check_checkpoint(storage, "step-000000030")
+    written = write_checkpoint(storage, 20)
+    other = new_folder(30, 1)
+    (tmp_path / written.folder).rename(tmp_path / other)
+    with pytest.raises(DamagedError, match=f"belongs to {written.folder}"):
+        check_checkpoint(storage, other)
 
 
-def test_a_manifest_of_another_version_is_refused(storage: Storage) -> None:
-    write_manifest(storage, dataclasses.replace(make_manifest(20, "step-000000020", ()), version=2))
-    with pytest.raises(DamagedError, match="has version 2, this program reads version 1 only"):
-        check_checkpoint(storage, "step-000000020")
+def test_a_checkpoint_of_a_newer_release_is_neither_read_nor_passed_over_nor_deleted(storage: Storage) -> None:
+    write_checkpoint(storage, 10)
+    folder = new_folder(20, 1)
+    storage.write_atomic(
+        f"{folder}/manifest.json", dataclasses.replace(make_manifest(20, folder, ()), version=2).to_json()
+    )
+    text = f"the checkpoint {folder} has version 2, but this program reads versions up to 1; use the HeterPS release"
+    with pytest.raises(UnsupportedVersionError, match=text):
+        find_latest(storage)
+    newest = write_checkpoint(storage, 30, keep=2)
+    assert storage.folders() == ["owners", folder, newest.folder]
+
+
+def test_a_shard_of_another_step_never_gets_into_a_checkpoint(storage: Storage) -> None:
+    folder = new_folder(20, 1)
+    files = write_state(storage, folder, 20, shards=2)
+    late = write_tensors(storage, folder, "rows-2.safetensors", {}, origin=Origin(21, 1), role="rows", index=2)
+    manifest = make_manifest(20, folder, (*files, late))
+    with pytest.raises(DamagedError, match=r"rows-2\.safetensors has the state of step 21, lineage 1"):
+        commit(storage, manifest, 1, owner_of(storage))
+    assert not storage.exists(f"{folder}/manifest.json")
+
+
+def test_only_the_files_that_are_read_are_verified(storage: Storage, tmp_path: Path) -> None:
+    written = write_checkpoint(storage, 20)
+    rows = tmp_path / written.folder / "rows-0.safetensors"
+    contents = bytearray(rows.read_bytes())
+    contents[-1] ^= 1
+    rows.write_bytes(contents)
+    assert check_checkpoint(storage, written.folder, roles=("dense", "buffers")) == written
+    with pytest.raises(DamagedError, match="was changed after it was written"):
+        check_checkpoint(storage, written.folder, roles=("rows",))
 
 
 def test_a_manifest_is_not_written_over_files_that_are_not_there(storage: Storage, tmp_path: Path) -> None:
-    files = write_state(storage, "step-000000020", 20, shards=2)
-    (tmp_path / "step-000000020" / "rows-1.safetensors").write_bytes(b"short")
+    folder = new_folder(20, 1)
+    files = write_state(storage, folder, 20, shards=2)
+    (tmp_path / folder / "rows-1.safetensors").write_bytes(b"short")
     with pytest.raises(DamagedError, match=r"rows-1\.safetensors has 5 bytes"):
-        commit(storage, make_manifest(20, "step-000000020", files), keep=1)
+        commit(storage, make_manifest(20, folder, files), 1, owner_of(storage))
     assert find_latest(storage)[0] is None
 
 
 def test_retention_keeps_the_newest_valid_ones_and_deletes_the_rest(storage: Storage, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    for step in (10, 20, 30):
-        write_checkpoint(storage, step)
-    write_state(storage, "step-000000025", 25, shards=1)
-    write_checkpoint(storage, 40)
-    (tmp_path / "step-000000030" / "rows-0.safetensors").unlink()
+    folders = {step: write_checkpoint(storage, step).folder for step in (10, 20, 30)}
+    folders[25] = new_folder(25, 1)
+    write_state(storage, folders[25], 25, shards=1)
+    folders[40] = write_checkpoint(storage, 40).folder
+    (tmp_path / folders[30] / "rows-0.safetensors").unlink()
     newest = write_checkpoint(storage, 50)
-    assert storage.folders() == [
-        "notes", "step-000000010", "step-000000020", "step-000000025", "step-000000030", "step-000000040",
-        "step-000000050",
-    ]  # fmt: skip
-    retain(storage, newest, keep=3)
+    folders[50] = newest.folder
+    assert storage.folders() == ["notes", "owners", *(folders[step] for step in sorted(folders))]
+    retain(storage, newest, 3, owner_of(storage))
     # 30 is damaged and 25 incomplete, so 20 is the third valid one.
-    assert storage.folders() == ["notes", "step-000000020", "step-000000040", "step-000000050"]
-    retain(storage, newest, keep=1)
-    assert storage.folders() == ["notes", "step-000000050"]
+    assert storage.folders() == ["notes", "owners", folders[20], folders[40], folders[50]]
+    retain(storage, newest, 1, owner_of(storage))
+    assert storage.folders() == ["notes", "owners", folders[50]]
     assert find_latest(storage) == (newest, ())
 
 
 def test_retention_leaves_newer_folders_alone_and_clears_leftovers_of_its_own(storage: Storage, tmp_path: Path) -> None:
     newest = write_checkpoint(storage, 20)
-    leftover = tmp_path / "step-000000020" / ".rows-0.safetensors.partial-1-2"
+    leftover = tmp_path / newest.folder / ".rows-0.safetensors.partial-1-2"
     leftover.write_bytes(b"killed")
-    write_state(storage, "step-000000030", 30, shards=1)
-    retain(storage, newest, keep=1)
+    unfinished = new_folder(30, 1)
+    write_state(storage, unfinished, 30, shards=1)
+    retain(storage, newest, 1, owner_of(storage))
     assert not leftover.exists()
     assert find_latest(storage)[0] == newest
-    assert storage.exists("step-000000030")
+    assert storage.exists(unfinished)
 
 
 def test_retention_of_nothing_is_refused(storage: Storage) -> None:
     with pytest.raises(ValueError, match=r"checkpoint\.keep: must be >= 1, is 0"):
-        retain(storage, write_checkpoint(storage, 20), keep=0)
+        retain(storage, write_checkpoint(storage, 20), 0, owner_of(storage))
 
 
 def test_a_manifest_survives_the_way_through_json() -> None:
-    manifest = make_manifest(20, "step-000000020", ())
+    manifest = make_manifest(20, new_folder(20, 1), ())
     again = CheckpointManifest.from_json(manifest.to_json())
     assert again == manifest
     # The checksum is over the meaning, not over the spelling.

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from heterps_runtime.checkpoint import StateFile, Storage
+from heterps_runtime.checkpoint import Origin, StateFile, Storage
 from heterps_runtime.saver import Saver
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Checkpoint, Checkpointed, FromMember
@@ -33,7 +33,7 @@ def order(step: int) -> Checkpoint:
 
 
 def state() -> list[StateFile]:
-    return [StateFile("rows-0.safetensors", {"a": np.arange(5)}, "rows")]
+    return [StateFile("rows-0.safetensors", {"a": np.arange(5)}, Origin(10, 1), "rows")]
 
 
 def test_a_checkpoint_is_written_reported_and_the_next_one_refused_meanwhile(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from heterps_runtime.checkpoint import CheckpointWriter, StateFile, Storage, StorageError, find_latest
+from heterps_runtime.checkpoint import CheckpointWriter, Origin, StateFile, Storage, StorageError, find_latest
 from heterps_runtime.checkpoint.errors import StorageAddressError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
 from heterps_runtime.checkpoint.storage import PARTIAL
@@ -152,14 +152,16 @@ def test_a_disk_that_runs_full_while_checkpointing_keeps_the_last_good_checkpoin
     good = write_checkpoint(storage, 10)
     writer = CheckpointWriter(storage)
     files = [
-        StateFile("dense-0.safetensors", {"dense/a": np.zeros(10_000)}, "dense"),
-        StateFile("rows-0.safetensors", {"group-1/keys": np.zeros(1_000_000, dtype=np.int64)}, "rows"),
+        StateFile("dense-0.safetensors", {"dense/a": np.zeros(10_000)}, Origin(20, 1), "dense"),
+        StateFile("rows-0.safetensors", {"group-1/keys": np.zeros(1_000_000, dtype=np.int64)}, Origin(20, 1), "rows"),
     ]
-    error = writer.write("step-000000020", files).exception(timeout=60)
+    error = writer.write("step-000000020.1-00000000", files).exception(timeout=60)
     writer.close()
     assert isinstance(error, StorageError)
-    assert re.search(r"could not write .*tiny/step-000000020/rows-0\.safetensors: the disk is full", str(error))
-    assert storage.files("step-000000020") == []
+    assert re.search(
+        r"could not write .*tiny/step-000000020\.1-00000000/rows-0\.safetensors: the disk is full", str(error)
+    )
+    assert storage.files("step-000000020.1-00000000") == []
     assert find_latest(storage)[0] == good
 
 
@@ -179,7 +181,7 @@ def chunks():
     yield bytes(100_000)
     os.kill(os.getpid(), signal.SIGKILL)
 
-Storage.open(sys.argv[1]).write_atomic("step-000000020/rows-0.safetensors", chunks())
+Storage.open(sys.argv[1]).write_atomic("step-000000020.1-00000000/rows-0.safetensors", chunks())
 """
 
 
@@ -188,10 +190,10 @@ def test_a_process_killed_while_writing_leaves_nothing_that_looks_like_a_checkpo
     good = write_checkpoint(storage, 10)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
-    [rest] = storage.files("step-000000020")
+    [rest] = storage.files("step-000000020.1-00000000")
     assert PARTIAL in rest
     latest, skipped = find_latest(storage)
     assert latest == good
-    assert [folder for folder, _ in skipped] == ["step-000000020"]
+    assert [folder for folder, _ in skipped] == ["step-000000020.1-00000000"]
     newest = write_checkpoint(storage, 30, keep=1)
-    assert storage.folders() == [newest.folder]
+    assert storage.folders() == ["owners", newest.folder]

@@ -18,6 +18,7 @@ from heterps_runtime.checkpoint import (
     CheckpointWriter,
     DamagedError,
     FileEntry,
+    Origin,
     StateFile,
     Storage,
     StorageError,
@@ -38,6 +39,8 @@ from tests.heterps_runtime.helpers.checkpoint_samples import (
     random_groups,
     write_checkpoint,
 )
+
+ORIGIN = Origin(20, 1)
 
 
 class FullStorage(Storage):
@@ -141,7 +144,7 @@ def test_a_snapshot_is_written_in_the_background_and_then_released(storage: Stor
     writer = CheckpointWriter(Slow(storage._filesystem, storage.address, storage.address))
     groups = random_groups(1)
     alive = weakref.ref(groups[4][1])
-    future = writer.write("step-000000001", [StateFile("rows-0.safetensors", row_arrays(groups), "rows")])
+    future = writer.write("step-000000001", [StateFile("rows-0.safetensors", row_arrays(groups), ORIGIN, "rows")])
     del groups
     assert reached.wait(30)
     assert writer.busy
@@ -161,8 +164,8 @@ def test_a_write_that_fails_removes_its_files_and_releases_the_snapshot(tmp_path
     values: Array = np.zeros(5_000)
     alive = weakref.ref(values)
     files = [
-        StateFile("dense-0.safetensors", {"dense/a": np.zeros(1_000)}, "dense"),
-        StateFile("rows-0.safetensors", {"group-1/keys": values}, "rows"),
+        StateFile("dense-0.safetensors", {"dense/a": np.zeros(1_000)}, ORIGIN, "dense"),
+        StateFile("rows-0.safetensors", {"group-1/keys": values}, ORIGIN, "rows"),
     ]
     future = writer.write("step-000000020", files)
     del values, files
@@ -179,7 +182,7 @@ def test_a_write_that_fails_removes_its_files_and_releases_the_snapshot(tmp_path
 def test_training_can_checkpoint_again_once_there_is_space(tmp_path: Path) -> None:
     storage = FullStorage(tmp_path, capacity=100)
     writer = CheckpointWriter(storage)
-    file = StateFile("dense-0.safetensors", {"dense/a": np.zeros(1_000)}, "dense")
+    file = StateFile("dense-0.safetensors", {"dense/a": np.zeros(1_000)}, ORIGIN, "dense")
     assert isinstance(writer.write("step-000000010", [file]).exception(timeout=30), StorageError)
     storage.left = 1 << 20
     [entry] = writer.write("step-000000020", [file]).result(timeout=30)
@@ -192,7 +195,7 @@ def entry(name: str) -> FileEntry:
 
 
 def test_a_barrier_is_complete_when_all_have_reported() -> None:
-    barrier = Barrier(20, "step-000000020", ["ps-0", "ps-1"])
+    barrier = Barrier(ORIGIN, "step-000000020", ["ps-0", "ps-1"])
     assert barrier.report("ps-1", 20, [entry("b")])
     assert barrier.report("ps-1", 20, [entry("b")])
     assert not barrier.complete
@@ -202,7 +205,7 @@ def test_a_barrier_is_complete_when_all_have_reported() -> None:
 
 
 def test_a_barrier_ignores_reports_of_other_steps_and_strangers() -> None:
-    barrier = Barrier(20, "step-000000020", ["ps-0"])
+    barrier = Barrier(ORIGIN, "step-000000020", ["ps-0"])
     assert not barrier.report("ps-0", 19, [entry("a")])
     assert not barrier.report("ps-9", 20, [entry("a")])
     assert not barrier.complete

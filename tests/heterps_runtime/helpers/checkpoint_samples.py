@@ -10,6 +10,8 @@ import numpy.typing as npt
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     FileEntry,
+    Origin,
+    Ownership,
     Storage,
     TableRecord,
     commit,
@@ -17,6 +19,7 @@ from heterps_runtime.checkpoint import (
     iterate_rows,
     new_folder,
     row_arrays,
+    take_over,
 )
 from heterps_runtime.checkpoint.format import write_tensors
 from heterps_runtime.checkpoint.manifest import write_manifest
@@ -68,40 +71,59 @@ def dense_state(seed: int) -> dict[str, Array]:
     return {"top.weight": weight, "top.bias": weight[:, 0].copy(), "top.weight::exp_avg": weight * 2}
 
 
+def owner_of(storage: Storage) -> Ownership:
+    """The run that has the checkpoints; the first one, if there is none yet."""
+    records = storage.files("owners")
+    if not records:
+        return take_over(storage, "job", 0.0)
+    term, identity = records[-1].removeprefix("owners/").removesuffix(".json").split("-")
+    return Ownership(storage, int(term), identity)
+
+
 def write_checkpoint(
     storage: Storage, step: int, shards: int = 2, *, keep: int | None = None, groups: dict[int, Any] | None = None
 ) -> CheckpointManifest:
     """Write a valid checkpoint in which rows lie on shards by key; with `keep`, also delete older ones."""
-    folder = new_folder(storage, step)
+    owner = owner_of(storage)
+    folder = new_folder(step, owner.term)
     files = write_state(storage, folder, step, shards, groups)
-    manifest = make_manifest(step, folder, files)
+    manifest = make_manifest(step, folder, files, owner.term)
     if keep is None:
-        write_manifest(storage, manifest)
+        write_manifest(storage, manifest, owner)
     else:
-        commit(storage, manifest, keep)
+        commit(storage, manifest, keep, owner)
     return manifest
 
 
 def write_state(
-    storage: Storage, folder: str, seed: int, shards: int, groups: dict[int, Any] | None = None
+    storage: Storage, folder: str, step: int, shards: int, groups: dict[int, Any] | None = None
 ) -> tuple[FileEntry, ...]:
-    files = []
+    """Write the state of a step, which is also the seed of its values."""
+    files, origin = [], Origin(step, 1)
     for shard in range(shards):
         parts = {}
-        for dim, (keys, rows, state) in (random_groups(seed) if groups is None else groups).items():
+        for dim, (keys, rows, state) in (random_groups(step) if groups is None else groups).items():
             mask = on_shard(keys, shard, shards)
             parts[dim] = (keys[mask], rows[mask], {name: values[mask] for name, values in state.items()})
         files.append(
-            write_tensors(storage, folder, f"rows-{shard}.safetensors", row_arrays(parts), role="rows", index=shard)
+            write_tensors(
+                storage,
+                folder,
+                f"rows-{shard}.safetensors",
+                row_arrays(parts),
+                origin=origin,
+                role="rows",
+                index=shard,
+            )
         )
-    dense = dense_arrays(dense_state(seed))
-    files.append(write_tensors(storage, folder, "dense-0.safetensors", dense, role="dense"))
-    buffers = dense_arrays({"norm.num_batches_tracked": np.array(seed)}, "buffers")
-    files.append(write_tensors(storage, folder, "buffers-0.safetensors", buffers, role="buffers"))
+    dense = dense_arrays(dense_state(step))
+    files.append(write_tensors(storage, folder, "dense-0.safetensors", dense, origin=origin, role="dense"))
+    buffers = dense_arrays({"norm.num_batches_tracked": np.array(step)}, "buffers")
+    files.append(write_tensors(storage, folder, "buffers-0.safetensors", buffers, origin=origin, role="buffers"))
     return tuple(files)
 
 
-def make_manifest(step: int, folder: str, files: tuple[FileEntry, ...]) -> CheckpointManifest:
+def make_manifest(step: int, folder: str, files: tuple[FileEntry, ...], term: int = 1) -> CheckpointManifest:
     return CheckpointManifest(
         step=step,
         epoch=0,
@@ -113,6 +135,8 @@ def make_manifest(step: int, folder: str, files: tuple[FileEntry, ...]) -> Check
         plan={},
         tables=TABLES,
         files=files,
+        term=term,
+        lineage=1,
         loss=0.25,
         folder=folder,
     )

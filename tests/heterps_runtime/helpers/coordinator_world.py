@@ -42,7 +42,9 @@ class Record:
 class World:
     """A core with recorded effects; members are names, and say what tests want them to say."""
 
-    def __init__(self, stages: Sequence[Stage], servers: int = 1, latest: Record | None = None, **config: Any) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], servers: int = 1, latest: Record | None = None, opens: bool = True, **config: Any
+    ) -> None:
         pools = {n: PoolConfig(n, t, "cpu", 1, None) for n, t in (("cpu", "CPU"), ("card", "GPU"))}  # type: ignore[arg-type]
         settings: dict[str, Any] = {
             "consistency": "sync",
@@ -68,14 +70,21 @@ class World:
         self.commits: list[int] = []  # every commit that was announced, in order
         self.stages, self.servers, self._folders = stages, servers, 0
         self.incarnations: dict[str, int] = {}
-        rows = ROWS if latest else None
+        self.latest, self.opens = latest, opens
         self.core = CoordinatorCore(
-            self.config, self, lambda: self.now, Journal(lambda: 1e9 + self.now), latest, 0, rows,
+            self.config, self, lambda: self.now, Journal(lambda: 1e9 + self.now),
             lambda messages: {"auc": float(len(messages))},
         )  # fmt: skip
         self.core.set_plan(PlanDocument.from_json(plan_document(stages, servers)))
 
     # effects
+    def open_checkpoints(self) -> None:
+        if self.opens:
+            self.open()
+
+    def open(self) -> None:
+        self.core.checkpoints_opened(self.latest, 0, ROWS if self.latest else None)
+
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         self.sent.append((member, message))
         self.addressed.append((member, incarnation, type(message)))
@@ -92,8 +101,9 @@ class World:
     def discard_checkpoint(self, folder: str) -> None:
         self.discarded.append(folder)
 
-    def export(self, step: int) -> None:
-        self.exports.append(step)
+    def export(self) -> None:
+        assert self.core.checkpoints.latest is not None
+        self.exports.append(self.core.checkpoints.latest.step)
 
     # what members do
     @property
@@ -169,6 +179,11 @@ class World:
         for name in writers:
             reason = error if name == "worker-0-0" else ""
             self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, (), reason))
+
+    def write_part(self, name: str) -> None:
+        """One member has written its part of the checkpoint under way."""
+        order = self.last(Checkpoint)
+        self.say(name, Checkpointed(self.core.membership.generation, order.step, order.folder, ()))
 
     def save(self) -> None:
         """The checkpoint under way becomes valid."""

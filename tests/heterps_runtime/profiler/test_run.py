@@ -34,6 +34,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         job.close()
 
 
+def structure(profile: dict[str, Any]) -> dict[str, set[str]]:
+    """The fields of a profile and of its objects; `calibration` is for people."""
+    objects = {name: set(value) for name, value in profile.items() if isinstance(value, dict) and name != "calibration"}
+    return {"": set(profile), "layers": {key for layer in profile["layers"] for key in layer}, **objects}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "limit"), [("cpu", None), ("card", 1)])
 def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: Any, tmp_path: Path) -> None:
@@ -46,6 +52,8 @@ def test_a_pool_is_measured_and_reported(pool: str, limit: int | None, start: An
     run_profiler(RunConfig.from_json(document), pool)
 
     profile = job.credentials.request("GET", PATH_PROFILES)[pool]
+    stored = json.loads((Path(__file__).parents[2] / "fixtures" / "v1" / "profile.json").read_text())
+    assert structure(profile) == structure(stored), "the format of profiles has changed (docs/compatibility.md)"
     assert profile["batchSize"] == 32
     assert profile["samples"] == 300
     assert [layer["name"] for layer in profile["layers"]][-1] == "head"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from heterps_runtime.checkpoint import CheckpointManifest, StateFile, Storage, dense_arrays, read_dense
+from heterps_runtime.checkpoint import CheckpointManifest, Origin, StateFile, Storage, dense_arrays, read_dense
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import StageModule
@@ -123,5 +123,5 @@ class Parameters:
         """A copy of parameters and optimizer state, as files of a checkpoint."""
         if self._replica is None or not self._replica.names:
             return []
-        arrays = dense_arrays(self._replica.snapshot())
-        return [StateFile(f"dense-stage-{self._stage}.safetensors", arrays, "dense", 1000 + self._stage)]
+        arrays, origin = dense_arrays(self._replica.snapshot()), Origin(self._replica.version, self.lineage)
+        return [StateFile(f"dense-stage-{self._stage}.safetensors", arrays, origin, "dense", 1000 + self._stage)]

@@ -1,0 +1,169 @@
+"""The files of a job: its checkpoints and the exported model.
+
+Methods block unless they say otherwise; the coordinator calls them in threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from heterps_runtime.checkpoint import (
+    Barrier,
+    CheckpointManifest,
+    Ownership,
+    Storage,
+    StorageError,
+    TableRecord,
+    commit,
+    explain_mismatch,
+    export_model,
+    find_latest,
+    new_folder,
+    take_over,
+)
+from heterps_runtime.config import RunConfig
+from heterps_runtime.errors import UserError
+from heterps_runtime.process import log
+from heterps_runtime.wire.messages import Model
+from heterps_runtime.work import WorkCounter
+
+__all__ = ["Found", "JobFiles"]
+
+#: The newest valid checkpoint, and (folder, reason) of each one that was skipped.
+Found = tuple[CheckpointManifest | None, tuple[tuple[str, str], ...]]
+
+
+class JobFiles:
+    """Checkpoints and exported model of one job.
+
+    Args:
+        config: the job.
+
+    Attributes:
+        work: bytes read and written.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.work = WorkCounter()
+        self._config = config
+        self._storage = Storage.open(config.checkpoint_path, self.work)
+        self._owner: Ownership | None = None  # until `open`
+        self._latest: CheckpointManifest | None = None
+
+    def find(self, *, contents: bool) -> Found:
+        """The checkpoint to resume from, if any, and the reasons for skipping newer ones.
+
+        Args:
+            contents: compare checksums, which takes as long as reading the checkpoint.
+
+        Raises:
+            StorageError: the storage cannot be read.
+            UserError: the newest checkpoint belongs to a job with other settings, or to a newer release.
+        """
+        manifest, skipped = find_latest(self._storage, contents=contents)
+        if manifest is None:
+            return None, skipped
+        differences = explain_mismatch(manifest.fingerprint, self._config.fingerprint())
+        if differences:
+            raise UserError(
+                f"checkpoint.path: {self._config.checkpoint_path} holds checkpoints of another job: "
+                + "; ".join(differences)
+                + ". Use another checkpoint.path, or remove them (heterps run --fresh)."
+            )
+        return manifest, skipped
+
+    def open(self) -> Found:
+        """Take over the checkpoints, then verify the newest.
+
+        Raises:
+            StorageError, UserError: as in `find`.
+        """
+        # In this order, so that everything is found that the run before has committed until it was fenced.
+        self._owner = take_over(self._storage, self._config.full_name, time.time())
+        found = self.find(contents=True)
+        self._latest = found[0]
+        return found
+
+    def new_folder(self, step: int) -> str:
+        """A new name for the folder of a checkpoint; does not block."""
+        return new_folder(step, self._ownership.term)
+
+    def discard(self, folder: str) -> None:
+        """Remove an unfinished checkpoint of this run."""
+        self._storage.delete_dir(folder)
+
+    def commit(
+        self, barrier: Barrier, progress: Mapping[str, Any], plan: dict[str, Any], model: Model | None
+    ) -> CheckpointManifest:
+        """Make a checkpoint valid, and delete old ones.
+
+        Raises:
+            CheckpointError: the checkpoint is not valid, or another run has taken the checkpoints over.
+        """
+        manifest = CheckpointManifest(
+            step=barrier.step,
+            epoch=progress["epoch"],
+            seed=self._config.seed,
+            global_batch_size=self._config.global_batch_size,
+            num_rows=progress["numRows"],
+            samples=progress["samples"],
+            fingerprint=self._config.fingerprint(),
+            plan=plan,
+            tables=tuple(
+                TableRecord(
+                    index=t.index,
+                    name=t.name,
+                    num_embeddings=t.num_embeddings,
+                    dim=t.dim,
+                    init=self._config.embedding_init,
+                    dtype=self._config.dtype_name,
+                    padding_idx=t.padding_idx,
+                )
+                for t in (model.tables if model else ())
+            ),
+            files=barrier.entries,
+            term=self._ownership.term,
+            lineage=barrier.origin.lineage,
+            loss=progress["loss"],
+            folder=barrier.folder,
+        )
+        try:
+            commit(self._storage, manifest, self._config.checkpoint_keep, self._ownership)
+        except StorageError as error:
+            if not self._storage.exists(f"{manifest.folder}/manifest.json"):
+                raise
+            log(f"old checkpoints could not be removed: {error}")
+        self._latest = manifest
+        return manifest
+
+    def export(self, model: Model | None, metrics: Mapping[str, Any]) -> str:
+        """Export the model of the newest checkpoint; returns the path or address.
+
+        Raises:
+            CheckpointError: it cannot be exported, or another run has taken the checkpoints over.
+        """
+        # Not earlier: jobs wait for the coordinator to start, and compiled kernels would add half to that time.
+        from heterps_runtime.store.initial import EmbeddingInit, initial_rows
+
+        assert self._latest is not None, "a job ends with a checkpoint"
+        init = EmbeddingInit.from_manifest(self._config.embedding_init)
+
+        def draw(table: TableRecord, ids: Any) -> Any:
+            return initial_rows(self._config.seed, table.name, ids, table.dim, table.dtype, init, table.padding_idx)
+
+        return export_model(
+            self._storage,
+            self._latest,
+            self._config.model_path,
+            owner=self._ownership,
+            initial_rows=draw,
+            state_dict_names=model.state_names if model else None,
+            metrics=metrics,
+        )
+
+    @property
+    def _ownership(self) -> Ownership:
+        assert self._owner is not None, "no step is committed before the checkpoints are opened"
+        return self._owner

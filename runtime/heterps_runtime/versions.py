@@ -1,0 +1,46 @@
+"""Versions of stored formats: the rule that every reader follows (docs/compatibility.md).
+
+Each document has a whole number `version`. Additions keep it, because readers ignore fields that they do not know. A
+change that an older reader would misunderstand raises it, and an older reader refuses the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from heterps_runtime.errors import UserError
+
+__all__ = ["UnsupportedVersionError", "check_version", "known_fields"]
+
+
+class UnsupportedVersionError(UserError):
+    """A document has a newer version than this program can read."""
+
+
+def check_version(document: str, found: object, supported: int) -> None:
+    """Check that this program can read a document.
+
+    Args:
+        document: what it is and where, for the message.
+        found: its `version`.
+        supported: the newest version that this program reads.
+
+    Raises:
+        UnsupportedVersionError: the version is newer.
+        ValueError: it is not a whole number of at least 1.
+    """
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ValueError(f"{document}: version must be a whole number >= 1, is {found!r}")
+    if found > supported:
+        raise UnsupportedVersionError(
+            f"{document} has version {found}, but this program reads versions up to {supported}; "
+            "use the HeterPS release that wrote it, or a later one"
+        )
+
+
+def known_fields(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass that a document has; others belong to a later release and are ignored."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}

@@ -1,0 +1,280 @@
+"""Stored formats: files of version 1 are read, additions are ignored, newer versions are refused.
+
+`tests/fixtures/v1/` has one example of each format (docs/compatibility.md). If one of these tests fails, a format has
+changed: either undo that, or follow the rule there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heterps_runtime.checkpoint import (
+    CheckpointManifest,
+    DamagedError,
+    Origin,
+    Ownership,
+    Storage,
+    TableRecord,
+    check_checkpoint,
+    dense_arrays,
+    export_model,
+    find_latest,
+    iterate_rows,
+    read_dense,
+    row_arrays,
+    take_over,
+)
+from heterps_runtime.checkpoint.format import TensorFile, write_tensors
+from heterps_runtime.checkpoint.manifest import write_manifest
+from heterps_runtime.config import RunConfig
+from heterps_runtime.data import DataSpec, open_dataset
+from heterps_runtime.data.cache import fingerprint
+from heterps_runtime.data.source import Source
+from heterps_runtime.versions import UnsupportedVersionError, check_version
+from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
+
+V1 = Path(__file__).parents[1] / "fixtures" / "v1"
+FOLDER, ORIGIN = "step-000000020.1-00000000", Origin(20, 3)
+NORMAL = {"distribution": "normal", "mean": "0", "std": "0.1"}
+TABLES = (
+    TableRecord(0, "user.weight", num_embeddings=3, dim=2, init=NORMAL, padding_idx=0),
+    TableRecord(1, "place.weight", num_embeddings=1 << 40, dim=1, init=NORMAL),
+)
+ROWS = np.array([[1.5, 2.5], [3.5, 4.5]], dtype=np.float32)
+WEIGHT = np.array([[0.25, -0.5]], dtype=np.float32)
+
+
+def write_example(storage: Storage) -> tuple[CheckpointManifest, Ownership]:
+    """The checkpoint of the fixtures."""
+    groups: dict[int, Any] = {
+        2: (np.array([1, 2]), ROWS, {"sum": ROWS * 2}),
+        1: (np.array([(1 << 48) | 7]), ROWS[:1, :1], {"sum": ROWS[:1, :1]}),
+    }
+    states = {
+        "rows": row_arrays(groups),
+        "dense": dense_arrays({"top.weight": WEIGHT, "top.weight::sum": WEIGHT * 2}),
+        "buffers": dense_arrays({"norm.num_batches_tracked": np.array(20)}, "buffers"),
+    }
+    files = tuple(
+        write_tensors(storage, FOLDER, f"{role}-0.safetensors", arrays, origin=ORIGIN, role=role)
+        for role, arrays in states.items()
+    )
+    owner = take_over(storage, "team/shop", 1_800_000_000.0)
+    manifest = CheckpointManifest(
+        step=20,
+        epoch=1,
+        seed=7,
+        global_batch_size=64,
+        num_rows=1000,
+        samples=1280,
+        fingerprint={"model.entrypoint": "shop.model:build", "model.arguments": {"width": 8}},
+        plan={"stages": [], "parameterServer": {"pool": "cpu", "replicas": 1, "units": 1}},
+        tables=TABLES,
+        files=files,
+        term=1,
+        lineage=3,
+        loss=0.25,
+        folder=FOLDER,
+    )
+    write_manifest(storage, manifest, owner)
+    return manifest, owner
+
+
+def export_example(storage: Storage, manifest: CheckpointManifest, owner: Ownership, model: Path) -> None:
+    """The model of the fixtures."""
+    export_model(
+        storage,
+        manifest,
+        model,
+        owner=owner,
+        initial_rows=lambda table, ids: np.zeros((len(ids), table.dim), table.dtype),
+        dense_limit_bytes=1000,
+        metrics={"auc": 0.75},
+    )
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def without_readme(model: dict[str, bytes]) -> dict[str, Any]:
+    """A model without its text for people, which may be worded otherwise in any release."""
+    description = json.loads(model["model.json"])
+    assert "README.md" in model
+    description["files"] = [file for file in description["files"] if file["name"] != "README.md"]
+    return {name: contents for name, contents in model.items() if name != "README.md"} | {"model.json": description}
+
+
+def with_additions(value: Any) -> Any:
+    """A document of a later release that has only additions: one more field in each of its objects."""
+    if isinstance(value, dict):
+        return {**{key: with_additions(item) for key, item in value.items()}, "addedLater": {"x": [1]}}
+    return [with_additions(item) for item in value] if isinstance(value, list) else value
+
+
+# --- checkpoints and models -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Storage:
+    return Storage.open(shutil.copytree(V1 / "checkpoints", tmp_path / "checkpoints"))
+
+
+def test_a_checkpoint_of_version_1_is_read(checkpoints: Storage) -> None:
+    manifest, skipped = find_latest(checkpoints)
+    assert skipped == ()
+    assert manifest is not None
+    assert (manifest.version, manifest.step, manifest.term, manifest.lineage) == (1, 20, 1, 3)
+    assert manifest.tables == TABLES
+    blocks = {block.dim: block for block in iterate_rows(checkpoints, manifest)}
+    assert blocks[2].keys.tolist() == [1, 2]
+    np.testing.assert_array_equal(blocks[2].rows, ROWS)
+    np.testing.assert_array_equal(blocks[2].state["sum"], ROWS * 2)
+    np.testing.assert_array_equal(read_dense(checkpoints, manifest)["top.weight"], WEIGHT)
+    assert take_over(checkpoints, "job", 0.0).term == 2
+
+
+def test_checkpoints_and_models_are_written_as_in_version_1(tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path / "checkpoints")
+    manifest, owner = write_example(storage)
+    export_example(storage, manifest, owner, tmp_path / "model")
+    assert files_of(tmp_path / "checkpoints" / FOLDER) == files_of(V1 / "checkpoints" / FOLDER)
+    written, expected_model = (without_readme(files_of(folder)) for folder in (tmp_path / "model", V1 / "model"))
+    assert written == expected_model
+    [record], [expected] = ((folder / "owners").iterdir() for folder in (tmp_path / "checkpoints", V1 / "checkpoints"))
+    assert record.read_bytes() == expected.read_bytes()
+
+
+def test_fields_that_a_later_release_has_added_to_a_manifest_are_ignored(checkpoints: Storage) -> None:
+    manifest, _ = find_latest(checkpoints)
+    assert manifest is not None
+    body = json.loads(manifest.to_json())["manifest"]
+    later = {**body, "addedLater": 1}
+    later["tables"] = [with_additions(table) for table in body["tables"]]
+    later["files"] = [with_additions(file) for file in body["files"]]
+    canonical = json.dumps(later, sort_keys=True, separators=(", ", ": "), ensure_ascii=False)
+    document = {"manifest": later, "checksum": f"crc32:{zlib.crc32(canonical.encode()):08x}", "addedLater": 1}
+    read = CheckpointManifest.from_json(json.dumps(document).encode())
+    assert [t.name for t in read.tables] == [t.name for t in TABLES]
+    assert read.files == manifest.files
+
+
+def change_metadata(storage: Storage, name: str, old: bytes, new: bytes) -> None:
+    contents = storage.read(name)
+    assert contents.count(old) == 1
+    assert len(old) == len(new)
+    storage.write_atomic(name, contents.replace(old, new))
+
+
+def test_a_state_file_of_a_newer_release_is_refused(checkpoints: Storage) -> None:
+    name = f"{FOLDER}/dense-0.safetensors"
+    change_metadata(checkpoints, name, b'"version":"1"', b'"version":"2"')
+    with TensorFile(checkpoints, name) as file, pytest.raises(UnsupportedVersionError, match="has version 2"):
+        _ = file.origin
+    change_metadata(checkpoints, name, b'"version":"2"', b'"version":"x"')
+    with TensorFile(checkpoints, name) as file, pytest.raises(DamagedError):
+        _ = file.origin
+
+
+def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: Storage) -> None:
+    name = f"{FOLDER}/manifest.json"
+    document = json.loads(checkpoints.read(name))
+    document["manifest"]["version"] = 2  # its checksum may be another one
+    checkpoints.write_atomic(name, json.dumps(document).encode())
+    for read in (lambda: find_latest(checkpoints), lambda: check_checkpoint(checkpoints, FOLDER)):
+        with pytest.raises(UnsupportedVersionError) as caught:
+            read()
+        assert str(caught.value) == (
+            f"the checkpoint {FOLDER} has version 2, but this program reads versions up to 1; "
+            "use the HeterPS release that wrote it, or a later one"
+        )
+
+
+# --- run configuration ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_configuration_of_version_1_is_read() -> None:
+    config = RunConfig.load(V1 / "run-configuration.json")
+    assert (config.name, config.namespace, config.full_name) == ("flights", "team", "team/flights")
+    assert (config.global_batch_size, config.checkpoint_every, config.hang_timeout_seconds) == (4096, 50, 120.0)
+    assert {name: pool.device_type for name, pool in config.pools.items()} == {"cpu": "CPU", "accelerator": "GPU"}
+
+
+def test_additions_to_a_run_configuration_are_ignored() -> None:
+    document = json.loads((V1 / "run-configuration.json").read_text())
+    assert RunConfig.from_json(document | {"addedLater": {}}) == RunConfig.from_json(document)
+    later = with_additions(document)
+    assert RunConfig.from_json(later).pools == RunConfig.from_json(document).pools
+
+
+@pytest.mark.parametrize("version", [2, 10])
+def test_a_run_configuration_of_a_newer_controller_is_refused(version: int) -> None:
+    document = json.loads((V1 / "run-configuration.json").read_text())
+    text = (
+        f"the run configuration has version {version}, but this program reads versions up to 1; use the HeterPS release"
+    )
+    with pytest.raises(UnsupportedVersionError, match=text):
+        RunConfig.from_json(document | {"version": version})
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", None, True, 1.0])
+def test_a_version_that_is_none_is_an_error(version: object) -> None:
+    with pytest.raises(ValueError, match="the plan: version must be a whole number >= 1"):
+        check_version("the plan", version, 1)
+
+
+# --- data cache -------------------------------------------------------------------------------------------------------
+
+
+def cached_example(folder: Path) -> tuple[DataSpec, Path]:
+    """The data set of the fixture, and its folder in the cache, which holds the fixture."""
+    path = write_parquet(folder / "rows.parquet", columns(4))
+    spec = make_spec(folder, path)
+    cached = spec.cache_directory / fingerprint(Source(spec, "train"))
+    shutil.copytree(V1 / "data-cache", cached)
+    return spec, cached
+
+
+def test_a_data_cache_of_version_1_is_read(tmp_path: Path) -> None:
+    spec, cached = cached_example(tmp_path)
+    said: list[str] = []
+    data = open_dataset(spec, "train", lambda fraction, text: said.append(text))
+    assert said == [], "it is not built again"
+    assert data.num_rows == 4
+    assert data.batch(np.arange(4), ["dense"])["dense"].tolist() == [[float(i), float(i)] for i in range(4)]
+    shutil.rmtree(cached)
+    open_dataset(spec, "train")
+    written, expected = files_of(cached), files_of(V1 / "data-cache")
+    meta = json.loads(written.pop("meta.json"))
+    assert {**meta, "source": ""} == {**json.loads(expected.pop("meta.json")), "source": ""}
+    assert written == expected
+
+
+@pytest.mark.parametrize("version", [2, None])
+def test_a_data_cache_of_another_version_is_built_again(tmp_path: Path, version: int | None) -> None:
+    spec, cached = cached_example(tmp_path)
+    meta = json.loads((cached / "meta.json").read_text()) | {"version": version}
+    (cached / "meta.json").write_text(json.dumps(meta))
+    said: list[str] = []
+    open_dataset(spec, "train", lambda fraction, text: said.append(text))
+    assert "of another version" in said[0]
+    assert f"meta.json has version {version}, this program reads version 1" in said[0]
+    assert json.loads((cached / "meta.json").read_text())["version"] == 1
+
+
+def test_additions_to_a_data_cache_are_ignored(tmp_path: Path) -> None:
+    spec, cached = cached_example(tmp_path)
+    meta = json.loads((cached / "meta.json").read_text()) | {"addedLater": 1}
+    (cached / "meta.json").write_text(json.dumps(meta))
+    os.utime(cached / "meta.json", ns=(1, 1))
+    said: list[str] = []
+    open_dataset(spec, "train", lambda fraction, text: said.append(text))
+    assert said == []
