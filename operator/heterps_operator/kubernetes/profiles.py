@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from heterps_operator.control.problem import is_profile, profile_digest
+from heterps_operator.control.problem import check_profile, profile_digest
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.building.pods import image_of
@@ -47,10 +47,10 @@ class ConfigMapProfileCache:
             item = self._api.get(config_map_path(self._namespace, self._name(pool)))
             try:
                 document = json.loads(((item or {}).get("data") or {}).get(_FILE, "null"))
-            except (ValueError, RecursionError):
+                check_profile(document)
+            except (AttributeError, TypeError, ValueError, RecursionError):
                 continue
-            if isinstance(document, dict) and is_profile(document):
-                found[pool] = document
+            found[pool] = document
         return found
 
     def save(self, pool: str, profile: Json) -> None:

@@ -195,9 +195,10 @@ def _evaluation(result: Json) -> dict[str, Any] | None:
     evaluation = result.get("evaluation")
     if not evaluation:
         return None
-    found: dict[str, Any] = {key: f"{float(evaluation[key]):.6f}" for key in ("auc", "logLoss") if key in evaluation}
-    if "samples" in evaluation:
-        found["samples"] = int(evaluation["samples"])
+    known = {key: value for key, value in evaluation.items() if value is not None}  # null: not defined for the data
+    found: dict[str, Any] = {key: f"{float(known[key]):.6f}" for key in ("auc", "logLoss") if key in known}
+    if "samples" in known:
+        found["samples"] = int(known["samples"])
     return found or None
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from heterps_operator.control.problem import is_profile, profile_digest
+from heterps_operator.api.shapes import UnreadableError
+from heterps_operator.control.problem import check_profile, profile_digest
 from heterps_operator.documents import Json, read_json, write_json
 from heterps_operator.errors import StateError
 
@@ -34,10 +35,10 @@ class ProfileCache:
         for pool in pools:
             try:
                 document = read_json(self._path(pool))
-            except StateError:
+                check_profile(document)
+            except (StateError, UnreadableError):
                 continue
-            if document is not None and is_profile(document):
-                found[pool] = document
+            found[pool] = document
         return found
 
     def save(self, pool: str, profile: Json) -> None:

@@ -11,9 +11,9 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from heterps_operator.api.shapes import UnreadableError, fields, number, text
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
-from heterps_operator.kubernetes.reading.shapes import UnreadableError, fields, number, text
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
 
