@@ -72,7 +72,14 @@ def operator(options: Namespace) -> int:
         keeper.start()
         folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
         cluster = OperatorContext(
-            api, folder, namespace, most_planners=options.max_planners, metrics=metrics, measurement=measurement
+            api,
+            folder,
+            namespace,
+            most_planners=options.max_planners,
+            longest_planning=options.max_planner_seconds,
+            planner_memory_bytes=options.planner_memory_mib << 20,
+            metrics=metrics,
+            measurement=measurement,
         )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
 

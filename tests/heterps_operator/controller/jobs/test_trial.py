@@ -123,7 +123,7 @@ def test_a_change_that_is_taken_back_in_time_changes_nothing(job: Running) -> No
         job.controller.turn()
     assert job.phase == "Starting"
     assert job.told("SpecChanged") == []
-    assert job.world.cluster.planner_slots.ask("another", lambda: None)
+    assert job.world.cluster.planner_slots.ask("another", "ml", lambda: None)
     assert job.world.cluster.planner_slots.ask("yet another", lambda: None), "the planner has left its place"
 
 
