@@ -7,6 +7,7 @@ dead, hung, starting, or answers with anything. The form of an answer is checked
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,15 +47,23 @@ class CoordinatorClient:
         address: `http://host:port`.
         token: the job's shared secret.
         timeout_seconds: for a whole exchange.
+        may_act: is asked before each request other than a GET.
     """
 
-    def __init__(self, address: str, token: str, timeout_seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        timeout_seconds: float = 2.0,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
         parts = urlsplit(address)
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise ValueError(f"coordinator address: must be http://host:port, is {address!r}")
         self.address = address
         self._token = token
         self._timeout = timeout_seconds
+        self._may_act = may_act
 
     def status(self) -> dict[str, Any]:
         """The job as the coordinator sees it."""
@@ -71,8 +80,8 @@ class CoordinatorClient:
             CoordinatorError: no answer, or a refusal.
         """
         match action:
-            case Plan(plan, _):
-                self._call("PUT", contract.PATH_PLAN, plan.document)
+            case Plan(plan, revision):
+                self._call("PUT", contract.PATH_PLAN, {**plan.document, "revision": revision})
             case Allocation(batches):
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
             case ReportLost(member, reason):
@@ -87,6 +96,8 @@ class CoordinatorClient:
                 raise AssertionError(f"not a request to the coordinator: {action}")
 
     def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
+        if method != "GET" and not self._may_act():
+            raise CoordinatorError(f"{method} {path}: not sent, as this operator no longer holds the Lease")
         headers = {"Authorization": f"Bearer {self._token}"}
         payload = None
         if body is not None:

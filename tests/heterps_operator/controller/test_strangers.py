@@ -386,6 +386,9 @@ def test_an_operator_that_cannot_begin_says_why(
         def impatient(self, seconds: float) -> Cut:
             return self
 
+        def fenced(self, may_write: Callable[[], bool]) -> Cut:
+            return self
+
         def get(self, path: str) -> None:
             assert path.endswith("/leases/heterps-operator")
 

@@ -12,6 +12,7 @@ import pytest
 from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
+from heterps_operator.state.values import RequestStop
 from tests.heterps_operator.helpers.documents import running
 from tests.heterps_operator.helpers.hostile_server import Script, drips, floods, hostile, says
 from tests.heterps_operator.helpers.life import Coordinator, Life
@@ -114,6 +115,18 @@ def test_a_status_that_does_not_end_is_no_answer(script: Script) -> None:
         CoordinatorClient(address, "token", timeout_seconds=0.2).status()
     assert caught.value.code is None
     assert not caught.value.malformed
+
+
+def test_an_operator_without_the_lease_asks_but_does_not_act() -> None:
+    held = [True]
+    with hostile(says(b"{}")) as address:
+        client = CoordinatorClient(address, "token", 30, may_act=lambda: held[0])
+        client.send(RequestStop())
+        held[0] = False
+        assert client.status() == {}
+        with pytest.raises(CoordinatorError, match="no longer holds the Lease") as caught:
+            client.send(RequestStop())
+    assert caught.value.code is None, "no refusal of the coordinator"
 
 
 # --- in the controller ------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class OwnedObjects:
         old = objects.outdated_plans(revisions)
         for revision in old:
             with contextlib.suppress(ApiError):
-                self._api.delete(config_map_path(self._namespace, plan_config_name(self._name, revision)))
+                self._delete_plan(job, config_map_path(self._namespace, plan_config_name(self._name, revision)))
         return tuple(revision for revision in revisions if revision not in old)
 
     def kept(self, job: Json) -> Manifest | None:
@@ -166,7 +166,14 @@ class OwnedObjects:
             return
         for pod in self._cluster.pods.of_job(job):
             if not pod["metadata"].get("deletionTimestamp"):
-                self._api.delete(pod_path(self._namespace, str(pod["metadata"]["name"])))
+                metadata = pod["metadata"]
+                self._api.delete(pod_path(self._namespace, str(metadata["name"])), uid=metadata.get("uid"))
+
+    def _delete_plan(self, job: Json, path: str) -> None:
+        """Delete an outdated plan, and not what another owner has created under its name since."""
+        found = self._api.get(path)
+        if found is not None and is_owned(found, job):
+            self._api.delete(path, uid=str(found["metadata"]["uid"]))
 
     def _check_owner(self, job: Json, what: str, found: Json | None) -> None:
         if found is not None and not is_owned(found, job):
