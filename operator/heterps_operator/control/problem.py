@@ -211,6 +211,7 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
 _NUMBERS = table(optional(real(-1e300, 1e300)))
 _SHAPE = fields(
     {
+        "version": number(1, 2**31 - 1),
         "batchSize": number(1, 2**63 - 1),
         "samples": number(0, 2**63 - 1),
         "layers": items(fields({"name": text(least=1, most=1_000)}, required=("name",)), MAX_LAYERS),

@@ -20,6 +20,7 @@ __all__ = ["ConfigMapProfileCache"]
 
 _LOG = logging.getLogger("heterps.operator")
 _FILE = "profile.json"
+_VERSION = 1  # of a profile (docs/compatibility.md)
 
 
 class ConfigMapProfileCache:
@@ -50,7 +51,8 @@ class ConfigMapProfileCache:
                 check_profile(document)
             except (AttributeError, TypeError, ValueError, RecursionError):
                 continue
-            found[pool] = document
+            if document.pop("version", _VERSION) <= _VERSION:  # else a later operator wrote it
+                found[pool] = document
         return found
 
     def save(self, pool: str, profile: Json) -> None:
@@ -70,7 +72,7 @@ class ConfigMapProfileCache:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": self._name(pool), "namespace": self._namespace, "labels": labels},
-            "data": {_FILE: json.dumps(profile, separators=(",", ":"))},
+            "data": {_FILE: json.dumps({**profile, "version": _VERSION}, separators=(",", ":"))},
         }
         try:
             self._api.apply(object_path(body), body)

@@ -103,7 +103,7 @@ class Writes:
     def get(self, path: str) -> None:
         return None
 
-    def apply(self, path: str, body: Json) -> Json:
+    def apply(self, path: str, body: Json, field_manager: str = "") -> Json:
         json.dumps(body)
         return body
 

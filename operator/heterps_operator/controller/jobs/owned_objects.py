@@ -32,7 +32,7 @@ from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, o
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 
-__all__ = ["REFUSED_SECONDS", "NotReadyError", "OwnedObjects"]
+__all__ = ["REFUSED_SECONDS", "NewerVersionError", "NotReadyError", "OwnedObjects"]
 
 REFUSED_SECONDS = 60.0  # a fallback: the job is woken when its spec or its pools change
 _RETRY_SECONDS = 10.0  # for changes that no watch reports
@@ -66,6 +66,14 @@ class NotReadyError(Exception):
         """Return the error for a name that belongs to an object of another owner or of an earlier job."""
         problem = name_taken(what, found)
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
+
+
+class NewerVersionError(NotReadyError):
+    """A later version of the operator has worked on the job; this one must not touch it."""
+
+    def __init__(self, message: str) -> None:
+        fix = "nothing of the job is changed: install that version of the operator again, or a later one"
+        super().__init__("NewerVersion", f"{message}; {fix}")
 
 
 class OwnedObjects:
