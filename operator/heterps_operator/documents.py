@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from heterps_operator.errors import StateError
 
-__all__ = ["Json", "read_json", "write_json"]
+__all__ = ["Json", "known_fields", "read_json", "write_json"]
 
 Json = Mapping[str, Any]
 
@@ -66,3 +67,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise StateError(f"{path}: is not a JSON object; remove it, or start over with --fresh")
     return document
+
+
+def known_fields(kind: type[Any], document: Json) -> dict[str, Any]:
+    """Return the entries of a document that a dataclass declares; a later version may have written others.
+
+    Raises:
+        TypeError: the document is not an object.
+    """
+    if not isinstance(document, Mapping):
+        raise TypeError(f"{kind.__name__}: must be an object")
+    names = {field.name for field in fields(kind)}
+    return {key: value for key, value in document.items() if key in names}

@@ -18,6 +18,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heterps_operator.addresses import redacted
+
 __all__ = [
     "MISSING",
     "ClusterError",
@@ -112,5 +114,5 @@ class ManifestError(HeterpsError, ValueError):
 
 def _show(value: object) -> str:
     """Format a value as one short line of JSON (which is also YAML)."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = redacted(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

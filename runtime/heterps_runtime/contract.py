@@ -22,6 +22,15 @@ ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see
 ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator
 ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the job's shared secret
 
+# --- addresses of data and checkpoints --------------------------------------------------------------------------------
+# A user with a password, or any user of S3, at the start of an address. Addresses are copied to logs, statuses and
+# ConfigMaps, so such an address is refused; crds/ has the same expression. `abfs://CONTAINER@ACCOUNT` is no user.
+CREDENTIALS_PATTERN = r"^([sS]3://[^/?#]*@|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\[]*:[0-9]*[^0-9/?#])"
+CREDENTIALS_FIX = (
+    "credentials do not belong into an address: remove them, and set them as environment variables (for S3 "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), on a cluster from a Secret in spec.podTemplates"
+)
+
 # --- exit codes -------------------------------------------------------------------------------------------------------
 EXIT_OK = 0
 EXIT_FAILED = 1  # transient failure: the controller may start the process again (backoffLimit)
@@ -35,7 +44,7 @@ PATH_METRICS = "/metrics"  # GET: the job's Prometheus metrics
 PATH_ENDPOINT = "/v1/endpoint"  # GET: {"port": N}, where members connect their control socket
 PATH_STATUS = "/v1/status"  # GET: the status document
 PATH_PROFILES = "/v1/profiles"  # GET: {pool: profile}; PUT /v1/profiles/POOL: a profiler's result
-PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument
+PATH_PLAN = "/v1/plan"  # PUT: a PlanDocument with its "revision"; 409 after a plan of a greater one
 PATH_ALLOCATION = "/v1/allocation"  # PUT: {"stages": [[samples per worker], ...]}
 PATH_CHECKPOINT = "/v1/checkpoint"  # POST: write a checkpoint at the next commit
 PATH_LOST = "/v1/lost"  # POST {"member": name, "reason": text}: a process has ended

@@ -85,7 +85,7 @@ def test_no_rule_is_wider_than_it_says(helm: Helm) -> None:
             assert set(rule["verbs"]) <= VERBS
             assert "*" not in [*rule["apiGroups"], *rule["resources"]]
             if "secrets" in rule["resources"]:
-                assert sorted(rule["verbs"]) == ["create", "delete", "get"]
+                assert sorted(rule["verbs"]) == ["create", "get"]
 
 
 def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> None:
@@ -130,7 +130,8 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
 
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
     settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4",
-                "operator.maxPlanners=1", "operator.leaseSeconds=30")  # fmt: skip
+                "operator.maxPlanners=1", "operator.maxPlannerSeconds=60", "operator.plannerMemoryMiB=512",
+                "operator.leaseSeconds=30")  # fmt: skip
     [deployment] = of_kind(rendered(helm, *settings), "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     program = ROOT / ".venv" / "bin" / container["command"][0]
@@ -148,6 +149,22 @@ def test_a_second_replica_brings_a_disruption_budget_and_no_surge(helm: Helm) ->
     assert budget["spec"]["selector"] == deployment["spec"]["selector"]
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     assert of_kind(rendered(helm, "replicas=2", "podDisruptionBudget=false"), "PodDisruptionBudget") == []
+
+
+def test_a_network_policy_admits_prometheus_to_the_metrics_alone(helm: Helm) -> None:
+    objects = rendered(helm)
+    [policy], [deployment] = of_kind(objects, "NetworkPolicy"), of_kind(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    prometheus = {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    assert policy["spec"]["ingress"] == [
+        {"ports": [{"port": "metrics", "protocol": "TCP"}],
+         "from": [{"namespaceSelector": {}, "podSelector": prometheus}]},
+    ]  # fmt: skip
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert [port["name"] for port in container["ports"]] == ["metrics"]
+    assert of_kind(rendered(helm, "networkPolicy.enabled=false"), "NetworkPolicy") == []
 
 
 def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -> None:
@@ -278,6 +295,11 @@ DENIED = [
     ("update", "devicepools.heterps.io"),
     ("list", "secrets"),
     ("watch", "secrets"),
+    ("delete", "secrets"),
+    ("list", "configmaps"),
+    ("list", "poddisruptionbudgets.policy"),
+    ("delete", "services"),
+    ("create", "events.events.k8s.io"),
     ("patch", "pods"),
     ("create", "pods/exec"),
     ("get", "customresourcedefinitions.apiextensions.k8s.io"),

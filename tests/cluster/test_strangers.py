@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import connect
 from heterps_operator.kubernetes.reading.complaints import unreadable
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.reading.readable import NODE, POOL
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
 from tests.cluster.helm import Helm, grant, kubeconfig_of

@@ -39,19 +39,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* What the operator does in the namespaces of jobs. */ -}}
+{{- /* What the operator does in the namespaces of jobs. tests/heterps_operator/controller/test_rights.py uses each verb. */ -}}
 {{- define "heterps.jobRules" -}}
 # delete: runPolicy.ttlSecondsAfterFinished. Only `status` is written, the spec belongs to the user.
 - apiGroups: [heterps.io]
   resources: [heterpsjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [heterps.io]
   resources: [heterpsjobs/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 # Where OwnerReferencesPermissionEnforcement is on, owner references that block deletion need it.
 - apiGroups: [heterps.io]
   resources: [heterpsjobs/finalizers]
   verbs: [update]
+# get: whose pod has the name that a process needs.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
@@ -61,38 +62,39 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 # Plans, the state and profiles of jobs; `update` replaces the state by its resource version.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, create, update, patch, delete]
+  verbs: [get, create, update, patch, delete]
+# Server-side apply needs patch, and create for a new object. The garbage collector deletes them with their job.
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch, delete]
-# A job's token. Without list and watch, secrets can only be read by name.
+  verbs: [get, create, patch]
+# A job's token (docs/decisions/0025-rights.md).
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, delete]
+  verbs: [get, create]
 # List tells why a pod does not start: some reasons are in no status.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 - apiGroups: [scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 {{- end }}
 
 {{- /* What belongs to no namespace. */ -}}
 {{- define "heterps.clusterRules" -}}
 - apiGroups: [heterps.io]
   resources: [devicepools]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [heterps.io]
   resources: [devicepools/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}

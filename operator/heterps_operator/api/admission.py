@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from heterps_operator.api.manifest import Manifest, is_uri
+from heterps_operator.addresses import below, is_uri
+from heterps_operator.api.manifest import Manifest
 from heterps_operator.errors import MISSING, FieldError
 from heterps_runtime.contract import RUN_CONFIG_VERSION
 
@@ -50,6 +51,6 @@ def pod_configuration(manifest: Manifest) -> dict[str, Any]:
         "job": manifest.job,
         "pools": manifest.pools,
         "workDirectory": WORK_DIRECTORY,
-        "modelPath": f"{manifest.job['spec']['checkpoint']['path'].rstrip('/')}/model",
+        "modelPath": below(manifest.job["spec"]["checkpoint"]["path"], "model"),
         "pythonPath": [],
     }

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heterps_operator.addresses import is_uri
 from heterps_operator.api.defaults import complete_job, complete_pool
 from heterps_operator.api.schema import Fault, load_schemas
 from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_GROUP, API_VERSION, RUN_CONFIG_VERSION
 
-__all__ = ["Manifest", "ValidObject", "check_objects", "is_uri", "load_manifest", "load_objects", "read_objects"]
+__all__ = ["Manifest", "ValidObject", "check_objects", "load_manifest", "load_objects", "read_objects"]
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LARGEST_FILE = 3 * 2**20  # bytes; the limit of an API server for one request
 
 
@@ -55,11 +54,6 @@ class Manifest:
             "workDirectory": os.path.abspath(work_directory),
             "pythonPath": list(dict.fromkeys(paths)),
         }
-
-
-def is_uri(text: str) -> bool:
-    """Whether a text is an address such as `s3://bucket/folder`, and not a path."""
-    return _URI.match(text) is not None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import shutil
@@ -19,12 +20,14 @@ from pathlib import Path
 
 import kopf
 
+from heterps_operator.addresses import redacted
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
 from heterps_runtime.contract import EXIT_FAILED, EXIT_OK
@@ -35,6 +38,7 @@ _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
 _ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
 
@@ -72,7 +76,15 @@ def operator(options: Namespace) -> int:
         keeper.start()
         folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
         cluster = OperatorContext(
-            api, folder, namespace, most_planners=options.max_planners, metrics=metrics, measurement=measurement
+            api.fenced(lease.is_held),
+            folder,
+            namespace,
+            most_planners=options.max_planners,
+            longest_planning=options.max_planner_seconds,
+            planner_memory_bytes=options.planner_memory_mib << 20,
+            metrics=metrics,
+            measurement=measurement,
+            connect=functools.partial(CoordinatorClient, may_act=lease.is_held),
         )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
 
@@ -146,9 +158,16 @@ def _own_namespace() -> str:
         return _DEFAULT_NAMESPACE
 
 
+class _Redacting(logging.Formatter):
+    """Formats records, tracebacks included, without credentials in addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
 def _log_to_stderr(*, verbose: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Redacting(_LOG_FORMAT))
     for name in ("kopf", "urllib3", "aiohttp", "asyncio"):
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)

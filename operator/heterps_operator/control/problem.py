@@ -12,18 +12,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterps_operator.api.job import JobSpec, PoolSpec
+from heterps_operator.api.shapes import UnreadableError, fields, items, number, optional, plain, real, table, text
 from heterps_operator.documents import Json
 from heterps_planner.errors import UnknownNameError
+from heterps_planner.model.problem import MAX_LAYERS
 from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
 
 __all__ = [
     "adapt_problem",
     "build_problem",
+    "check_profile",
     "is_profile",
     "profile_digest",
     "profile_warnings",
     "with_running_servers",
 ]
+
+_MOST_LEVELS = 6  # of lists and objects in a profile
 
 _STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
@@ -222,6 +227,40 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def is_profile(document: Json) -> bool:
-    """Whether a document that was kept is a profile of this version, as far as `build_problem` needs it."""
-    return {"layers", "batchSize", "samples"} <= document.keys() and document.get("version") == PROFILE_VERSION
+_NUMBERS = table(optional(real(-1e300, 1e300)))
+_SHAPE = fields(
+    {
+        "version": number(1, 2**31 - 1),
+        "batchSize": number(1, 2**63 - 1),
+        "samples": number(0, 2**63 - 1),
+        "layers": items(fields({"name": text(least=1, most=1_000)}, required=("name",)), MAX_LAYERS),
+        "stage": _NUMBERS,
+        "parameterServer": _NUMBERS,
+        "warnings": items(text()),
+    },
+    required=("version", "batchSize", "samples", "layers"),
+)
+_PLAIN = plain(_MOST_LEVELS)
+
+
+def check_profile(document: Any, path: str = "") -> None:
+    """Check a measured or stored profile as far as `build_problem` reads it; the planner checks the times.
+
+    Args:
+        document: the profile. A user's image measured it, and a stored one may have been changed since.
+        path: path of the profile, for messages.
+
+    Raises:
+        UnreadableError: the profile is malformed, or has more layers than a planner takes.
+    """
+    _SHAPE(document, path)
+    _PLAIN(document, path)
+
+
+def is_profile(document: Any) -> bool:
+    """Whether a document that was kept is a readable profile of this version."""
+    try:
+        check_profile(document)
+    except UnreadableError:
+        return False
+    return bool(document["version"] == PROFILE_VERSION)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import liveness
 from heterps_operator.control.machine import describe_shortage
-from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Status
+from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView
 from heterps_runtime.contract import JobPhase
 
@@ -19,6 +19,8 @@ _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
+_MOST_WARNINGS = 50  # of one job's coordinator, in this time:
+_WARNINGS_SECONDS = 600.0
 
 
 def observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
@@ -85,20 +87,34 @@ def observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Ev
 
 
 def relay_warnings(observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
-    """Tell people once what the coordinator warns of: a damaged or failed checkpoint, a member that was lost."""
+    """Tell people once what the coordinator warns of: a damaged or failed checkpoint, a member that was lost.
+
+    A job relays at most `_MOST_WARNINGS` in `_WARNINGS_SECONDS`, the newest of each answer: the coordinator is the
+    user's program, and each warning costs the API server an object. One event tells of each gap.
+    """
     view = observed.coordinator
     if view is None:
         return status, ()
     news = [e for e in view.document.get("events") or () if float(e["time"]) > status.heard]
     if not news:
         return status, ()
+    now, relayed = observed.time, status.relayed
+    if not relayed.since <= now < relayed.since + _WARNINGS_SECONDS:
+        relayed = Relayed(since=now)
     told = (view.error or {}).get("reason")  # why the job ends is said once, with the job's own condition
-    warnings = tuple(
+    warnings = [
         Event("Warning", str(e["reason"]), str(e["message"]), float(e["time"]))
         for e in news
         if e["type"] == "Warning" and e["reason"] != told
-    )
-    return replace(status, heard=max(float(e["time"]) for e in news)), warnings
+    ]
+    dropped = max(0, len(warnings) - (_MOST_WARNINGS - relayed.warnings))
+    kept = warnings[dropped:]
+    if dropped and not relayed.dropped:
+        text = f"the coordinator reports more than {_MOST_WARNINGS} warnings in {_WARNINGS_SECONDS / 60:g} minutes"
+        text = f"{text}; {dropped} of them, and those that follow, are only in its log"
+        kept.append(Event("Warning", "WarningsDropped", text, now))
+    relayed = Relayed(relayed.since, relayed.warnings + len(warnings) - dropped, relayed.dropped + dropped)
+    return replace(status, heard=max(float(e["time"]) for e in news), relayed=relayed), tuple(kept)
 
 
 def warn_of_machine(job: JobSpec, before: Status, after: Status, now: float) -> tuple[Event, ...]:

@@ -40,7 +40,9 @@ class OperatorContext:
     api: KubernetesApi
     folder: Path  # for planners' files
     namespace: str = "heterps-system"  # of the operator itself
-    most_planners: int = 2
+    most_planners: int = 3
+    longest_planning: float = 600.0  # seconds of one planner
+    planner_memory_bytes: int | None = 256 << 20  # address space of one planner; None: no limit
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic  # for the silence of coordinators
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))

@@ -31,7 +31,7 @@ class Lease:
         identity: unique name of this process.
         seconds: duration without a renewal after which the Lease is free. A holder gives up after two thirds of it, so
             that it has stopped before another replica starts.
-        clock: monotonic seconds.
+        clock: monotonic seconds, which also pass while the machine is suspended.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Lease:
         identity: str,
         *,
         seconds: float = 15.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._api = api
         self._list = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -61,6 +61,14 @@ class Lease:
         """Seconds between two attempts to acquire or renew the Lease."""
         return min(self._seconds / 5, _LONGEST_PAUSE_SECONDS)
 
+    def is_held(self) -> bool:
+        """Return whether this process holds the Lease and was able to renew it in time; without a request.
+
+        It is asked before every action: a process that was stopped for a while (SIGSTOP, a suspended machine) must not
+        carry out what it decided before, though no other thread has noticed yet.
+        """
+        return self._remaining() > 0 and self.holder == self._identity
+
     def try_once(self) -> bool:
         """Acquire or renew the Lease; return whether this process holds it now."""
         try:
@@ -69,7 +77,7 @@ class Lease:
             if not isinstance(error, ApiError):
                 text = "the Lease %s cannot be read (%r); delete it, and an operator creates a new one"
                 _LOG.warning(text, self._path, error)
-            held = self._remaining() > 0 and self.holder == self._identity
+            held = self.is_held()
         return held
 
     def acquire(self, stop: threading.Event) -> bool:

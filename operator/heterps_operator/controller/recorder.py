@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.events import EventRecorder, reference_to
 from heterps_operator.kubernetes.reading.complaints import Complaint, unreadable
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.status import Event
 
 __all__ = ["ProblemRecorder"]

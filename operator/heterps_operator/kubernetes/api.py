@@ -66,6 +66,15 @@ class ApiError(HeterpsError):
         return self.code == 0 or self.code in _TEMPORARY
 
 
+class FencedError(ApiError):
+    """A write was not sent, because this process is not the one that may write."""
+
+    @property
+    def temporary(self) -> bool:
+        """A retry in the same request would not be sent either."""
+        return False
+
+
 def connect(
     kubeconfig: str | None = None,
     context: str | None = None,
@@ -114,6 +123,7 @@ class KubernetesApi:
         sleep: waits before a retry.
         attempts: attempts per request.
         read_seconds: seconds without a byte of the response after which an attempt fails.
+        may_write: is asked before each attempt of a request that writes; None: it may.
     """
 
     def __init__(
@@ -124,12 +134,14 @@ class KubernetesApi:
         sleep: Callable[[float], None] = time.sleep,
         attempts: int = _ATTEMPTS,
         read_seconds: float = _READ_SECONDS,
+        may_write: Callable[[], bool] | None = None,
     ) -> None:
         self._client = api_client
         self._on_request = on_request
         self._sleep = sleep
         self._attempts = attempts
         self._read_seconds = read_seconds
+        self._may_write = may_write
 
     @property
     def configuration(self) -> Any:
@@ -140,6 +152,17 @@ class KubernetesApi:
         """Return a client with the same connections whose requests are not retried, and wait for `seconds` at most."""
         return KubernetesApi(
             self._client, on_request=self._on_request, sleep=self._sleep, attempts=1, read_seconds=seconds
+        )
+
+    def fenced(self, may_write: Callable[[], bool]) -> KubernetesApi:
+        """Return a client with the same connections whose writes raise `FencedError` unless `may_write` is true."""
+        return KubernetesApi(
+            self._client,
+            on_request=self._on_request,
+            sleep=self._sleep,
+            attempts=self._attempts,
+            read_seconds=self._read_seconds,
+            may_write=may_write,
         )
 
     def close(self) -> None:
@@ -394,6 +417,8 @@ class KubernetesApi:
         self, verb: str, method: str, target: str, body: Json | None, content_type: str, read_seconds: float
     ) -> urllib3.BaseHTTPResponse:
         """Send a request once and return a successful response, whose body is not read yet."""
+        if method != "GET" and self._may_write is not None and not self._may_write():
+            raise FencedError(0, "Fenced", f"{method} {target} is not sent: this process may not write (any longer)")
         headers = {**self._client.default_headers, "Accept": "application/json, */*"}
         if body is not None:
             headers["Content-Type"] = content_type

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from heterps_operator.addresses import redacted
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import events_path
 from heterps_operator.kubernetes.reading.readable import API_VERSIONS
@@ -85,7 +86,7 @@ class EventRecorder:
             "involvedObject": self._about,
             "type": event.type,
             "reason": event.reason,
-            "message": event.message[:_LONGEST_MESSAGE],
+            "message": redacted(event.message)[:_LONGEST_MESSAGE],
             "count": count,
             "firstTimestamp": when,
             "lastTimestamp": when,

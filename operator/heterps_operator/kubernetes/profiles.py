@@ -47,9 +47,9 @@ class ConfigMapProfileCache:
             item = self._api.get(config_map_path(self._namespace, self._name(pool)))
             try:
                 document = json.loads(((item or {}).get("data") or {}).get(_FILE, "null"))
-            except (ValueError, RecursionError):
+            except (AttributeError, TypeError, ValueError, RecursionError):
                 continue
-            if isinstance(document, dict) and is_profile(document):
+            if is_profile(document):
                 found[pool] = document
         return found
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
-from heterps_operator.documents import Json
+from heterps_operator.api.shapes import number
+from heterps_operator.documents import Json, known_fields
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
     config_map_path,
@@ -27,7 +28,12 @@ from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessView
 
-__all__ = ["JobState", "NotOwnedError", "StateTaken", "StoredState"]
+__all__ = ["JobState", "NewerStateError", "NotOwnedError", "StateTaken", "StoredState"]
+
+_VERSION = 1  # goes up with a change that earlier operators would misread (docs/compatibility.md)
+
+
+_IS_VERSION = number(1, 2**31 - 1)
 
 
 class StateTaken(Exception):  # noqa: N818  # not an error: another controller has the job
@@ -40,6 +46,13 @@ class NotOwnedError(Exception):
     def __init__(self, found: Json) -> None:
         super().__init__(str(found["metadata"]["name"]))
         self.found = found
+
+
+class NewerStateError(ValueError):
+    """A later version of the operator has written the state, in a form that this one does not know."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"the state has version {found}, this operator knows version {_VERSION}")
 
 
 @dataclass(frozen=True)
@@ -58,24 +71,29 @@ class StoredState:
             "status.json": _text(self.status.to_json()),
             "bill.json": _text(self.bill.to_json()),
             "processes.json": _text([asdict(process) for process in self.processes]),
-            "controller.json": _text({"plans": list(self.plans), "spec": self.spec}),
+            "controller.json": _text({"version": _VERSION, "plans": list(self.plans), "spec": self.spec}),
         }
 
     @classmethod
     def from_data(cls, data: dict[str, str]) -> StoredState:
-        """Parse the result of `to_data`.
+        """Parse the result of `to_data` of this version, or of another one with the same version of the state.
 
         Raises:
+            NewerStateError: a later version wrote it.
             ValueError: a document is missing or malformed.
         """
         try:
             controller = json.loads(data["controller.json"])
+            version = controller.get("version", _VERSION)
+            _IS_VERSION(version, "state.version")
+            if version > _VERSION:
+                raise NewerStateError(version)
             memory = cls(
                 Status.from_json(json.loads(data["status.json"])),
                 Bill.from_json(json.loads(data["bill.json"])),
                 tuple(_process(item) for item in json.loads(data["processes.json"])),
                 tuple(int(number) for number in controller["plans"]),
-                controller["spec"],
+                controller.get("spec"),
             )
         except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"state: missing or malformed {error}") from error
@@ -110,6 +128,7 @@ class JobState:
 
         Raises:
             ApiError: the API server does not answer.
+            NewerStateError: a later version of the operator wrote it.
             NotOwnedError: the ConfigMap is not this job's.
             ValueError: the state is damaged.
         """
@@ -150,7 +169,7 @@ def _process(item: dict[str, Any]) -> ProcessView:
     spec = dict(fields.pop("spec"))
     fields.pop("problem", None)  # observed again
     fields["last_lines"] = tuple(fields.get("last_lines") or ())
-    return ProcessView(process_from(spec), **fields)
+    return ProcessView(process_from(spec), **known_fields(ProcessView, fields))
 
 
 def _text(value: Any) -> str:

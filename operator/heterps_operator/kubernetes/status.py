@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from heterps_operator.addresses import redacted
 from heterps_operator.control.failures import describe_exit
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
@@ -55,7 +56,7 @@ def job_status(
     document: dict[str, Any] = {
         "observedGeneration": generation,
         "phase": status.phase,
-        "message": _message(status)[:_LONGEST_MESSAGE],
+        "message": redacted(_message(status))[:_LONGEST_MESSAGE],
         "restarts": status.failures,
         "startTime": timestamp(status.started),
         "completionTime": timestamp(status.finished if status.final else None),
@@ -180,14 +181,14 @@ def _not_ready(name: str, process: ProcessView | None, member: Json) -> dict[str
     else:
         reason, message = "Starting", str(member.get("message") or "")
     found = {"name": name, "reason": reason[:_LONGEST_REASON]}
-    return found | ({"message": message[:_LONGEST_REMARK]} if message else {})
+    return found | ({"message": redacted(message)[:_LONGEST_REMARK]} if message else {})
 
 
 def _checkpoint(result: Json) -> dict[str, Any] | None:
     checkpoint = result.get("checkpoint") or {}
     if checkpoint.get("lastStep") is None:
         return None
-    found: dict[str, Any] = {"step": int(checkpoint["lastStep"]), "path": str(checkpoint["path"])}
+    found: dict[str, Any] = {"step": int(checkpoint["lastStep"]), "path": redacted(str(checkpoint.get("path") or ""))}
     return found if checkpoint.get("lastTime") is None else found | {"time": timestamp(float(checkpoint["lastTime"]))}
 
 
@@ -195,9 +196,10 @@ def _evaluation(result: Json) -> dict[str, Any] | None:
     evaluation = result.get("evaluation")
     if not evaluation:
         return None
-    found: dict[str, Any] = {key: f"{float(evaluation[key]):.6f}" for key in ("auc", "logLoss") if key in evaluation}
-    if "samples" in evaluation:
-        found["samples"] = int(evaluation["samples"])
+    known = {key: value for key, value in evaluation.items() if value is not None}  # null: not defined for the data
+    found: dict[str, Any] = {key: f"{float(known[key]):.6f}" for key in ("auc", "logLoss") if key in known}
+    if "samples" in known:
+        found["samples"] = int(known["samples"])
     return found or None
 
 
@@ -207,7 +209,7 @@ def _condition(condition: Condition, status: Status, generation: int) -> dict[st
         "type": condition.type,
         "status": condition.status,
         "reason": condition.reason or "NotYetKnown",
-        "message": condition.message[:_LONGEST_MESSAGE],
+        "message": redacted(condition.message)[:_LONGEST_MESSAGE],
         "lastTransitionTime": timestamp(since),
         "observedGeneration": generation,
     }

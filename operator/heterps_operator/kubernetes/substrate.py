@@ -281,8 +281,10 @@ class KubernetesSubstrate:
         return replace(view, stopping=True) if name in self._stopped else view
 
     def _delete(self, name: str, spec: ProcessSpec | None, grace_seconds: int | None) -> None:
+        known = (pod["metadata"] for pod in self._pods.of_job(self.job))
+        uid = next((metadata.get("uid") for metadata in known if metadata["name"] == name), None)
         try:
-            self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds)
+            self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds, uid=uid)
         except ApiError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise

@@ -1,9 +1,12 @@
-"""Start a program that the kernel ends together with its parent: `python -I -S guard.py PARENT_PID -- COMMAND...`.
+"""Start a program that the kernel ends together with its parent.
+
+    python -I -S guard.py PARENT_PID [BYTES] -- COMMAND...
 
 If `heterps run` is killed with SIGKILL, it cannot end its children, and orphans would keep computing and holding ports.
 Watching a pipe would require every child to be responsive. Linux works for a child in any state: PR_SET_PDEATHSIG
 delivers a signal when the parent ends, and it survives exec. A small program sets it and then execs the real one,
-because running code between fork and exec of a multi-threaded process is not safe.
+because running code between fork and exec of a multi-threaded process is not safe. It also limits the program's address
+space to BYTES (RLIMIT_AS), which survives exec, too.
 
 This file is run by its path, before any package is importable: standard library only.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -19,10 +23,12 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(arguments: list[str]) -> None:
-    """Bind this process's lifetime to its parent's, then exec the command."""
-    parent, separator, *command = arguments
-    assert separator == "--"
+    """Bind this process's lifetime to its parent's, limit its memory, then exec the command."""
+    separator = arguments.index("--")
+    (parent, *limits), command = arguments[:separator], arguments[separator + 1 :]
     assert command
+    for limit in limits:
+        resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):
         return  # the parent ended before the line above

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from heterps_operator.local.processes import guarded, read_last_lines
 from heterps_operator.state.plan import PlanOutcome
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
-__all__ = ["PLANNER_COMMAND", "PlannerProcess"]
+__all__ = ["PLANNER_COMMAND", "PlannerProcess", "end_group"]
 
 PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
 # The planner keeps its own time limit; this is slack for starting Python and writing the answer, before it counts as
 # hung.
 _MARGIN_SECONDS = 30.0
+# As Python, numpy and the dynamic loader say that an allocation failed.
+_NO_MEMORY = re.compile(r"\bMemoryError\b|Unable to allocate|[Cc]annot allocate memory|failed to map segment")
 
 
 class PlannerProcess:
@@ -36,7 +39,9 @@ class PlannerProcess:
         folder: folder for the problem, hand-written stages, the plan and messages.
         method: planning method.
         timeout_seconds: time limit of the search itself.
+        time_limit: name of the setting that is this time limit, for messages.
         cores: cores of the machine that all processes of the job share; 0: each unit has its own core.
+        memory_bytes: limit of the process's address space; None: no limit.
         command: command line of the planner, without options.
         clock: returns seconds, for the time limit.
     """
@@ -48,15 +53,19 @@ class PlannerProcess:
         timeout_seconds: float,
         *,
         stages: Sequence[Json] = (),
+        time_limit: str = "scheduling.timeoutSeconds",
         cores: float = 0.0,
+        memory_bytes: int | None = None,
         command: Sequence[str] = PLANNER_COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._method = method
         self._timeout = timeout_seconds
+        self._time_limit = time_limit
         self._stages = list(stages)
         self._cores = cores
+        self._memory_bytes = memory_bytes
         self._command = tuple(command)
         self._clock = clock
         self._popen: subprocess.Popen[bytes] | None = None
@@ -67,6 +76,11 @@ class PlannerProcess:
     def running(self) -> bool:
         """Whether a planner is running."""
         return self._popen is not None
+
+    @property
+    def longest_seconds(self) -> float:
+        """Seconds after its start at which a process that still runs counts as hung."""
+        return self._timeout + _MARGIN_SECONDS
 
     def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
         """Start planning; no planner may be running.
@@ -94,7 +108,7 @@ class PlannerProcess:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
             self._popen = subprocess.Popen(
-                guarded([*self._command, *options, "--output", "json"]),
+                guarded([*self._command, *options, "--output", "json"], self._memory_bytes),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -108,18 +122,24 @@ class PlannerProcess:
         if self._popen is None:
             return None
         code = self._popen.poll()
-        if code is None:
-            if self._clock() - self._started <= self._timeout + _MARGIN_SECONDS:
-                return None
-            self.close()
-            text = f"no plan within {self._timeout:g} s (scheduling.timeoutSeconds); raise it, or use method optimal"
+        expired = self._clock() - self._started > self.longest_seconds
+        if code is None and not expired:
+            return None
+        self.close()
+        if code is None or (expired and code < 0):
+            text = f"no plan within {self._timeout:g} s ({self._time_limit}); raise it, or use method optimal"
             return PlanOutcome(error=text, revision=self._revision)
-        self._popen = None
         if code in (EXIT_OK, EXIT_INFEASIBLE):
             with contextlib.suppress(OSError, ValueError):
                 document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
                 return PlanOutcome.from_json(document, self._revision)
         lines = read_last_lines(self._folder / "plan.log", 20)
+        if self._memory_bytes is not None and any(_NO_MEMORY.search(line) for line in lines):
+            text = (
+                f"the planner needs more than {self._memory_bytes >> 20} MiB of memory: use fewer pools or layers, or"
+            )
+            text = f"{text} ask the cluster's administrator to raise --planner-memory-mib of the operator"
+            return PlanOutcome(error=text, revision=self._revision)
         if not lines:
             text = f"the planner ended with exit code {code} and no message"
             return PlanOutcome(error=text, revision=self._revision)
@@ -128,7 +148,13 @@ class PlannerProcess:
     def close(self) -> None:
         """Kill a running planner."""
         if self._popen is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)
-            self._popen.wait()
+            end_group(self._popen)
             self._popen = None
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its session, with its children, and wait for its end."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

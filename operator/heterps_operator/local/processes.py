@@ -40,10 +40,16 @@ _TAIL_BYTES = 65_536
 _LEFTOVER_GRACE_SECONDS = 3.0
 
 
-def guarded(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` only as long as this process lives."""
+def guarded(command: Sequence[str], memory_bytes: int | None = None) -> list[str]:
+    """Return the command line that runs `command` only as long as this process lives.
+
+    Args:
+        command: program and arguments.
+        memory_bytes: limit of its address space; None: no limit.
+    """
     guard = str(Path(__file__).with_name("guard.py"))
-    return [sys.executable, "-I", "-S", guard, str(os.getpid()), "--", *command]
+    limits = [] if memory_bytes is None else [str(memory_bytes)]
+    return [sys.executable, "-I", "-S", guard, str(os.getpid()), *limits, "--", *command]
 
 
 def start_identity(pid: int) -> str | None:

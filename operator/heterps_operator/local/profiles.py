@@ -36,7 +36,7 @@ class ProfileCache:
                 document = read_json(self._path(pool))
             except StateError:
                 continue
-            if document is not None and is_profile(document):
+            if is_profile(document):
                 found[pool] = document
         return found
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heterps_operator.addresses import redacted
 from heterps_operator.documents import Json, read_json, write_json
 from heterps_operator.errors import StateError, WorkspaceError
 from heterps_operator.state.bill import Bill
@@ -84,7 +85,7 @@ class Workspace:
         inside = "://" not in checkpoints and folder.absolute().is_relative_to(self.path)
         if not inside and ("://" in checkpoints or (folder.is_dir() and any(folder.iterdir()))):
             raise WorkspaceError(
-                f"--fresh: the checkpoints are outside {self.path}, in {checkpoints}: remove them yourself, "
+                f"--fresh: the checkpoints are outside {self.path}, in {redacted(checkpoints)}: remove them yourself, "
                 "or name another checkpoint.path"
             )
         for entry in self.path.iterdir():

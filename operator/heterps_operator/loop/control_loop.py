@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from heterps_operator.api.job import JobSpec
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.control.reconcile import reconcile
 from heterps_operator.documents import Json
+from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
@@ -117,6 +119,7 @@ class ControlLoop:
         self._refused: dict[str, str] = {}
         self._last_contact: float | None = None  # monotonic, as the next but one
         self._silence = ""  # what the last question led to that had no answer
+        self._unreadable = False  # the last answer was malformed, and that was told
         self._retry_at = 0.0
         self._waited_in_vain = 0  # times in a row
         self._outcome: PlanOutcome | None = None
@@ -224,18 +227,33 @@ class ControlLoop:
         if began < self._retry_at:
             return None
         try:
-            view = CoordinatorView.from_json(self._client.status())
-            if view.phase == JobPhase.PROFILING:
-                self.profiles.update(self._client.profiles())
-        except (CoordinatorError, KeyError, TypeError, ValueError) as error:
+            view = self._read_coordinator(self._client)
+        except CoordinatorError as error:
             self._silence = str(error)
             ended = self._monotonic()
             self._retry_at = ended + self._retry_seconds(ended - began)
+            if error.malformed and not self._unreadable:
+                self._pending.append(Event("Warning", "CoordinatorUnreadable", _unreadable(error), self._clock()))
+            self._unreadable = error.malformed
             return None
-        self._last_contact, self._waited_in_vain = self._monotonic(), 0
+        self._last_contact, self._waited_in_vain, self._unreadable = self._monotonic(), 0, False
         if view.phase == JobPhase.TRAINING:
             view, warnings = self._meter.measure(view, address)
             self._pending += warnings
+        return view
+
+    def _read_coordinator(self, client: Coordinator) -> CoordinatorView:
+        """Return the coordinator's status, after reading new profiles.
+
+        Raises:
+            CoordinatorError: no answer, a refusal, or an answer that cannot be read.
+        """
+        try:
+            view = read_status(client.status())
+            if view.phase == JobPhase.PROFILING:
+                self.profiles.update(read_profiles(client.profiles()))
+        except UnreadableError as error:
+            raise CoordinatorError(str(error), malformed=True) from error
         return view
 
     def _retry_seconds(self, waited: float) -> float:
@@ -293,3 +311,8 @@ class ControlLoop:
             self._unsaved = True
         else:
             self._unsaved = False
+
+
+def _unreadable(error: CoordinatorError) -> str:
+    fix = "does spec.image contain a HeterPS runtime of the operator's version?"
+    return f"the coordinator's answer cannot be read ({error}); it counts as unreachable until it can; {fix}"

@@ -1,12 +1,13 @@
 """A client of the coordinator's HTTP interface.
 
-Every call has a short timeout and raises one error type, because the control loop must go on while the coordinator is
-dead, hung or starting.
+Every call has a short deadline and raises one error type, because the control loop must go on while the coordinator is
+dead, hung, starting, or answers with anything. The form of an answer is checked in `coordinator_answers`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,16 +22,22 @@ from heterps_runtime import contract
 __all__ = ["CoordinatorClient", "CoordinatorError"]
 
 
+# Status and profiles are stored in ConfigMaps, whose limit this is. Parsed, an answer may take 30 times as much memory.
+_MOST_BYTES = 1024 * 1024
+
+
 class CoordinatorError(Exception):
     """The coordinator did not answer, or refused.
 
     Attributes:
         code: HTTP status of the refusal; None if there was no answer.
+        malformed: whether there was an answer that cannot be read.
     """
 
-    def __init__(self, message: str, code: int | None = None) -> None:
+    def __init__(self, message: str, code: int | None = None, *, malformed: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.malformed = malformed
 
 
 class CoordinatorClient:
@@ -39,16 +46,24 @@ class CoordinatorClient:
     Args:
         address: `http://host:port`.
         token: the job's shared secret.
-        timeout_seconds: for connecting, for each read, and for a whole response.
+        timeout_seconds: for a whole exchange.
+        may_act: is asked before each request other than a GET.
     """
 
-    def __init__(self, address: str, token: str, timeout_seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        timeout_seconds: float = 2.0,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
         parts = urlsplit(address)
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise ValueError(f"coordinator address: must be http://host:port, is {address!r}")
         self.address = address
         self._token = token
         self._timeout = timeout_seconds
+        self._may_act = may_act
 
     def status(self) -> dict[str, Any]:
         """The job as the coordinator sees it."""
@@ -65,8 +80,8 @@ class CoordinatorClient:
             CoordinatorError: no answer, or a refusal.
         """
         match action:
-            case Plan(plan, _):
-                self._call("PUT", contract.PATH_PLAN, plan.document)
+            case Plan(plan, revision):
+                self._call("PUT", contract.PATH_PLAN, {**plan.document, "revision": revision})
             case Allocation(batches):
                 self._call("PUT", contract.PATH_ALLOCATION, {"stages": [list(stage) for stage in batches]})
             case ReportLost(member, reason):
@@ -81,6 +96,8 @@ class CoordinatorClient:
                 raise AssertionError(f"not a request to the coordinator: {action}")
 
     def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
+        if method != "GET" and not self._may_act():
+            raise CoordinatorError(f"{method} {path}: not sent, as this operator no longer holds the Lease")
         headers = {"Authorization": f"Bearer {self._token}"}
         payload = None
         if body is not None:
@@ -88,16 +105,22 @@ class CoordinatorClient:
             headers["Content-Type"] = "application/json"
         url = f"{self.address}{path}"
         try:
-            response = send_request(method, url, headers=headers, timeout=self._timeout, body=payload)
+            response = send_request(
+                method, url, headers=headers, timeout=self._timeout, most_bytes=_MOST_BYTES, body=payload
+            )
         except NoResponseError as error:
             raise CoordinatorError(f"{method} {path}: {self.address} {error}") from error
         text = response.text.strip()
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise CoordinatorError(f"{method} {path}: refused with {response.status}: {text[:500]}", response.status)
         try:
-            document = json.loads(text) if text else {}
-        except ValueError as error:
-            raise CoordinatorError(f"{method} {path}: the response is not JSON") from error
+            document = json.loads(text, parse_constant=_refuse) if text else {}
+        except (ValueError, RecursionError) as error:
+            raise CoordinatorError(f"{method} {path}: the response is not JSON", malformed=True) from error
         if not isinstance(document, dict):
-            raise CoordinatorError(f"{method} {path}: the response is not a JSON object")
+            raise CoordinatorError(f"{method} {path}: the response is not a JSON object", malformed=True)
         return document
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

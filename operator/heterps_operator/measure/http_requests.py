@@ -1,5 +1,9 @@
 """HTTP requests with bounded time and size, to coordinators and Prometheus servers.
 
+A coordinator runs an image of the user: it may answer one byte at a time, without end, or with anything. A request has
+one deadline for everything from connecting to the last byte, and a limit for its body. Redirects are not followed, and
+compressed bodies are neither asked for nor decompressed.
+
 The API server has its own client (`kubernetes.api`). This one uses the standard library only, so that commands that do
 without a cluster start quickly.
 """
@@ -7,16 +11,18 @@ without a cluster start quickly.
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 __all__ = ["HttpResponse", "NoResponseError", "send_request"]
 
-_PIECE_BYTES = 65_536
-_MOST_BYTES = 16 * 1024 * 1024  # the metrics of ten thousand workers
+_LONGEST_REASON = 100  # characters of the status line's text
 
 
 class NoResponseError(Exception):
@@ -38,16 +44,18 @@ def send_request(
     *,
     headers: Mapping[str, str],
     timeout: float,
+    most_bytes: int,
     body: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> HttpResponse:
-    """Send one request over a new connection; redirects are not followed.
+    """Send one request over a new connection.
 
     Args:
         method: HTTP method.
         url: `http://` or, with a context, `https://`.
         headers: headers of the request.
-        timeout: seconds for connecting, for each read, and for the whole body.
+        timeout: seconds for the whole exchange. Only the lookup of a host name may take longer.
+        most_bytes: largest body of a response.
         body: body of the request.
         context: TLS settings; None: plain HTTP.
 
@@ -56,24 +64,83 @@ def send_request(
     """
     parts = urlsplit(url)
     assert parts.hostname is not None
-    connection = (
-        http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
-        if context is None
-        else http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout, context=context)
-    )
     deadline = time.monotonic() + timeout
-    received = bytearray()
+    connection = http.client.HTTPConnection(parts.hostname, parts.port)
     try:
-        connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body, dict(headers))
-        response = connection.getresponse()
-        while piece := response.read1(_PIECE_BYTES):
-            received += piece
-            if time.monotonic() > deadline:
-                raise NoResponseError(f"no complete response within {timeout:g} s")
-            if len(received) > _MOST_BYTES:
-                raise NoResponseError(f"the response is larger than {_MOST_BYTES} bytes")
-    except (OSError, http.client.HTTPException) as error:
+        with _connect(parts, deadline, context) as connected:
+            connection.sock = _Stream(connected, deadline)
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            connection.request(method, target, body, dict(headers))
+            response = connection.getresponse()
+            received = response.read(most_bytes + 1)
+    except TimeoutError as error:
+        raise NoResponseError(f"does not answer (no complete response within {timeout:g} s)") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed length
         raise NoResponseError(f"does not answer ({error or type(error).__name__})") from error
-    finally:
-        connection.close()
-    return HttpResponse(response.status, response.reason, received.decode("utf-8", "replace"))
+    if len(received) > most_bytes:
+        raise NoResponseError(f"the response is larger than {most_bytes} bytes")
+    if response.length:
+        raise NoResponseError(f"does not answer (the response ends {response.length} bytes too early)")
+    return HttpResponse(response.status, response.reason[:_LONGEST_REASON], received.decode("utf-8", "replace"))
+
+
+class _Stream:
+    """A connected socket, as far as `http.client` uses one, whose reads and writes end at a deadline."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def sendall(self, data: Any) -> None:
+        self._socket.settimeout(_remaining(self._deadline))
+        self._socket.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_Reader(self._socket, self._deadline))
+
+    def close(self) -> None:
+        """Do nothing: `http.client` closes a connection before it has read the body."""
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._socket.settimeout(_remaining(self._deadline))
+        return self._socket.recv_into(buffer)
+
+
+def _connect(parts: SplitResult, deadline: float, context: ssl.SSLContext | None) -> socket.socket:
+    """Connect to the first address of a host that accepts."""
+    port = parts.port or (http.client.HTTP_PORT if context is None else http.client.HTTPS_PORT)
+    refusal: OSError = OSError("the host has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(_remaining(deadline))
+            connected.connect(address)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.settimeout(_remaining(deadline))
+            return connected if context is None else context.wrap_socket(connected, server_hostname=parts.hostname)
+        except OSError as error:
+            connected.close()
+            refusal = error
+    raise refusal
+
+
+def _remaining(deadline: float) -> float:
+    """Return the seconds until the deadline.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds

@@ -8,6 +8,7 @@ all: a worker's seconds are valid only with the batch size at which they were me
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import re
@@ -53,6 +54,11 @@ _CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # a response w
 # prometheus_client takes ten times as long, half the time of a turn.
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})?[ \t]+([^ \t]+)(?:[ \t]+-?\d+)?[ \t]*")
 _LABEL = re.compile(r'[ \t]*(\w+)="((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
+# The time of the expressions grows with the square of a line's length, and labels are cached. The names of namespace
+# and job have 126 characters at most.
+_LONGEST_LINE = 1_000
+_MOST_BYTES = 4 * 1024 * 1024  # of a coordinator's series: 5,000 workers
+_MOST_BYTES_OF_SERVER = 16 * 1024 * 1024  # JSON is longer
 _RETRY_SECONDS = 5.0  # after a failed read: an unresponsive source must not slow down every turn
 _PAUSE_PER_SECOND = 20.0  # times the duration of a read: a job of a thousand workers has a long response
 _PATIENCE_SECONDS = 60.0  # before the user is told: a Prometheus server scrapes every 15 to 60 s
@@ -157,12 +163,12 @@ def read_figures(text: str) -> Figures:
     Raises:
         MeasurementError: the text is not in the Prometheus format, or lacks the coordinator's series.
     """
-    return _gather([_read_sample(line) for line in text.splitlines() if line.startswith(_NAMES)])
+    return _gather([_read_sample(line.rstrip("\n")) for line in io.StringIO(text) if line.startswith(_NAMES)])
 
 
 def _read_sample(line: str) -> _Sample:
     """Parse a line of Prometheus text. Escapes in labels stay, as the labels used here have none."""
-    found = _LINE.fullmatch(line)
+    found = _LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
     if found is not None:
         name, inside, value = found.groups()
         labels = _read_labels(inside or "")
@@ -238,7 +244,7 @@ class Scraping:
     def read(self, address: str) -> Figures:
         """See `Measurement.read`."""
         url = address + contract.PATH_METRICS
-        text = _get(url + _CHOICE, self._timeout, {"Accept": "text/plain"})
+        text = _get(url + _CHOICE, self._timeout, _MOST_BYTES, {"Accept": "text/plain"})
         try:
             return read_figures(text)
         except MeasurementError as error:
@@ -303,7 +309,7 @@ class PrometheusServer:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"
             except OSError as error:
                 raise MeasurementError(f"{self._token_file}: cannot be read: {error.strerror}") from error
-        text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, headers, self._context)
+        text = _get(f"{self._url}/api/v1/query?{query}", self._timeout, _MOST_BYTES_OF_SERVER, headers, self._context)
         targets: dict[tuple[str, str], list[_Sample]] = {}
         try:
             document = json.loads(text)
@@ -313,7 +319,7 @@ class PrometheusServer:
                 labels = entry["metric"]
                 sample = _Sample(labels["__name__"], labels, float(entry["value"][1]))
                 targets.setdefault((labels.get("instance", ""), labels.get("pod", "")), []).append(sample)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise MeasurementError(f"{self._url}: the response is not from a Prometheus API ({error!r})") from error
         found = [_gather(samples) for samples in targets.values() if _complete(samples)]
         if not found:
@@ -344,7 +350,9 @@ def _complete(samples: Iterable[_Sample]) -> bool:
     return any(sample.name == contract.METRIC_MEASURED and math.isfinite(sample.value) for sample in samples)
 
 
-def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLContext | None = None) -> str:
+def _get(
+    url: str, timeout: float, most_bytes: int, headers: Mapping[str, str], context: ssl.SSLContext | None = None
+) -> str:
     """Return the body of a GET.
 
     Raises:
@@ -352,7 +360,7 @@ def _get(url: str, timeout: float, headers: Mapping[str, str], context: ssl.SSLC
     """
     place = url.partition("?")[0]
     try:
-        response = send_request("GET", url, headers=headers, timeout=timeout, context=context)
+        response = send_request("GET", url, headers=headers, timeout=timeout, most_bytes=most_bytes, context=context)
     except NoResponseError as error:
         raise MeasurementError(f"{place}: {error}") from error
     if response.status != HTTPStatus.OK:

@@ -6,18 +6,18 @@ Everything that must happen once is decided by comparing it with what is observe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from heterps_operator.documents import Json
+from heterps_operator.documents import Json, known_fields
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.throughput import ThroughputSeries
+from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 
-__all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Status"]
+__all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Relayed", "Status"]
 
 
 class Phase(StrEnum):
@@ -107,6 +107,15 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Relayed:
+    """How many warnings of the coordinator were passed on as events, since a moment."""
+
+    since: float = 0.0
+    warnings: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
 class Status:
     """Everything that the controller remembers of a job."""
 
@@ -128,6 +137,7 @@ class Status:
     admitted: float = 0.0  # when none was held back any more
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
+    relayed: Relayed = field(default_factory=Relayed)  # of these events
     resumed_incarnation: int = 0  # the last one of which was said from which step it resumed
     failures: int = 0  # deaths that count to backoffLimit
     failures_in_a_row: int = 0  # of these, without progress in between
@@ -198,28 +208,51 @@ class Status:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Status:
-        """Read what `to_json` wrote.
+        """Read what `to_json` of this or another version wrote.
+
+        A field that is missing has its default, and an unknown one is ignored (docs/compatibility.md).
 
         Raises:
             ValueError: the document is not a status.
         """
         try:
-            fields = dict(value)
-            fields["phase"] = Phase(fields["phase"])
-            fields["plan"] = None if fields.get("plan") is None else JobPlan.from_json(fields["plan"])
-            fields["outcome"] = None if fields.get("outcome") is None else Phase(fields["outcome"])
-            fields["speeds"] = {name: WorkerEstimate.from_json(known) for name, known in fields["speeds"].items()}
-            fields["pace"] = Pace.from_json(fields.get("pace") or {})
-            fields["series"] = (
-                ThroughputSeries.from_json(fields["series"]) if "series" in fields else ThroughputSeries()
-            )
-            fields["review"] = None if fields.get("review") is None else Review.from_json(fields["review"])
-            fields["trials"] = tuple(Trial.from_json(trial) for trial in fields.get("trials") or ())
-            fields["gang"] = tuple(fields.get("gang") or ())
-            fields["conditions"] = tuple(Condition(**c) for c in fields["conditions"])
-            if fields.get("failure") is not None:
-                failure = dict(fields["failure"])
-                fields["failure"] = Failure(**{**failure, "last_lines": tuple(failure["last_lines"])})
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
+            given = known_fields(cls, value)
+            given["phase"] = Phase(given["phase"])
+            for name, read in _READERS.items():
+                if given.get(name) is not None:
+                    given[name] = read(given[name])
+                elif name not in _OPTIONAL:
+                    given.pop(name, None)
+            return cls(**given)
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"status: missing or malformed {error}") from error
+
+
+def _failure(value: Json) -> Failure:
+    known = known_fields(Failure, value)
+    return Failure(**{**known, "last_lines": tuple(known.get("last_lines") or ())})
+
+
+def _series(value: Json) -> ThroughputSeries:
+    known = known_fields(ThroughputSeries, value)
+    known["samples"] = [known_fields(Sample, sample) for sample in known.get("samples") or ()]
+    return ThroughputSeries.from_json({"before": (), **known})
+
+
+# Fields that JSON does not restore by itself.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "plan": JobPlan.from_json,
+    "outcome": Phase,
+    "conditions": lambda value: tuple(Condition(**known_fields(Condition, item)) for item in value),
+    "gang": tuple,
+    "relayed": lambda value: Relayed(**known_fields(Relayed, value)),
+    "failure": _failure,
+    "speeds": lambda value: {
+        name: WorkerEstimate.from_json(known_fields(WorkerEstimate, known)) for name, known in value.items()
+    },
+    "pace": lambda value: Pace.from_json(known_fields(Pace, value)),
+    "review": lambda value: Review.from_json(known_fields(Review, value)),
+    "series": _series,
+    "trials": lambda value: tuple(Trial.from_json(known_fields(Trial, item)) for item in value),
+}
+_OPTIONAL = frozenset({"plan", "outcome", "failure", "review"})  # that may be null

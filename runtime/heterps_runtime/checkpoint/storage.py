@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ import pyarrow
 from pyarrow import fs as pafs
 
 from heterps_runtime.checkpoint.errors import StorageAddressError, StorageError
+from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.work import WorkCounter
 
 __all__ = ["Chunk", "Storage"]
@@ -39,7 +41,7 @@ class Storage:
     """A folder of files, local or remote. Thread-safe.
 
     Attributes:
-        address: the root, absolute and without passwords or options, for messages.
+        address: the root, absolute and without options, for messages.
         local: whether the files are on this machine's file system.
         work: counts the bytes that are read and written.
     """
@@ -62,7 +64,8 @@ class Storage:
             work: counts the bytes that are read and written; None: a counter of its own.
 
         Raises:
-            StorageAddressError: the text is empty, its scheme is unknown, or its client cannot be loaded.
+            StorageAddressError: the text is empty or contains credentials, its scheme is unknown, or its client cannot
+                be loaded.
         """
         text = os.fspath(path_or_uri)
         if not text:
@@ -72,9 +75,10 @@ class Storage:
         if "://" not in text:
             path = os.path.abspath(text)
             return cls(pafs.LocalFileSystem(), path, path, work)
+        if re.match(CREDENTIALS_PATTERN, text):
+            raise StorageAddressError(f"checkpoint path: {CREDENTIALS_FIX}")
         parts = urlsplit(text)
-        # `s3://KEY:SECRET@bucket/path?endpoint_override=...` is allowed, but secrets must not appear in messages.
-        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        address = f"{parts.scheme}://{parts.netloc}{parts.path}"
         if parts.scheme == "s3" and "allow_delayed_open" not in parts.query:
             # A file below one part's size (10 MB) then takes one request instead of three.
             text += f"{'&' if parts.query else '?'}allow_delayed_open=true"

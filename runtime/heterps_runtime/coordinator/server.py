@@ -73,6 +73,7 @@ class CoordinatorServer:
         self._ended = asyncio.Event()
         self._failure: TransientError | None = None  # with which the process ends
         self._files.find(contents=False)  # checkpoints of another job are refused before anything is started
+        self._plan_revision = 0  # of the plan that is carried out
         self.core = CoordinatorCore(
             config,
             self,
@@ -311,7 +312,13 @@ class CoordinatorServer:
         return web.json_response({})
 
     async def _put_plan(self, request: web.Request) -> web.Response:
-        self.core.set_plan(contract.PlanDocument.from_json(await request.json()))
+        body = await request.json()
+        plan, revision = contract.PlanDocument.from_json(body), int(body.get("revision", 0))
+        if revision < self._plan_revision:  # from a controller that has lost the job to another
+            text = f"plan: revision {revision} is older than {self._plan_revision}, which is carried out"
+            return web.json_response({"error": text}, status=409)
+        self.core.set_plan(plan)
+        self._plan_revision = revision
         return web.json_response({})
 
     async def _put_allocation(self, request: web.Request) -> web.Response:

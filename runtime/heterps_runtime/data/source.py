@@ -7,6 +7,7 @@ so that a row has the same number on each machine, and errors can name the file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet
 
+from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.data.columns import BatchLocation, SparseKind, check_columns, missing_as_zero
 from heterps_runtime.data.errors import DataError
 from heterps_runtime.data.spec import CRITEO_DENSE, CRITEO_LABEL, CRITEO_SPARSE, DataSpec, Split
@@ -112,6 +114,8 @@ class Source:
         try:
             if "://" not in self.location:
                 return pa.fs.LocalFileSystem(), os.path.abspath(self.location)
+            if re.match(CREDENTIALS_PATTERN, self.location):
+                raise DataError(f"{self.field}: {CREDENTIALS_FIX}")
             filesystem, path = pa.fs.FileSystem.from_uri(self.location)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.field}: {self.location}: not a usable path or address: {_plain(error)}") from error

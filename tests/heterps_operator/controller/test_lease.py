@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -218,3 +219,34 @@ def test_a_lease_that_cannot_be_read_is_held_for_a_while_by_who_had_it_and_then_
     assert "delete it" in caplog.text
     server.item = None
     assert second.try_once()
+
+
+def test_a_holder_that_was_stopped_for_a_while_may_not_act_though_nothing_has_told_it() -> None:
+    server, clock = Leases(), Clock()
+    first, second = lease(server, "first", clock), lease(server, "second", clock)
+    assert not first.is_held(), "before it has acquired the Lease"
+    assert first.try_once()
+    assert first.is_held()
+    clock.now += 9
+    assert first.is_held()
+    clock.now += 2
+    assert not first.is_held(), "before another one may take over"
+    assert not second.try_once()
+    assert first.try_once()
+    assert first.is_held(), "renewed"
+    assert server.item is not None
+    server.item["spec"]["holderIdentity"] = "second"
+    assert not first.try_once()
+    assert not first.is_held()
+
+
+def test_time_passes_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def read(clock: int) -> float:
+        asked.append(clock)
+        return 1.0
+
+    monkeypatch.setattr(time, "clock_gettime", read)
+    assert Lease(Leases(), "system", "operator", "first", seconds=15.0).try_once()  # type: ignore[arg-type]
+    assert set(asked) == {time.CLOCK_BOOTTIME}

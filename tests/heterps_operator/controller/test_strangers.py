@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from heterps_operator.__main__ import main
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.cli import operator as operator_module
 from heterps_operator.controller import reflector as reflector_module
 from heterps_operator.controller import supervisor as supervisor_module
@@ -28,7 +29,6 @@ from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.measure.metrics import OperatorMetrics
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner, stranger
 from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, SECONDS, Server
@@ -103,7 +103,7 @@ class Writes:
     def get(self, path: str) -> None:
         return None
 
-    def apply(self, path: str, body: Json) -> Json:
+    def apply(self, path: str, body: Json, field_manager: str = "") -> Json:
         json.dumps(body)
         return body
 
@@ -384,6 +384,9 @@ def test_an_operator_that_cannot_begin_says_why(
 
     class Cut(Server):
         def impatient(self, seconds: float) -> Cut:
+            return self
+
+        def fenced(self, may_write: Callable[[], bool]) -> Cut:
             return self
 
         def get(self, path: str) -> None:

@@ -105,7 +105,8 @@ class FakeServer(KubernetesApi):
 
     def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
         self._record("delete", path)
-        self.objects.pop(path, None)
+        if uid is None or self.objects.get(path, {}).get("metadata", {}).get("uid") == uid:
+            self.objects.pop(path, None)
 
     def lines(self, path: str, query: Mapping[str, str], read_seconds: float) -> Iterator[str]:
         self._record("watch" if "watch" in query else "log", path)

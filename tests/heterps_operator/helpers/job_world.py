@@ -54,7 +54,7 @@ class Server(FakeServer):
         return super().apply(path, body, "heterps-client", True)
 
     def delete(self, path: str, *_: Any, **options: Any) -> None:
-        super().delete(path)
+        super().delete(path, uid=options.get("uid"))
 
     def log_tail(self, namespace: str, pod: str, lines: int, container: str = "") -> tuple[str, ...]:
         return ()

@@ -44,7 +44,7 @@ class Server(Lists):
             self.written.notify_all()
         return body
 
-    def apply(self, path: str, body: Json) -> Json:
+    def apply(self, path: str, body: Json, field_manager: str = "") -> Json:
         return body
 
     def told(self, name: str) -> list[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from heterps_operator.errors import ClusterError
-from heterps_operator.kubernetes.api import ApiError, KubernetesApi, connect
+from heterps_operator.kubernetes.api import ApiError, FencedError, KubernetesApi, connect
 
 Json = dict[str, Any]
 PODS = "/api/v1/namespaces/ml/pods"
@@ -322,3 +322,38 @@ def test_unknown_fields_are_refused_where_that_is_asked_for(
     script.then(201, {"kind": "Pod", "metadata": {"name": "x"}})
     api.create(PODS, {"kind": "Pod", "metadata": {"name": "x"}}, strict=strict)
     assert script.requests[0][2] == query
+
+
+def test_a_fenced_client_writes_nothing_once_it_may_not(
+    api: KubernetesApi, script: Script, pauses: list[float]
+) -> None:
+    may = [True]
+    fenced = api.fenced(lambda: may[0])
+    script.then(200, {"kind": "Pod", "metadata": {"name": "x"}})
+    fenced.create(PODS, {"metadata": {"name": "x"}})
+    may[0] = False
+    body = {"metadata": {"name": "x", "resourceVersion": "1"}}
+    writes: list[Callable[[], Any]] = [
+        lambda: fenced.create(PODS, body),
+        lambda: fenced.replace(f"{PODS}/x", body),
+        lambda: fenced.apply(f"{PODS}/x", body),
+        lambda: fenced.patch(f"{PODS}/x", body),
+        lambda: fenced.delete(f"{PODS}/x"),
+    ]
+    for write in writes:
+        with pytest.raises(FencedError):
+            write()
+    assert len(script.requests) == 1
+    script.then(200, {"kind": "Pod", "metadata": {"name": "x"}})
+    assert fenced.get(f"{PODS}/x") is not None, "it still reads"
+    script.then(200, {"kind": "Pod", "metadata": {"name": "x"}})
+    api.delete(f"{PODS}/x")  # the Lease's own client
+    assert pauses == []
+
+
+def test_the_fence_is_asked_again_before_a_retry(api: KubernetesApi, script: Script) -> None:
+    answers = iter([True, False])
+    script.then(*status(503, "ServiceUnavailable", "starting"))
+    with pytest.raises(FencedError):
+        api.fenced(lambda: next(answers)).create(PODS, {"metadata": {"name": "x"}})
+    assert len(script.requests) == 1

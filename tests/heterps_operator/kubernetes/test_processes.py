@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
 from heterps_operator.kubernetes.reading.processes import process_of, process_text
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import SPECS

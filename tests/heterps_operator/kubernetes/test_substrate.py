@@ -58,7 +58,8 @@ class Cluster:
     def get(self, path: str) -> Json | None:
         return self.pods.get(path.removeprefix(f"{POD}/"))
 
-    def delete(self, path: str, grace_seconds: int | None = None) -> None:
+    def delete(self, path: str, grace_seconds: int | None = None, uid: str | None = None) -> None:
+        assert uid == self.pods[path.removeprefix(f"{POD}/")]["metadata"].get("uid")
         self.calls.append(("delete", (path.removeprefix(f"{POD}/"), grace_seconds)))
         self.pods[path.removeprefix(f"{POD}/")]["metadata"]["deletionTimestamp"] = stamp(
             self.now + (grace_seconds or 30)

@@ -104,13 +104,21 @@ def test_an_address_that_names_no_storage_is_the_users_error(address: str) -> No
     assert address in str(caught.value)
 
 
-def test_secrets_in_an_address_do_not_reach_messages() -> None:
+@pytest.mark.parametrize("scheme", ["s3", "S3", "nosuch", "hdfs", "abfs"])
+def test_an_address_with_credentials_is_refused_without_repeating_them(scheme: str) -> None:
+    with pytest.raises(StorageAddressError, match="environment variables") as caught:
+        Storage.open(f"{scheme}://key:secret@bucket/path?token=secret")
+    assert "secret@" not in str(caught.value)
+    assert "key" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_the_options_of_an_address_do_not_reach_messages() -> None:
     with pytest.raises(StorageAddressError) as caught:
-        Storage.open("nosuch://key:secret@bucket/path?token=secret")
+        Storage.open("nosuch://bucket/path?token=secret")
     assert "nosuch://bucket/path" in str(caught.value)
     assert "secret" not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert Storage.open("s3://key:secret@bucket/path?region=eu-west-1").path("x") == "s3://bucket/path/x"
+    assert Storage.open("s3://bucket/path?region=eu-west-1").path("x") == "s3://bucket/path/x"
 
 
 def test_file_addresses_and_relative_paths_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

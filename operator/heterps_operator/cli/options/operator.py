@@ -23,7 +23,13 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument("--prometheus-token-file", metavar="FILE", type=Path, help="bearer token to send to it")
     parser.add_argument("--prometheus-ca-file", metavar="FILE", type=Path, help="certificates to trust it by (https)")
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")
-    parser.add_argument("--max-planners", type=_positive, default=2, help="planner processes at a time (default: 2)")
+    parser.add_argument("--max-planners", type=_positive, default=3, help="planner processes at a time (default: 3)")
+    parser.add_argument(
+        "--max-planner-seconds", type=_positive, default=600, help="of one planner, whatever a job says (default: 600)"
+    )
+    parser.add_argument(
+        "--planner-memory-mib", type=_positive, default=256, help="address space of one planner (default: 256)"
+    )
     parser.set_defaults(output="text")
     parser.add_argument("--verbose", action="store_true", help="log failed requests in detail and kopf's own messages")
 

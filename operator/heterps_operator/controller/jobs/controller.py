@@ -19,7 +19,7 @@ from heterps_operator.control.reconcile import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.jobs.owned_objects import NewerVersionError, NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
@@ -30,7 +30,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import job_path, state_name
 from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.kubernetes.state import JobState, NotOwnedError, StoredState
+from heterps_operator.kubernetes.state import JobState, NewerStateError, NotOwnedError, StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
@@ -93,6 +93,9 @@ class JobController:
             turn = session.turn()
         except CapacityTakenError:
             return FIRST_PAUSE_SECONDS
+        except NewerVersionError as error:
+            publisher.leave_alone(error.reason, str(error), _generation(job))
+            return error.seconds
         except NotReadyError as error:
             known = self._known if self._session is None else self._session
             publisher.refuse(known.status, known.bill, error.reason, str(error), _generation(job))
@@ -171,6 +174,8 @@ class JobController:
         state = JobState(self._cluster.api, job)
         try:
             stored = state.load() or StoredState(Status(incarnation=self._next_incarnation(job)), Bill())
+        except NewerStateError as error:
+            raise NewerVersionError(f"ConfigMap {state_name(self._key[1])}: {error}") from error
         except NotOwnedError as error:
             raise NotReadyError.taken(f"ConfigMap {error}", error.found) from error
         except ValueError as error:

@@ -32,7 +32,7 @@ from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, o
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 
-__all__ = ["REFUSED_SECONDS", "NotReadyError", "OwnedObjects"]
+__all__ = ["REFUSED_SECONDS", "NewerVersionError", "NotReadyError", "OwnedObjects"]
 
 REFUSED_SECONDS = 60.0  # a fallback: the job is woken when its spec or its pools change
 _RETRY_SECONDS = 10.0  # for changes that no watch reports
@@ -66,6 +66,14 @@ class NotReadyError(Exception):
         """Return the error for a name that belongs to an object of another owner or of an earlier job."""
         problem = name_taken(what, found)
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
+
+
+class NewerVersionError(NotReadyError):
+    """A later version of the operator has worked on the job; this one must not touch it."""
+
+    def __init__(self, message: str) -> None:
+        fix = "nothing of the job is changed: install that version of the operator again, or a later one"
+        super().__init__("NewerVersion", f"{message}; {fix}")
 
 
 class OwnedObjects:
@@ -146,7 +154,7 @@ class OwnedObjects:
         old = objects.outdated_plans(revisions)
         for revision in old:
             with contextlib.suppress(ApiError):
-                self._api.delete(config_map_path(self._namespace, plan_config_name(self._name, revision)))
+                self._delete_plan(job, config_map_path(self._namespace, plan_config_name(self._name, revision)))
         return tuple(revision for revision in revisions if revision not in old)
 
     def kept(self, job: Json) -> Manifest | None:
@@ -166,7 +174,14 @@ class OwnedObjects:
             return
         for pod in self._cluster.pods.of_job(job):
             if not pod["metadata"].get("deletionTimestamp"):
-                self._api.delete(pod_path(self._namespace, str(pod["metadata"]["name"])))
+                metadata = pod["metadata"]
+                self._api.delete(pod_path(self._namespace, str(metadata["name"])), uid=metadata.get("uid"))
+
+    def _delete_plan(self, job: Json, path: str) -> None:
+        """Delete an outdated plan, and not what another owner has created under its name since."""
+        found = self._api.get(path)
+        if found is not None and is_owned(found, job):
+            self._api.delete(path, uid=str(found["metadata"]["uid"]))
 
     def _check_owner(self, job: Json, what: str, found: Json | None) -> None:
         if found is not None and not is_owned(found, job):

@@ -87,6 +87,22 @@ class Publisher:
         if document != self._written:
             self._write(document)
 
+    def leave_alone(self, reason: str, message: str, generation: int) -> None:
+        """Write why this operator does nothing for the job; the rest of its status stays as it is.
+
+        Args:
+            reason: CamelCase, for programs.
+            message: for users, with a solution.
+            generation: generation of the HeterPSJob.
+        """
+        if self._hindrance == (reason, message):
+            return
+        status = self._hindered(Status(), reason, message)
+        self._hindrance = (reason, message)
+        [condition] = [c for c in job_status(self._name, status, Bill(), (), generation=generation)["conditions"]
+                       if c["type"] == "Planned"]  # fmt: skip
+        self._apply({"conditions": [condition]}, "heterps-hindrance")
+
     def _hindered(self, status: Status, reason: str, message: str) -> Status:
         """Return the status with the condition for a hindrance, and write an event when the hindrance changes."""
         now = self._cluster.clock()
@@ -97,14 +113,17 @@ class Publisher:
         return status.with_condition("Planned", False, reason, message, self._hindered_since)
 
     def _write(self, document: dict[str, Any]) -> None:
+        self._apply(document)
+        self._written, self._written_at = document, self._cluster.clock()
+
+    def _apply(self, status: dict[str, Any], field_manager: str = "heterps") -> None:
         head = {"name": self._name, "namespace": self._namespace}
-        body = {"apiVersion": API_VERSION, "kind": "HeterPSJob", "metadata": head, "status": document}
+        body = {"apiVersion": API_VERSION, "kind": "HeterPSJob", "metadata": head, "status": status}
         try:
-            self._cluster.api.apply(job_status_path(self._namespace, self._name), body)
+            self._cluster.api.apply(job_status_path(self._namespace, self._name), body, field_manager)
         except ApiError as error:
             if error.code != HTTPStatus.NOT_FOUND:  # the job was deleted in the meantime
                 raise
-        self._written, self._written_at = document, self._cluster.clock()
 
 
 def _lasting(document: dict[str, Any]) -> dict[str, Any]:

@@ -65,11 +65,18 @@ class Site:
 
     def planner(self, spec: JobSpec, folder: str) -> Planner:
         """Return a planner for a spec; it waits for a free place among the planners of all jobs."""
-        return self.cluster.make_planner(
-            self.cluster.planner_slots,
+        cluster, seconds = self.cluster, spec.planner_timeout_seconds
+        name = "scheduling.timeoutSeconds"
+        if seconds > cluster.longest_planning:
+            seconds, name = cluster.longest_planning, "--max-planner-seconds of the operator"
+        return cluster.make_planner(
+            cluster.planner_slots,
+            self.key[0],
             self.folder / folder,
             spec.method,
-            spec.planner_timeout_seconds,
+            seconds,
+            time_limit=name,
+            memory_bytes=cluster.planner_memory_bytes,
             stages=spec.stages_by_hand,
             on_end=self.wake,
         )

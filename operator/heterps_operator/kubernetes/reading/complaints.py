@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, LABEL_JOB
 from heterps_operator.kubernetes.reading.claims import Charge, has_ended
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
 
 __all__ = ["Complaint", "failed_turn", "pod_complaint", "unreadable"]
 

@@ -11,14 +11,15 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from heterps_operator.api.shapes import UnreadableError, fields, number, text
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS
-from heterps_operator.kubernetes.reading.shapes import UnreadableError, fields, number, text
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
 
 __all__ = ["process_from", "process_of", "process_text"]
 
+_VERSION = 1  # of the annotation (docs/compatibility.md)
 _LONGEST = 2048  # characters of the annotation; HeterPS writes about 200
 _MOST_UNITS = 1_000_000  # of a pool (crds/heterps.io_devicepools.yaml)
 _MOST_STARTS = 2**31 - 1
@@ -32,6 +33,7 @@ _NAMES = {
 _PATH = f"metadata.annotations[{ANNOTATION_PROCESS}]"
 _SHAPE = fields(
     {
+        "version": number(1, _VERSION),
         "name": text(least=1, most=80),
         "role": text(among=tuple(_NAMES)),
         "stage": number(0, _MOST_STARTS),
@@ -49,7 +51,7 @@ _FIELDS = frozenset(ProcessSpec.__dataclass_fields__)
 
 def process_text(spec: ProcessSpec) -> str:
     """Serialise a process as the annotation's text."""
-    return json.dumps(asdict(spec), separators=(",", ":"))
+    return json.dumps({"version": _VERSION, **asdict(spec)}, separators=(",", ":"))
 
 
 def process_of(pod: Json) -> ProcessSpec:

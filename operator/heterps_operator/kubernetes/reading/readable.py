@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.kubernetes.reading.shapes import (
+from heterps_operator.api.shapes import (
     Shape,
     UnreadableError,
     amount,

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.kubernetes.reading.shapes import UnreadableError
+from heterps_operator.api.shapes import UnreadableError
 
 __all__ = ["check_types"]
 

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.job import JobSpec
+from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.state import StateTaken
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import Observed
 from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, SERVICE, World, planned
+from tests.heterps_operator.helpers.world import PLAN
 
 Json = dict[str, Any]
 
@@ -76,6 +79,29 @@ def test_a_plan_that_was_written_for_a_state_that_is_lost_is_written_anew(world:
     world.controller().turn()
     assert "stages" in str(world.server.objects[f"{CONFIGS}/flights-plan-1"]["data"])
     assert world.names(PODS) == {"flights-coordinator-1-1"}
+
+
+def test_an_outdated_plan_is_deleted_and_another_owner_s_object_of_its_name_is_not(world: World) -> None:
+    owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
+    for revision, uid in ((1, "uid-1"), (2, "another")):
+        references = {"ownerReferences": [{**owner, "uid": uid}]}
+        world.server.put(f"{CONFIGS}/flights-plan-{revision}", data={}, metadata=references)
+    deleted = list[tuple[str, str | None]]()
+    delete = world.server.delete
+
+    def noting(path: str, *arguments: Any, **options: Any) -> None:
+        deleted.append((path.rpartition("/")[2], options.get("uid")))
+        delete(path, *arguments, **options)
+
+    world.server.delete = noting  # type: ignore[method-assign]
+    pools = {pool["metadata"]["name"]: pool for pool in world.pools}
+    plan = JobPlan.from_json(json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"')))
+    kept = OwnedObjects(world.cluster, ("ml", "flights")).keep_plan(
+        world.job, pools, Status(plan_revision=12), plan, tuple(range(1, 13))
+    )
+    assert kept == tuple(range(3, 13))
+    assert deleted == [("flights-plan-1", "uid-flights-plan-1")]
+    assert world.names(f"{CONFIGS}/flights-plan") == {"flights-plan-2", "flights-plan-12"}
 
 
 def test_a_plan_is_not_written_by_an_operator_whose_decision_was_not_kept(world: World) -> None:

@@ -123,8 +123,9 @@ def test_a_change_that_is_taken_back_in_time_changes_nothing(job: Running) -> No
         job.controller.turn()
     assert job.phase == "Starting"
     assert job.told("SpecChanged") == []
-    assert job.world.cluster.planner_slots.ask("another", lambda: None)
-    assert job.world.cluster.planner_slots.ask("yet another", lambda: None), "the planner has left its place"
+    assert job.world.cluster.planner_slots.ask("another", "a", lambda: None)
+    assert job.world.cluster.planner_slots.ask("yet another", "b", lambda: None)
+    assert job.world.cluster.planner_slots.ask("a third", "c", lambda: None), "the planner has left its place"
 
 
 def test_the_last_of_two_changes_counts(job: Running) -> None:

@@ -24,6 +24,9 @@ __all__ = [
     "matching",
     "moment",
     "number",
+    "optional",
+    "plain",
+    "real",
     "table",
     "text",
     "truth",
@@ -35,6 +38,7 @@ _LONGEST_SHOWN = 60  # characters of the value in a message
 _LONGEST_PATH = 160
 _LONGEST_NUMBER = 40  # characters of a quantity
 _MOST = 10**15  # of a resource; sums of thousands of them stay exact
+_LARGEST = 1e300  # far from overflowing in a sum
 
 
 class UnreadableError(ValueError):
@@ -103,6 +107,41 @@ def number(least: int, most: int) -> Shape:
     return check
 
 
+def real(least: float, most: float) -> Shape:
+    """Shape of a finite number within bounds; booleans are not numbers."""
+
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise UnreadableError(path, value, f"a number from {least:g} to {most:g}")
+
+    return check
+
+
+def plain(depth: int) -> Shape:
+    """Shape of any JSON value with finite numbers.
+
+    Args:
+        depth: levels of objects and lists in it, at most.
+    """
+
+    def check(value: Any, path: str) -> None:
+        _check_plain(value, path, depth)
+
+    return check
+
+
+def _check_plain(value: Any, path: str, depth: int) -> None:
+    if isinstance(value, Mapping | list):
+        if depth == 0:
+            raise UnreadableError(path, value, "a value without further levels")
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_plain(item, f"{path}[{key}]", depth - 1)
+    elif isinstance(value, int | float):
+        _FINITE(value if not isinstance(value, bool) else 0, path)
+    elif value is not None:
+        _ANY_TEXT(value, path)
+
+
 def truth(value: Any, path: str) -> None:
     """Shape of a boolean."""
     if not isinstance(value, bool):
@@ -165,6 +204,16 @@ def table(shape: Shape, only: Callable[[str], bool] = lambda key: True) -> Shape
     return check
 
 
+def optional(shape: Shape) -> Shape:
+    """Shape of a value that may be null."""
+
+    def check(value: Any, path: str) -> None:
+        if value is not None:
+            shape(value, path)
+
+    return check
+
+
 def fields(known: Mapping[str, Shape], required: Collection[str] = ()) -> Shape:
     """Shape of an object with known fields.
 
@@ -185,6 +234,9 @@ def fields(known: Mapping[str, Shape], required: Collection[str] = ()) -> Shape:
                 raise UnreadableError(head + key, None, "there")
 
     return check
+
+
+_FINITE, _ANY_TEXT = real(-_LARGEST, _LARGEST), text()
 
 
 def _can_be_sent(value: str) -> bool:

@@ -1,0 +1,136 @@
+"""The chart grants what the operator does, and nothing else.
+
+An in-memory API server notes each request. The life of a job uses every verb of the chart's rules: the test fails if
+the rules lack a verb that is used, and if they have one that is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from heterps_operator.controller.jobs.owned_objects import OwnedObjects
+from heterps_operator.controller.pools import PoolKeeper
+from heterps_operator.controller.recorder import ProblemRecorder
+from heterps_operator.kubernetes.api import ApiError, _resource
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.status import Event, Status
+from tests.heterps_operator.helpers.documents import condition, waiting
+from tests.heterps_operator.helpers.job_world import PODS
+from tests.heterps_operator.helpers.life import Life
+
+ROOT = Path(__file__).parents[3]
+HELPERS = ROOT / "helm" / "heterps" / "templates" / "_helpers.tpl"
+Rights = set[tuple[str, str]]
+
+# kopf's watches list and watch (controller/watches.py), the reflector lists.
+WATCHED = {(verb, kind) for verb in ("list", "watch") for kind in ("heterpsjobs", "pods", "devicepools", "nodes")}
+# For the API server's admission plug-in, which asks for it where an object's owner reference blocks its deletion.
+FOR_ADMISSION = {("update", "heterpsjobs/finalizers")}
+VERBS = {"apply": ("create", "patch")}  # server-side apply needs both
+
+
+def granted() -> Rights:
+    found: Rights = set()
+    text = HELPERS.read_text()
+    for name in ("jobRules", "clusterRules"):
+        [rules] = re.findall(rf'define "heterps\.{name}" -}}}}\n(.*?){{{{- end }}}}', text, re.S)
+        for rule in yaml.safe_load(rules):
+            found |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
+    return found
+
+
+def used(life: Life) -> Rights:
+    found: Rights = set()
+    for verb, path in life.server.requests:
+        parts = path.split("?")[0]
+        resource = _resource(parts if verb not in ("create", "list") else f"{parts}/x")
+        # Status is a part of an object that exists.
+        verbs = ("patch",) if verb == "apply" and resource.endswith("/status") else VERBS.get(verb, (verb,))
+        found |= {(each, resource) for each in verbs}
+    return found
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path)
+
+
+def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def log_tail(namespace: str, pod: str, lines: int, container: str = "") -> tuple[str, ...]:
+        life.server.requests.append(("get", f"/api/v1/namespaces/{namespace}/pods/{pod}/log"))
+        return ()
+
+    monkeypatch.setattr(life.server, "log_tail", log_tail)
+    policy = {"gang": "Volcano", "queue": "default"}
+    life.edit(lambda job: job["spec"]["runPolicy"].update(schedulingPolicy=policy, ttlSecondsAfterFinished=0))
+    # A name that is taken, and a pod that is being prepared: its events are read.
+    create, conflicts = life.server.create, [1]
+
+    def conflicting(path: str, body: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
+        made = create(path, body, strict=strict)
+        if path == PODS and conflicts:  # the answer to an earlier attempt was lost
+            conflicts.clear()
+            raise ApiError(409, "AlreadyExists", "it is there")
+        return made
+
+    monkeypatch.setattr(life.server, "create", conflicting)
+    life.train()
+    [path] = [path for path, item in life.server.objects.items() if item is life.pods()["worker-0-0"]]
+    life._set(
+        path,
+        {
+            "phase": "Pending",
+            "conditions": [condition("PodScheduled", "True")],
+            "containerStatuses": waiting("ContainerCreating"),
+        },
+    )
+    life.now += 200
+    life.operator.turn()
+    assert process_of(life.server.objects[path]).name == "worker-0-0"
+    # A process that fails, the same event twice, old plans, and the pools' status.
+    life.end("worker-0-0", 1)
+    life.settle()
+    life.end("ps-0", 1)  # all others are deleted
+    life.settle()
+    publisher = life.operator._publisher
+    assert publisher is not None
+    for _ in range(2):
+        publisher.record(Event("Normal", "Same", "again", life.now))
+    pools = {pool["metadata"]["name"]: pool for pool in life.pools}
+    session = life.operator._session
+    assert session is not None
+    plan = session.status.plan
+    assert plan is not None
+    owned = OwnedObjects(life.cluster, ("ml", "flights"))
+    for revision in (1, 12):
+        owned.keep_plan(life.job, pools, Status(plan_revision=revision, incarnation=1), plan, tuple(range(1, 13)))
+    keeper = PoolKeeper(life.cluster, ProblemRecorder(life.server, life.cluster.clock), lambda: None)
+    keeper.refresh()
+    for pool in life.cluster.pools.all():
+        keeper._publish(pool)
+    # Its end, after which it is deleted.
+    for _ in range(30):
+        life.go_on()
+        if life.coordinator is not None and life.coordinator.phase == "Training":
+            life.coordinator.phase = "Succeeded"
+        life.settle()
+        life.now += 60
+    found = used(life) | WATCHED | FOR_ADMISSION
+    assert found - granted() == set(), "done without the right to"
+    assert granted() - found == set(), "granted, and not used"
+
+
+def test_no_other_group_of_events_is_needed() -> None:
+    text = HELPERS.read_text()
+    assert "events.k8s.io" not in text
+    assert "*" not in re.sub(r"{{.*?}}", "", text).replace("/*", "").replace("*/", "")
+
+
+def test_a_secret_is_only_read_by_its_name_and_created() -> None:
+    assert {verb for verb, resource in granted() if resource == "secrets"} == {"get", "create"}

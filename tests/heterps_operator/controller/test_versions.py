@@ -1,0 +1,188 @@
+"""What the operator stores outlives its version: fixtures of version 1, older and newer states, one too new.
+
+`python -m tests.heterps_operator.controller.test_versions` writes the fixtures. Do so for a new version only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heterps_operator.control.problem import check_profile
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.kubernetes.state import NewerStateError, StoredState
+from heterps_operator.state.plan import JobPlan
+from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS
+from tests.heterps_operator.helpers.life import Life
+
+Json = dict[str, Any]
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
+STATE = f"{CONFIGS}/flights-state"
+# Fields that say what a job is. An operator that stored others before them wrote these already.
+NEEDED = {"phase", "plan", "plan_revision", "incarnation", "started"}
+
+
+def written() -> dict[str, Any]:
+    """Return what the operator has stored of a job that trains, by kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        life = Life(Path(folder))
+        life.train()
+        life.settle()
+        objects = life.server.objects
+    profile = next(path for path in objects if "/heterps-profile-" in path)
+    return {
+        "state": objects[STATE]["data"],
+        "plan": objects[f"{CONFIGS}/flights-plan-1"]["data"],
+        "profile": objects[profile]["data"],
+        "pods": {
+            path.rpartition("/")[2]: item["metadata"]["annotations"]
+            for path, item in objects.items()
+            if path.startswith(PODS)
+        },
+        "status": objects[f"{JOB}/status"]["status"],
+    }
+
+
+def fixture(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def covers(value: Any, kept: Any, path: str = "") -> list[str]:
+    """Return the places at which `value` lacks something of `kept`."""
+    if isinstance(kept, dict) and isinstance(value, dict):
+        return [
+            place
+            for key, item in kept.items()
+            for place in (covers(value[key], item, f"{path}.{key}") if key in value else [f"{path}.{key}"])
+        ]
+    if isinstance(kept, list) and isinstance(value, list) and len(kept) == len(value):
+        return [place for index, item in enumerate(kept) for place in covers(value[index], item, f"{path}[{index}]")]
+    return [] if value == kept else [path]
+
+
+def test_a_state_of_version_1_is_read_and_written_without_loss() -> None:
+    data = fixture("state")
+    again = StoredState.from_data(data).to_data()
+    for name, text in data.items():
+        assert covers(json.loads(again[name]), json.loads(text)) == [], name
+
+
+def test_everything_else_of_version_1_is_read() -> None:
+    plan = json.loads(fixture("plan")["plan.json"])
+    assert plan["version"] == 1
+    assert JobPlan.from_json(plan).workers == ("worker-0-0", "worker-0-1", "worker-1-0")
+    profile = json.loads(fixture("profile")["profile.json"])
+    assert profile["version"] == 1
+    check_profile(profile)
+    processes = {process_of({"metadata": {"annotations": given}}).name for given in fixture("pods").values()}
+    assert processes >= {"coordinator", "ps-0", "worker-0-0", "worker-0-1", "worker-1-0"}
+    assert json.loads(fixture("state")["controller.json"])["version"] == 1
+
+
+def test_the_fixtures_have_every_kind_of_document_that_is_stored() -> None:
+    now = written()
+    assert set(now) == {path.stem for path in FOLDER.glob("*.json")}
+    assert set(now["state"]) == set(fixture("state"))
+    assert covers(now["status"], {key: now["status"][key] for key in fixture("status")}) == []
+
+
+# --- through the control loop -----------------------------------------------------------------------------------------
+
+
+def older(data: dict[str, str]) -> dict[str, str]:
+    """Return the state as an operator would have written it that knew only what is needed."""
+    status = json.loads(data["status.json"])
+    controller = json.loads(data["controller.json"])
+    del controller["version"]
+    processes = [{key: view[key] for key in ("spec", "started")} for view in json.loads(data["processes.json"])]
+    return {
+        "status.json": json.dumps({key: value for key, value in status.items() if key in NEEDED}),
+        "bill.json": data["bill.json"],
+        "processes.json": json.dumps(processes),
+        "controller.json": json.dumps(controller),
+    }
+
+
+def newer(data: dict[str, str]) -> dict[str, str]:
+    """Return the state as a later operator would write it, with unknown fields in every object."""
+
+    def extended(value: Any, inside: str = "") -> Any:
+        if isinstance(value, dict):
+            # Keys of these are names of processes or pools, or a user's own.
+            open_ended = inside in ("attempts", "not_before", "restarts", "planned_with", "speeds", "before", "spec")
+            more = {} if open_ended else {"laterField": {"x": [1]}}
+            return {**{key: extended(item, key) for key, item in value.items()}, **more}
+        return [extended(item, inside) for item in value] if isinstance(value, list) else value
+
+    controller = json.loads(data["controller.json"])
+    changed = {name: json.dumps(extended(json.loads(text))) for name, text in data.items()}
+    return {
+        **changed,
+        "controller.json": json.dumps({**controller, "laterField": 1}),
+        "later.json": "{}",
+    }
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    life = Life(tmp_path)
+    life.train()
+    life.settle()
+    return life
+
+
+@pytest.mark.parametrize("change", [older, newer])
+def test_a_job_goes_on_from_the_state_of_another_version(life: Life, change: Any) -> None:
+    before, pods, cost = life.status, set(life.pods()), life.status["cost"]["total"]
+    life.server.objects[STATE]["data"] = change(life.server.objects[STATE]["data"])
+    life.replace_operator()
+    for _ in range(5):
+        life.now += 10
+        life.operator.turn()
+    assert set(life.pods()) == pods
+    after = life.status
+    assert after["phase"] == "Running"
+    assert after["plan"] == before["plan"] | {"reason": after["plan"]["reason"]}
+    assert after["restarts"] == 0
+    assert float(after["cost"]["total"]) > float(cost)
+    assert json.loads(life.server.objects[STATE]["data"]["controller.json"])["version"] == 1
+
+
+def test_a_job_whose_state_is_too_new_is_left_alone_and_told(life: Life) -> None:
+    controller = json.loads(life.server.objects[STATE]["data"]["controller.json"])
+    life.server.objects[STATE]["data"] |= {"controller.json": json.dumps({**controller, "version": 2})}
+    life.replace_operator()
+    status, objects = life.status, dict(life.server.objects)
+    life.server.requests.clear()
+    for _ in range(5):
+        life.now += 60
+        life.operator.turn()
+    writes = [(verb, path.partition("/flights")[0].rpartition("/")[2]) for verb, path in life.writes()]
+    assert writes == [("create", "events"), ("apply", "heterpsjobs")]
+    condition = life.condition("Planned")
+    assert (condition["status"], condition["reason"]) == ("False", "NewerVersion")
+    assert "has version 2, this operator knows version 1; nothing of the job is changed" in condition["message"]
+    assert {**life.status, "conditions": []} == {**status, "conditions": []}
+    assert {path: life.server.objects[path] for path in objects if not path.endswith("/status")} == {
+        path: item for path, item in objects.items() if not path.endswith("/status")
+    }
+
+
+def test_a_state_too_new_is_not_called_damaged() -> None:
+    data = fixture("state")
+    controller = json.loads(data["controller.json"])
+    with pytest.raises(NewerStateError, match="version 7"):
+        StoredState.from_data({"controller.json": json.dumps({**controller, "version": 7})})
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for kind, document in written().items():
+        (FOLDER / f"{kind}.json").write_text(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(f"written to {FOLDER}\n")

@@ -1,0 +1,43 @@
+"""The coordinator's HTTP interface, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from heterps_runtime.contract import PATH_PLAN, PlanDocument
+from heterps_runtime.coordinator.server import CoordinatorServer
+from tests.heterps_runtime.helpers.jobs import plan_document
+
+
+class Plans:
+    """Records the plans that a coordinator takes."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def set_plan(self, plan: PlanDocument) -> None:
+        self.taken.append(plan.stages[0].pods)
+
+
+def test_a_plan_of_an_older_revision_is_refused() -> None:
+    server = object.__new__(CoordinatorServer)
+    server._token, server._plan_revision = "token", 0
+    server.core = plans = Plans()  # type: ignore[assignment]
+
+    async def ask() -> list[int]:
+        codes = []
+        async with TestClient(TestServer(server._application())) as client:
+            for revision, workers in ((None, 1), (3, 2), (2, 3), (3, 4), (4, 5)):
+                body: dict[str, Any] = plan_document([("cpu", 4, workers)], 1)
+                if revision is not None:
+                    body["revision"] = revision
+                headers = {"Authorization": "Bearer token"}
+                async with client.put(PATH_PLAN, json=body, headers=headers) as response:
+                    codes.append(response.status)
+        return codes
+
+    assert asyncio.run(ask()) == [200, 200, 409, 200, 200]
+    assert plans.taken == [1, 2, 4, 5]
