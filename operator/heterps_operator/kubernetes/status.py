@@ -195,7 +195,9 @@ def _evaluation(result: Json) -> dict[str, Any] | None:
     evaluation = result.get("evaluation")
     if not evaluation:
         return None
-    found: dict[str, Any] = {key: f"{float(evaluation[key]):.6f}" for key in ("auc", "logLoss") if key in evaluation}
+    figures = {key: evaluation.get(key) for key in ("auc", "logLoss")}
+    # A figure is null if it is undefined, such as the AUC of samples with one label.
+    found: dict[str, Any] = {key: f"{float(value):.6f}" for key, value in figures.items() if value is not None}
     if "samples" in evaluation:
         found["samples"] = int(evaluation["samples"])
     return found or None
