@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.director import Director, Incident
+from tests.chaos.disk import Disk
 from tests.chaos.job import ChaosJob
 from tests.chaos.judgement import Judge
 from tests.chaos.links import Links
@@ -49,6 +49,8 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
         say: takes lines for people.
     """
     director = Director(run)
+    folder.mkdir()
+    disk = director.disk = Disk(folder / ".heterps", folder / "disk", run.steps, director.sighted)
     links = director.links = Links(director.sighted)
     job = ChaosJob(folder, run)
     began = time.monotonic()
@@ -61,12 +63,14 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
             told += 1
         code = job.poll()
         if code is not None:
-            say_output = job.collect()
-            if code != -signal.SIGKILL or not director.controller_killed:
+            job.collect()
+            if not director.must_start_again():
                 break
-            director.controller_killed, code = False, None
-            del say_output
+            code = None
             time.sleep(_RESTART_SECONDS)
+            if director.power_lost:
+                say(f"  {disk.lose_power()} files lost what was not synced")
+                director.power_lost = False
             job.start()
         time.sleep(_POLL_SECONDS)
     seconds = time.monotonic() - began
@@ -77,4 +81,5 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
     problems = judge.problems(job, run, code)
     problems += [f"it had no opportunity for: {fault}" for fault in director.pending]
     logs = f"{job.output}\n{job.real.logs()}" if problems else ""
+    disk.close()
     return Outcome(run, tuple(director.incidents), tuple(problems), seconds, logs)

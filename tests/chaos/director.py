@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chaos.disk import Disk
 from tests.chaos.disturbances import ONCE
 from tests.chaos.links import Links
 from tests.chaos.moments import Sighting
@@ -44,8 +45,8 @@ class Incident:
 class Director:
     """Injects the faults of a run in their order.
 
-    A fault is armed when the job has recovered from the previous one (or at once, if it is to happen `soon`), and happens
-    at the next message that fits. So it does not depend on how fast the machine is.
+    A fault is armed when the job has recovered from the previous one (or at once, if it is to happen `soon`), and
+    happens at the next message that fits. So it does not depend on how fast the machine is.
 
     Attributes:
         run: plan of the run.
@@ -56,6 +57,7 @@ class Director:
     clock: Callable[[], float] = time.monotonic
     incidents: list[Incident] = field(default_factory=list)
     controller_killed: bool = False
+    power_lost: bool = False
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,11 +65,12 @@ class Director:
         self._stopped: set[int] = set()  # pidfds of processes that are to be continued
         self._closed = False
         self.links: Links | None = None
+        self.disk: Disk | None = None
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def sighted(self, sighting: Sighting) -> None:
-        """A message is on its way. Called in the proxy's thread, before it is forwarded."""
+        """A message is on its way, or a file is about to be written. The thread that calls this holds it up."""
         fault = self._take(sighting)
         if fault is None:
             return
@@ -82,6 +85,11 @@ class Director:
         with self._lock:
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
+
+    def must_start_again(self) -> bool:
+        """Whether the controller has ended because of a fault; asking resets it."""
+        killed, self.controller_killed = self.controller_killed, False
+        return killed
 
     def finish(self) -> None:
         """Note the end of the job, and continue what is stopped."""
@@ -121,18 +129,38 @@ class Director:
                 return self._signal(fault.target, signal.SIGKILL)
             case "stop":
                 return self._stop(fault.target, fault.seconds)
-        assert self.links is not None
-        match fault.kind:
-            case "reset":
-                number = self.links.reset(fault.target)
-            case "half-open":
-                number = self.links.vanish(fault.target, None)
-            case "partition":
-                number = self.links.vanish(fault.target, fault.seconds)
-            case _:
-                seconds = _ONCE_SECONDS if fault.kind in ONCE else fault.seconds
-                number = self.links.disturb(fault.kind, fault.target, fault.forward, seconds, fault.amount)
-        return f"{number} connections" if number else ""
+            case "power-loss":
+                self.power_lost = True
+                for name in processes():
+                    self._signal(name, signal.SIGKILL)
+                return "all processes"
+            case "disk-full" | "disk-error" | "disk-torn":
+                assert self.disk is not None
+                self.disk.disturb(fault.kind, 0.0, int(fault.amount))
+                return "the disk"
+            case "disk-slow":
+                assert self.disk is not None
+                self.disk.disturb(fault.kind, fault.amount, 2)
+                return "the disk"
+        return self._disturb_link(fault)
+
+    def _disturb_link(self, fault: Fault) -> str:
+        """Disturb a link; in the proxy's thread."""
+        links = self.links
+        assert links is not None
+
+        def disturb() -> int:
+            match fault.kind:
+                case "reset":
+                    return links.reset(fault.target)
+                case "half-open":
+                    return links.vanish(fault.target, None)
+                case "partition":
+                    return links.vanish(fault.target, fault.seconds)
+            seconds = _ONCE_SECONDS if fault.kind in ONCE else fault.seconds
+            return links.disturb(fault.kind, fault.target, fault.forward, seconds, fault.amount)
+
+        return f"{links.run(disturb)} connections"
 
     def _signal(self, name: str, number: signal.Signals) -> str:
         pid = processes().get(name)

@@ -43,7 +43,7 @@ class ChaosJob:
     """The job of a run.
 
     Args:
-        folder: an empty folder.
+        folder: a folder without data; `.heterps` in it may be a mounted disk.
         run: plan of the run.
     """
 
@@ -77,7 +77,6 @@ class ChaosJob:
         self.starts = 0
         self.output = ""  # of all commands
         self._command: subprocess.Popen[str] | None = None
-        self._record: Path = folder
 
     def start(self) -> None:
         """Start `heterps run`."""

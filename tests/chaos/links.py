@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tests.chaos.disturbances import Disturbance
 from tests.chaos.moments import Scanner, Sighting
 from tests.chaos.namespaces import OUR_ADDRESS, PROXY_PORT
-from tests.chaos.peers import owner_of_client, owner_of_listener
+from tests.chaos.peers import CONTROLLER, owner_of_client, owner_of_listener
 
 __all__ = ["Links"]
 
@@ -36,7 +36,7 @@ class _Connection:
         self.client = client
         self.listener = listener
         self.link = f"{client}>{listener}"
-        self.speaks = False  # whether a message has passed; before, it is set up
+        self.speaks = client == CONTROLLER  # whether a message has passed; before, ZeroMQ sets it up
         self.near = near
         self.far = far
 
@@ -53,7 +53,7 @@ class _Connection:
 
 
 class Links:
-    """The proxy. Methods other than `call` and `close` belong to its thread.
+    """The proxy. Methods other than `run` and `close` belong to its thread.
 
     Args:
         on_sighting: called in the proxy's thread, before a message is forwarded.
@@ -63,14 +63,21 @@ class Links:
         self._on_sighting = on_sighting
         self._connections: set[_Connection] = set()
         self._disturbances: list[Disturbance] = []
+        self._next: dict[str, Callable[[_Connection], None]] = {}  # what to do to the next connection of a link
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the proxy's thread, without waiting for it."""
-        self._loop.call_soon_threadsafe(function)
+    def run(self, function: Callable[[], int]) -> int:
+        """Call a function in the proxy's thread, and return its result."""
+        if threading.current_thread() is self._thread:
+            return function()
+
+        async def called() -> int:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 
     def close(self) -> None:
         """End the proxy, its connections and its thread."""
@@ -82,25 +89,24 @@ class Links:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def reset(self, link: str) -> int:
-        """Reset the connections of a link (`CLIENT>LISTENER`); returns their number."""
-        found = self._of(link)
-        for connection in found:
-            connection.reset()
-        return len(found)
+        """Reset the connections of a link (`CLIENT>LISTENER`), or else its next one; returns their number."""
+        return self._strike(link, _Connection.reset)
 
     def vanish(self, link: str, seconds: float | None) -> int:
-        """Drop all packets of a link's present connections, in both directions; returns their number.
+        """Drop all packets of a link's connections, or else of its next one; returns their number.
 
         Args:
             link: `CLIENT>LISTENER`.
             seconds: after this time TCP delivers the bytes after all; None: the connections stay half-open forever.
         """
-        found = self._of(link)
-        ports = [port for connection in found for port in connection.ports]
-        _drop_packets("-A", ports)
-        if seconds is not None:
-            self._loop.call_later(seconds, _drop_packets, "-D", ports)
-        return len(found)
+
+        def drop(connection: _Connection) -> None:
+            ports = connection.ports
+            _drop_packets("-A", ports)
+            if seconds is not None:
+                self._loop.call_later(seconds, _drop_packets, "-D", ports)
+
+        return self._strike(link, drop)
 
     def disturb(self, kind: str, link: str, forward: bool, seconds: float, amount: float) -> int:
         """Disturb the following bytes of a link (see `Disturbance`); returns the number of its present connections."""
@@ -108,6 +114,14 @@ class Links:
         self._disturbances = [d for d in self._disturbances if not d.over(now)]
         self._disturbances.append(Disturbance(kind, link, forward, now + seconds, amount))
         return len(self._of(link))
+
+    def _strike(self, link: str, action: Callable[[_Connection], None]) -> int:
+        found = self._of(link)
+        for connection in found:
+            action(connection)
+        if not found:  # the controller connects for each request
+            self._next[link] = action
+        return len(found)
 
     def _of(self, link: str) -> list[_Connection]:
         return [connection for connection in self._connections if connection.link == link]
@@ -136,6 +150,8 @@ class Links:
             return
         connection = _Connection(client, owner_of_listener(port), near, far)
         self._connections.add(connection)
+        if action := self._next.pop(connection.link, None):
+            action(connection)
         try:
             await asyncio.gather(self._pump(connection, forward=True), self._pump(connection, forward=False))
         finally:
@@ -176,7 +192,7 @@ def _original_port(writer: asyncio.StreamWriter) -> int:
     return int.from_bytes(address[2:4], "big")
 
 
-def _drop_packets(action: str, ports: list[int]) -> None:
+def _drop_packets(action: str, ports: tuple[int, ...]) -> None:
     """Add (`-A`) or delete (`-D`) firewall rules that drop all packets from and to these ports."""
     rules = [f"{action} INPUT -p tcp --{end} {port} -j DROP" for port in ports for end in ("sport", "dport")]
     text = "\n".join(["*filter", *rules, "COMMIT", ""])

@@ -24,10 +24,7 @@ OUR_ADDRESS = "127.0.0.2"
 PROXY_PORT = 4000
 _COMMANDS = ("unshare", "setpriv", "ip", "iptables", "iptables-restore", "mount")
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc")
-_REDIRECT = (
-    "iptables -t nat -A OUTPUT -p tcp -s 127.0.0.1 -d 127.0.0.1 -j REDIRECT".split()  # fmt: skip
-    + ["--to-ports", str(PROXY_PORT)]
-)
+_REDIRECT = f"iptables -t nat -A OUTPUT -p tcp -s 127.0.0.1 -d 127.0.0.1 -j REDIRECT --to-ports {PROXY_PORT}".split()
 
 
 def obstacles() -> list[str]:

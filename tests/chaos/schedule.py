@@ -15,7 +15,7 @@ __all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw"]
 CONSISTENCIES = ("sync", "hybrid", "async")
 STEPS_PER_EPOCH = 16
 # Messages of each step, and of each checkpoint. A fault happens while such a message is on its way.
-_IN_STEP = ("push", "ack", "done", "commit", "commit", "checkpoint", "checkpointed")
+_IN_STEP = ("push", "ack", "done", "commit", "commit", "checkpoint", "checkpointed", "file", "manifest")
 _IN_SETUP = ("join", "generation", "ready", "go")
 _AT_END = ("evaluate", "evaluated", "export")
 _OWN = {
@@ -26,6 +26,7 @@ _OWN = {
     "worker>worker": ("forward", "backward"),
     "worker>coordinator": ("done", "commit"),
     "ps>coordinator": ("commit", "checkpoint", "checkpointed"),
+    "machine": ("file", "manifest"),
 }
 _FIRST_STEP = 8
 _STEPS_BETWEEN = 32
@@ -82,7 +83,7 @@ class Fault:
 
     Attributes:
         kind: a key of `KINDS`.
-        target: a process, a link (`CLIENT>LISTENER`) or `disk`.
+        target: a process, a link (`CLIENT>LISTENER`), `disk` or `machine`.
         op: it happens while such a message is on its way.
         step: at this step or later; -1: at any message of this name.
         near: whether the target must take part in the transfer of the message.
@@ -174,8 +175,8 @@ def _draw_fault(
         op, step = generator.choice(_AT_END), -1
     else:
         own = _own(target)
-        near = bool(own) and generator.random() < 0.7
-        op = generator.choice(own if near else _IN_STEP)
+        near = bool(own) and kind.of != "machine" and generator.random() < 0.7
+        op = generator.choice(own if near or kind.of == "machine" else _IN_STEP)
     seconds = min(longest, generator.choice(_SECONDS if kind.lasting else (0.0,)))
     amount = generator.choice(kind.amounts) if kind.amounts else 0.0
     return Fault(kind.name, target, op, step, near, soon, seconds, amount, generator.random() < 0.5)
