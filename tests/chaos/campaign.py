@@ -52,7 +52,7 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
     folder.mkdir()
     disk = director.disk = Disk(folder / ".heterps", folder / "disk", run.steps, director.sighted)
     links = director.links = Links(director.sighted)
-    job = ChaosJob(folder, run)
+    job = ChaosJob(folder, folder / "disk", run)
     began = time.monotonic()
     job.start()
     told, code = 0, None

@@ -54,6 +54,9 @@ class Request:
 class Mount:
     """A mounted file system, served by a thread of this process.
 
+    This process must not map files of the mount into memory (read the backing folder instead): during a page fault it
+    holds the interpreter lock, for which the thread that would answer waits.
+
     Args:
         point: an empty folder.
         backing: holds the files.

@@ -43,11 +43,18 @@ class ChaosJob:
     """The job of a run.
 
     Args:
-        folder: a folder without data; `.heterps` in it may be a mounted disk.
+        folder: a folder without data; `.heterps` in it is the mounted disk.
+        backing: holds the files of the disk.
         run: plan of the run.
+
+    Attributes:
+        real: the job as other tests use it.
+        files: the job's work directory in the backing folder.
+        starts: how often `heterps run` was started.
+        output: of all commands.
     """
 
-    def __init__(self, folder: Path, run: Run) -> None:
+    def __init__(self, folder: Path, backing: Path, run: Run) -> None:
         if run.model == "counting":
             fields = {
                 path.replace(".", "__"): value
@@ -74,8 +81,9 @@ class ChaosJob:
         data = columns if run.model == "counting" else None
         pools = sorted({pool for pool, _ in stages} - {"cpu"})
         self.real = RealJob(folder, data, max_units=_MAX_UNITS, other_pools=pools, **fields)
+        self.files = backing / self.real.work.name
         self.starts = 0
-        self.output = ""  # of all commands
+        self.output = ""
         self._command: subprocess.Popen[str] | None = None
 
     def start(self) -> None:

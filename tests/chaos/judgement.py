@@ -47,7 +47,7 @@ class Judge:
         elif code:
             found = [f"heterps run ended with exit code {code}"]
         else:
-            file = job.real.work / "model" / "model.safetensors"
+            file = job.files / "model" / "model.safetensors"
             expected = None if run.model == "counting" else self._reference(run.steps)
             found = wrong_model(load_file(file), run.steps, expected) if file.exists() else ["there is no model"]
         if "Traceback" in job.output:
@@ -90,5 +90,5 @@ def left_behind(job: ChaosJob) -> list[str]:
     found = [f"process {pid} is left: {command}" for pid, command in job.real.survivors().items()]
     folders = [Path(os.environ["TMPDIR"]), Path("/dev/shm")]
     found += [f"{path} is left" for folder in folders for path in sorted(folder.iterdir())]
-    partial = [path for path in job.real.work.rglob(".*") if path.name.endswith((".tmp", ".exporting", ".replaced"))]
-    return found + [f"{path.relative_to(job.real.folder)} is left" for path in sorted(partial)]
+    partial = [path for path in job.files.rglob(".*") if path.name.endswith((".tmp", ".exporting", ".replaced"))]
+    return found + [f"{path.relative_to(job.files)} is left" for path in sorted(partial)]
