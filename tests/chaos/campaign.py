@@ -55,12 +55,11 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
     job = ChaosJob(folder, folder / "disk", run)
     began = time.monotonic()
     job.start()
-    told, code = 0, None
+    code = None
+    narrator = _Narrator(director, began, say)
     while time.monotonic() < began + run.limit_seconds:
         director.observed(job.status())
-        for incident in director.incidents[told:]:
-            say(f"  {time.monotonic() - began:6.1f} s  {incident.fault}: {incident.done or 'there was none'}")
-            told += 1
+        narrator.go_on()
         code = job.poll()
         if code is not None:
             job.collect()
@@ -69,12 +68,13 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
             code = None
             time.sleep(_RESTART_SECONDS)
             if director.power_lost:
-                say(f"  {disk.lose_power()} files lost what was not synced")
+                narrator.say(f"{disk.lose_power()} files lost what was not synced")
                 director.power_lost = False
             job.start()
         time.sleep(_POLL_SECONDS)
     seconds = time.monotonic() - began
     director.finish()
+    narrator.go_on()
     if code is None:
         job.interrupt()
     links.close()
@@ -83,3 +83,27 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
     logs = f"{job.output}\n{job.real.logs()}" if problems else ""
     disk.close()
     return Outcome(run, tuple(director.incidents), tuple(problems), seconds, logs)
+
+
+class _Narrator:
+    """Tells people what happens in a run."""
+
+    def __init__(self, director: Director, began: float, say: Callable[[str], None]) -> None:
+        self._director = director
+        self._began = began
+        self._say = say
+        self._happened = self._recovered = 0  # incidents that were told
+
+    def say(self, line: str) -> None:
+        self._say(f"  {time.monotonic() - self._began:6.1f} s  {line}")
+
+    def go_on(self) -> None:
+        """Tell what is new."""
+        incidents = self._director.incidents
+        for incident in incidents[self._happened :]:
+            self.say(f"{incident.fault}: {incident.done or 'there was none'}")
+            self._happened += 1
+        while self._recovered < len(incidents) and incidents[self._recovered].recovery.ended is not None:
+            incident = incidents[self._recovered]
+            self.say(f"steps are committed again {incident.recovery.seconds:.1f} s after {incident.fault.kind}")
+            self._recovered += 1
