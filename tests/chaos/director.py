@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.disk import Disk
@@ -41,31 +41,39 @@ class Incident:
     recovery: Recovery
 
 
-@dataclass
 class Director:
     """Injects the faults of a run in their order.
 
     A fault is armed when the job has recovered from the previous one (or at once, if it is to happen `soon`), and
     happens at the next message that fits. So it does not depend on how fast the machine is.
 
-    Attributes:
+    Args:
         run: plan of the run.
+        pause_seconds: least time between two faults.
         clock: monotonic seconds.
+
+    Attributes:
+        incidents: the faults that have happened.
+        power_lost: whether all processes were killed at once, and the disk must still lose what was not synced.
     """
 
-    run: Run
-    clock: Callable[[], float] = time.monotonic
-    incidents: list[Incident] = field(default_factory=list)
-    controller_killed: bool = False
-    power_lost: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, run: Run, pause_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._pause = pause_seconds
+        self._clock = clock
         self._lock = threading.Lock()
         self._next = 0  # fault
         self._stopped: set[int] = set()  # pidfds of processes that are to be continued
         self._closed = False
-        self.links: Links | None = None
-        self.disk: Disk | None = None
+        self._controller_killed = False
+        self._links: Links | None = None
+        self._disk: Disk | None = None
+        self.incidents: list[Incident] = []
+        self.power_lost = False
+
+    def use(self, links: Links, disk: Disk) -> None:
+        """Set where faults are injected; before, nothing happens."""
+        self._links, self._disk = links, disk
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -74,26 +82,26 @@ class Director:
         fault = self._take(sighting)
         if fault is None:
             return
-        recovery = Recovery(self.clock(), under_way=_steps_under_way(self.run))
+        recovery = Recovery(self._clock(), under_way=_steps_under_way(self._run))
         done = self._inject(fault)
         with self._lock:
             self.incidents.append(Incident(fault, sighting, done, recovery))
 
     def observed(self, status: Mapping[str, Any] | None) -> None:
         """Take a status of the job."""
-        now = self.clock()
+        now = self._clock()
         with self._lock:
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
 
     def must_start_again(self) -> bool:
         """Whether the controller has ended because of a fault; asking resets it."""
-        killed, self.controller_killed = self.controller_killed, False
+        killed, self._controller_killed = self._controller_killed, False
         return killed
 
     def finish(self) -> None:
         """Note the end of the job, and continue what is stopped."""
-        now = self.clock()
+        now = self._clock()
         with self._lock:
             self._closed = True
             for incident in self.incidents:
@@ -104,17 +112,17 @@ class Director:
     @property
     def pending(self) -> Sequence[Fault]:
         """The faults that have not happened yet."""
-        return self.run.faults[self._next :]
+        return self._run.faults[self._next :]
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _take(self, sighting: Sighting) -> Fault | None:
         """Return the next fault if this is its moment."""
         with self._lock:
-            if self._closed or not self.pending:
+            if self._closed or self._disk is None or not self.pending:
                 return None
             fault = self.pending[0]
-            if self.incidents and not fault.soon and self.incidents[-1].recovery.ended is None:
+            if self.incidents and not self._ready_after(self.incidents[-1].recovery, fault):
                 return None
             if sighting.op != fault.op or (sighting.step or 0) < fault.step:
                 return None
@@ -122,6 +130,12 @@ class Director:
                 return None
             self._next += 1
             return fault
+
+    def _ready_after(self, previous: Recovery, fault: Fault) -> bool:
+        """Whether a fault may happen already."""
+        if self._clock() < previous.began + self._pause:
+            return False
+        return fault.soon or previous.ended is not None
 
     def _inject(self, fault: Fault) -> str:
         match fault.kind:
@@ -135,18 +149,18 @@ class Director:
                     self._signal(name, signal.SIGKILL)
                 return "all processes"
             case "disk-full" | "disk-error" | "disk-torn":
-                assert self.disk is not None
-                self.disk.disturb(fault.kind, 0.0, int(fault.amount))
+                assert self._disk is not None
+                self._disk.disturb(fault.kind, 0.0, int(fault.amount))
                 return "the disk"
             case "disk-slow":
-                assert self.disk is not None
-                self.disk.disturb(fault.kind, fault.amount, 2)
+                assert self._disk is not None
+                self._disk.disturb(fault.kind, fault.amount, 2)
                 return "the disk"
         return self._disturb_link(fault)
 
     def _disturb_link(self, fault: Fault) -> str:
         """Disturb a link; in the proxy's thread."""
-        links = self.links
+        links = self._links
         assert links is not None
 
         def disturb() -> int:
@@ -167,7 +181,7 @@ class Director:
         if pid is None:
             return ""
         if name == CONTROLLER and number == signal.SIGKILL:
-            self.controller_killed = True
+            self._controller_killed = True
         os.kill(pid, number)
         return f"process {pid}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ _LAYERS = ("tables", "linear", "output")
 # The small model in float64, with optimizers that do not amplify rounding errors: see tests/same_model.py.
 COMPARED = {
     "model__entrypoint": "small_model:build_held",
-    "training__precision": "fp64",
     "training__optimizer": {
         "dense": {"name": "sgd", "learningRate": "0.05"},
         "sparse": {"name": "adagrad", "learningRate": "0.05"},
@@ -58,11 +58,13 @@ class ChaosJob:
         if run.model == "counting":
             fields = {
                 path.replace(".", "__"): value
-                for path, value in counting_spec("small_model", ROWS, BATCH, run.consistency).items()
+                for path, value in counting_spec(
+                    "small_model", ROWS, BATCH, run.consistency, least_seconds=run.least_seconds
+                ).items()
             }
             fields["data__evaluation"] = _EVALUATION
         else:
-            fields = {**COMPARED, "training__consistency": run.consistency}
+            fields = {**COMPARED, "training__precision": "fp64", "training__consistency": run.consistency}
         stages = run.topology.stages
         fields |= {
             "training__steps": run.steps,
@@ -95,6 +97,11 @@ class ChaosJob:
         """Return the exit code of `heterps run`; None while it runs."""
         assert self._command is not None
         return self._command.poll()
+
+    def stop(self) -> None:
+        """Ask `heterps run` to end with a checkpoint, as Ctrl-C does."""
+        assert self._command is not None
+        self._command.send_signal(signal.SIGINT)
 
     def collect(self) -> str:
         """Return and keep the output of the ended command."""

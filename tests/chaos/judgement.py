@@ -42,6 +42,7 @@ class Judge:
             run: its plan.
             code: exit code of the last `heterps run`; None: it had to be ended.
         """
+        left = left_behind(job)  # before the reference is trained, which uses temporary files
         if code is None:
             found = [f"it had not ended after {run.limit_seconds:.0f} s"]
         elif code:
@@ -52,7 +53,7 @@ class Judge:
             found = wrong_model(load_file(file), run.steps, expected) if file.exists() else ["there is no model"]
         if "Traceback" in job.output:
             found.append("heterps run printed a traceback")
-        return found + left_behind(job)
+        return found + left
 
     def _reference(self, steps: int) -> Mapping[str, Array]:
         """The model that plain PyTorch trains without faults."""

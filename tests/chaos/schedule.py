@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tests.chaos.kinds import KINDS, Kind
 from tests.chaos.peers import CONTROLLER
 
-__all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw"]
+__all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw", "draw_endless"]
 
 CONSISTENCIES = ("sync", "hybrid", "async")
 STEPS_PER_EPOCH = 16
@@ -122,7 +122,7 @@ class Run:
         topology: processes.
         steps: of training, whole epochs.
         faults: in the order in which they happen.
-        limit_seconds: in which the job must have succeeded.
+        least_seconds: of a micro-batch.
     """
 
     seed: int
@@ -131,9 +131,11 @@ class Run:
     topology: Topology
     steps: int
     faults: tuple[Fault, ...]
+    least_seconds: float = 0.02
 
     @property
     def limit_seconds(self) -> float:
+        """The time in which the job must have succeeded."""
         return 180.0 + sum(KINDS[fault.kind].allowed_seconds + 2 * fault.seconds for fault in self.faults)
 
 
@@ -158,6 +160,26 @@ def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[s
     steps = _FIRST_STEP + faults * _STEPS_BETWEEN + _STEPS_AFTER
     steps += -steps % STEPS_PER_EPOCH
     return Run(seed, consistency, model, topology, steps, tuple(drawn))
+
+
+def draw_endless(seed: int, faults: int, kinds: Sequence[str], consistency: str, steps: int, longest: float) -> Run:
+    """Draw a run whose faults happen at any step, for a soak.
+
+    Args:
+        seed: of the generator.
+        faults: their number.
+        kinds: keys of `KINDS` to draw from.
+        consistency: of reads.
+        steps: of the job.
+        longest: limit of a fault's duration, seconds.
+    """
+    generator = random.Random(seed)
+    topology = TOPOLOGIES[-1]
+    drawn: list[Fault] = []
+    for _ in range(faults):
+        fault = _draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, [], False, longest)
+        drawn.append(replace(fault, step=-1))
+    return Run(seed, consistency, "counting", topology, steps, tuple(drawn), least_seconds=0.1)
 
 
 def _draw_fault(
