@@ -12,18 +12,19 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file
 
 from heterps_runtime.checkpoint import Storage, export_model, find_latest
 from heterps_runtime.contract import EXIT_INTERRUPTED
+from tests.chaos.faults.kinds import KINDS
+from tests.chaos.faults.peers import processes
+from tests.chaos.faults.schedule import CONSISTENCIES, draw_endless
 from tests.chaos.job import ChaosJob
-from tests.chaos.judgement import left_behind, wrong_model
-from tests.chaos.kinds import KINDS
 from tests.chaos.namespaces import obstacles, run_isolated
-from tests.chaos.peers import processes
+from tests.chaos.results.judgement import left_behind, wrong_model
+from tests.chaos.results.usage import FIGURES, Growth, Sample, growths, sample
 from tests.chaos.scene import Scene
-from tests.chaos.schedule import CONSISTENCIES, draw_endless
-from tests.chaos.usage import FIGURES, Growth, Sample, growths, sample
 
 _SAMPLE_SECONDS = 5.0
 _LEAST_SAMPLES = 24  # of a process that is judged: two minutes of life
@@ -100,10 +101,7 @@ def problems_of(job: ChaosJob, folder: Path, code: int | None) -> list[str]:
     if manifest is None:
         return ["there is no checkpoint"]
 
-    def unused(table: object, ids: object) -> object:
-        raise AssertionError("an epoch is over, so all rows are trained")
-
-    export_model(storage, manifest, folder / "model", initial_rows=unused)  # type: ignore[arg-type]
+    export_model(storage, manifest, folder / "model", initial_rows=lambda table, ids: np.zeros((len(ids), table.dim)))
     return wrong_model(load_file(folder / "model" / "model.safetensors"), manifest.step, None) + left_behind(job)
 
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos import report
 from tests.chaos.campaign import Outcome, carry_out
-from tests.chaos.judgement import Judge
-from tests.chaos.kinds import KINDS
+from tests.chaos.faults.kinds import KINDS
+from tests.chaos.faults.schedule import CONSISTENCIES, Run, draw
 from tests.chaos.namespaces import obstacles, run_isolated
-from tests.chaos.schedule import CONSISTENCIES, Run, draw
+from tests.chaos.results import report
+from tests.chaos.results.judgement import Judge
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "chaos"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.director import Incident
-from tests.chaos.judgement import Judge
+from tests.chaos.faults.director import Incident
+from tests.chaos.faults.schedule import Run
+from tests.chaos.results.judgement import Judge
 from tests.chaos.scene import Scene
-from tests.chaos.schedule import Run
 
 __all__ = ["Outcome", "carry_out"]
 

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.chaos.faults.schedule import Run
 from tests.chaos.namespaces import OUR_ADDRESS
-from tests.chaos.schedule import Run
 from tests.counting import counting_columns, counting_spec
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS, RealJob
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.director import Director
-from tests.chaos.disk import Disk
+from tests.chaos.faults.director import Director
+from tests.chaos.faults.disk import Disk
+from tests.chaos.faults.links import Links
+from tests.chaos.faults.schedule import Run
 from tests.chaos.job import ChaosJob
-from tests.chaos.links import Links
-from tests.chaos.schedule import Run
 
 __all__ = ["Scene"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.campaign import Outcome
-from tests.chaos.kinds import KINDS
+from tests.chaos.faults.kinds import KINDS
 
 __all__ = ["plot", "recoveries", "table", "write_json"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.disk import Disk
-from tests.chaos.disturbances import ONCE
-from tests.chaos.links import Links
-from tests.chaos.moments import Sighting
-from tests.chaos.peers import CONTROLLER, processes
-from tests.chaos.recovery import Recovery
-from tests.chaos.schedule import Fault, Run
+from tests.chaos.faults.disk import Disk
+from tests.chaos.faults.disturbances import ONCE
+from tests.chaos.faults.links import Links
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.peers import CONTROLLER, processes
+from tests.chaos.faults.schedule import Fault, Run
+from tests.chaos.results.recovery import Recovery
 
 __all__ = ["Director", "Incident"]
 

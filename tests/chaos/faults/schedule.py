@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tests.chaos.kinds import KINDS, Kind
-from tests.chaos.peers import CONTROLLER
+from tests.chaos.faults.kinds import KINDS, Kind
+from tests.chaos.faults.peers import CONTROLLER
 
 __all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw", "draw_endless"]
 
@@ -53,6 +53,11 @@ class Topology:
     def workers(self) -> list[str]:
         return [f"worker-{stage}-{i}" for stage, (_, count) in enumerate(self.stages) for i in range(count)]
 
+    def pushes(self, worker: str) -> bool:
+        """Whether a worker sends gradients to the servers: not if its stage has no tables and all-reduces."""
+        stage = int(worker.split("-")[1])
+        return stage == 0 or self.stages[stage][0] == "cpu"
+
     def parameter_servers(self) -> list[str]:
         return [f"ps-{i}" for i in range(self.servers)]
 
@@ -61,9 +66,12 @@ class Topology:
 
     def links(self) -> list[str]:
         """Return who connects to whom, as `CLIENT>LISTENER`."""
-        found = [f"{worker}>{server}" for worker in self.workers() for server in self.parameter_servers()]
+        found = [f"{w}>{server}" for w in self.workers() if self.pushes(w) for server in self.parameter_servers()]
         for stage, ((_, here), (_, there)) in enumerate(pairwise(self.stages)):
             found += [f"worker-{stage}-{i}>worker-{stage + 1}-{j}" for i in range(here) for j in range(there)]
+        for stage, (pool, count) in enumerate(self.stages):
+            if pool != "cpu":  # the first worker has the rendezvous of those that all-reduce
+                found += [f"worker-{stage}-{i}>worker-{stage}-0" for i in range(1, count)]
         found += [f"{member}>coordinator" for member in (*self.workers(), *self.parameter_servers())]
         return [*found, f"{CONTROLLER}>coordinator"]
 
@@ -89,7 +97,7 @@ class Fault:
         near: whether the target must take part in the transfer of the message.
         soon: whether it may happen while the job has not recovered from the previous fault.
         seconds: how long it lasts; 0: it is over at once, or never ends.
-        amount: of kinds with a strength (`tests/chaos/disturbances.py`).
+        amount: of kinds with a strength (`tests/chaos/faults/disturbances.py`).
         forward: direction, of kinds with a direction.
     """
 
@@ -196,7 +204,7 @@ def _draw_fault(
     elif last and chance > 0.7:
         op, step = generator.choice(_AT_END), -1
     else:
-        own = _own(target)
+        own = _own(target, topology)
         near = bool(own) and kind.of != "machine" and generator.random() < 0.7
         op = generator.choice(own if near or kind.of == "machine" else _IN_STEP)
     seconds = min(longest, generator.choice(_SECONDS if kind.lasting else (0.0,)))
@@ -213,7 +221,12 @@ def _targets(kind: Kind, topology: Topology) -> list[str]:
     return [kind.of]
 
 
-def _own(target: str) -> tuple[str, ...]:
+def _own(target: str, topology: Topology) -> tuple[str, ...]:
     """Return the messages that pass a link, or that a process sends or receives, in each step or checkpoint."""
-    roles = ">".join(name.partition("-")[0] for name in target.split(">"))
+    if target in topology.workers() and not topology.pushes(target):
+        return ("done", "commit")
+    names = target.split(">")
+    if names[0].split("-")[:2] == names[-1].split("-")[:2] and len(names) == 2:
+        return ()  # workers of one stage, whose messages are gloo's
+    roles = ">".join(name.partition("-")[0] for name in names)
     return _OWN.get(roles, ())

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.fuse import Mount, Request
-from tests.chaos.moments import Sighting
-from tests.chaos.peers import name_of
+from tests.chaos.faults.fuse import Mount, Request
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.peers import name_of
 
 __all__ = ["DISK", "Disk"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from tests.chaos.faults.schedule import Run
 from tests.chaos.job import COMPARED, ChaosJob
-from tests.chaos.schedule import Run
 from tests.counting import assert_every_sample_counted
 from tests.heterps_operator.helpers.real_job import BATCH
 from tests.same_model import difference

@@ -14,10 +14,10 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from tests.chaos.disturbances import Disturbance
-from tests.chaos.moments import Scanner, Sighting
+from tests.chaos.faults.disturbances import Disturbance
+from tests.chaos.faults.moments import Scanner, Sighting
+from tests.chaos.faults.peers import CONTROLLER, owner_of_client, owner_of_listener
 from tests.chaos.namespaces import OUR_ADDRESS, PROXY_PORT
-from tests.chaos.peers import CONTROLLER, owner_of_client, owner_of_listener
 
 __all__ = ["Links"]
 
