@@ -98,6 +98,14 @@ class ChaosJob:
         assert self._command is not None
         return self._command.poll()
 
+    def hold(self, held: bool) -> None:
+        """Make training slow, or as fast as before: see `small_model.Held`."""
+        file = self.real.folder / "held"
+        if held:
+            file.touch()  # again and again: it is slower the older the file is
+        else:
+            file.unlink(missing_ok=True)
+
     def stop(self) -> None:
         """Ask `heterps run` to end with a checkpoint, as Ctrl-C does."""
         assert self._command is not None

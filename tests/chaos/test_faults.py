@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -94,8 +95,10 @@ def _sight(op: str, step: int | None = None, listener: str = "ps-0") -> Sighting
     return Sighting("worker-0-0", listener, True, op, step)
 
 
-def _status(committed: int, *, running: bool = True) -> dict[str, Any]:
-    return {"committedSteps": committed, "running": running, "phase": "Training"}
+def _status(committed: int, *, running: bool = True, ready: Sequence[str] = ("ps-0", "worker-0-0")) -> dict[str, Any]:
+    members = [{"name": name, "state": "ready"} for name in ready]
+    job = {"committedSteps": committed, "running": running, "phase": "Training"}
+    return {**job, "members": members, "expectedMembers": ["ps-0", "worker-0-0"]}
 
 
 def test_a_fault_happens_at_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +124,23 @@ def test_the_next_fault_waits_until_the_job_has_recovered(monkeypatch: pytest.Mo
         director.observed(status)
         assert director.incidents[0].recovery.seconds == (None if seconds < 4.0 else 4.0)
     assert killed == [7]
+    assert not director.holds
+    director.sighted(_sight("push", 6))
+    assert killed == [7, 8]
+
+
+def test_the_next_fault_waits_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    director, killed, _ = _director(
+        monkeypatch, Fault("kill", "ps-0", "push", 5), Fault("kill", "worker-0-0", "push", 5)
+    )
+    director.sighted(_sight("push", 5))
+    for committed in (5, 7):
+        director.observed(_status(committed, ready=["worker-0-0"]))
+    director.sighted(_sight("push", 6))
+    assert killed == [7]
+    assert director.holds, "else training could end meanwhile"
+    director.observed(_status(8))
+    assert not director.holds
     director.sighted(_sight("push", 6))
     assert killed == [7, 8]
 

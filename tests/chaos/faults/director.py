@@ -44,8 +44,8 @@ class Incident:
 class Director:
     """Injects the faults of a run in their order.
 
-    A fault is armed when the job has recovered from the previous one (or at once, if it is to happen `soon`), and
-    happens at the next message that fits. So it does not depend on how fast the machine is.
+    A fault is armed when the job has recovered from the previous one and has all its members again (or at once, if it
+    is to happen `soon`), and happens at the next message that fits. So it does not depend on how fast the machine is.
 
     Args:
         run: plan of the run.
@@ -65,6 +65,7 @@ class Director:
         self._next = 0  # fault
         self._stopped: set[int] = set()  # pidfds of processes that are to be continued
         self._closed = False
+        self._complete = False  # whether all members take part
         self._controller_killed = False
         self._links: Links | None = None
         self._disk: Disk | None = None
@@ -91,8 +92,16 @@ class Director:
         """Take a status of the job."""
         now = self._clock()
         with self._lock:
+            self._complete = status is not None and status["running"] and _all_ready(status)
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
+
+    @property
+    def holds(self) -> bool:
+        """Whether training should be slow: it has recovered, but the next fault waits for all members."""
+        with self._lock:
+            recovered = bool(self.incidents) and self.incidents[-1].recovery.ended is not None
+            return recovered and bool(self.pending) and not self._complete
 
     def must_start_again(self) -> bool:
         """Whether the controller has ended because of a fault; asking resets it."""
@@ -135,7 +144,7 @@ class Director:
         """Whether a fault may happen already."""
         if self._clock() < previous.began + self._pause:
             return False
-        return fault.soon or previous.ended is not None
+        return fault.soon or (previous.ended is not None and self._complete)
 
     def _inject(self, fault: Fault) -> str:
         match fault.kind:
@@ -206,6 +215,11 @@ class Director:
         with contextlib.suppress(ProcessLookupError):  # it was killed and replaced
             signal.pidfd_send_signal(handle, signal.SIGCONT)
         os.close(handle)
+
+
+def _all_ready(status: Mapping[str, Any]) -> bool:
+    ready = {member["name"] for member in status["members"] if member["state"] == "ready"}
+    return ready >= set(status["expectedMembers"])
 
 
 def _steps_under_way(run: Run) -> int:

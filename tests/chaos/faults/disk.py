@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.chaos.faults.fuse import Mount, Request
+from tests.chaos.faults.kinds import DISK
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.peers import name_of
 
-__all__ = ["DISK", "Disk"]
+__all__ = ["Disk"]
 
-DISK = "disk"
 _CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)/")
 _STEPS_BETWEEN = 10
 

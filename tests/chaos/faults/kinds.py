@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Kind"]
+__all__ = ["DISK", "KINDS", "MACHINE", "Kind"]
+
+DISK, MACHINE = "disk", "machine"
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ _ALL = (
     Kind("corrupt", "link", "a flipped bit", _HANG_SECONDS, amounts=(0.0, 0.02, 0.5, 0.99), strength="at {:.0%}"),
     Kind("duplicate", "link", "a chunk arrives twice", _HANG_SECONDS),
     Kind("reorder", "link", "the halves of a chunk are swapped", _HANG_SECONDS),
-    Kind("disk-full", "disk", "no space for the next checkpoints", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
-    Kind("disk-error", "disk", "EIO when checkpoints are synced", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
-    Kind("disk-torn", "disk", "EIO in the middle of a write", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
-    Kind("disk-slow", "disk", "each write of a checkpoint is slow", 60.0, amounts=(0.2, 1.0), strength="{:g} s"),
-    Kind("power-loss", "machine", "all processes are killed, and what was not synced is lost", 120.0),
+    Kind("disk-full", DISK, "no space for the next checkpoints", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
+    Kind("disk-error", DISK, "EIO when checkpoints are synced", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
+    Kind("disk-torn", DISK, "EIO in the middle of a write", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
+    Kind("disk-slow", DISK, "each write of a checkpoint is slow", 60.0, amounts=(0.2, 1.0), strength="{:g} s"),
+    Kind("power-loss", MACHINE, "all processes are killed, and what was not synced is lost", 120.0),
 )
 KINDS = {kind.name: kind for kind in _ALL}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tests.chaos.faults.kinds import KINDS, Kind
+from tests.chaos.faults.kinds import DISK, KINDS, MACHINE, Kind
 from tests.chaos.faults.peers import CONTROLLER
 
 __all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw", "draw_endless"]
@@ -201,12 +201,12 @@ def _draw_fault(
         op, step, soon = generator.choice(_IN_SETUP), -1, True
     elif not earlier and chance < 0.1:
         op, step = generator.choice(_IN_SETUP), -1
-    elif last and chance > 0.7:
+    elif last and chance > 0.7 and kind.of != DISK:  # its faults spare the last checkpoint
         op, step = generator.choice(_AT_END), -1
     else:
         own = _own(target, topology)
-        near = bool(own) and kind.of != "machine" and generator.random() < 0.7
-        op = generator.choice(own if near or kind.of == "machine" else _IN_STEP)
+        near = bool(own) and kind.of != MACHINE and generator.random() < 0.7
+        op = generator.choice(own if near or kind.of == MACHINE else _IN_STEP)
     seconds = min(longest, generator.choice(_SECONDS if kind.lasting else (0.0,)))
     amount = generator.choice(kind.amounts) if kind.amounts else 0.0
     return Fault(kind.name, target, op, step, near, soon, seconds, amount, generator.random() < 0.5)
