@@ -57,7 +57,8 @@ class Scene:
                 return code
             time.sleep(_RESTART_SECONDS)
             if self.director.power_lost:
-                self.say(f"{self.disk.lose_power()} files have lost what was not synced")
+                damaged = [path for path in self.disk.lose_power() if not path.endswith(".log")]
+                self.say(f"files that have lost what was not synced: {', '.join(damaged) or 'logs only'}")
                 self.director.power_lost = False
             self.job.start()
         time.sleep(_TURN_SECONDS)

@@ -58,14 +58,15 @@ class Disk:
         with self._lock:
             self._kind, self._amount, self._checkpoints, self._step = kind, amount, checkpoints, None
 
-    def lose_power(self) -> int:
-        """Lose what was written but not synced; returns the number of damaged files. No process may be running."""
+    def lose_power(self) -> list[str]:
+        """Lose what was written but not synced; returns the damaged files. No process may be writing."""
         with self._lock:
-            damaged = 0
-            for path, safe in self._unsynced.items():
+            damaged = []
+            for path, safe in sorted(self._unsynced.items()):
                 with contextlib.suppress(FileNotFoundError):
-                    damaged += os.path.getsize(self._backing / path) > safe
-                    os.truncate(self._backing / path, safe)
+                    if os.path.getsize(self._backing / path) > safe:
+                        damaged.append(path)
+                        os.truncate(self._backing / path, safe)
             self._unsynced.clear()
             return damaged
 
@@ -73,17 +74,17 @@ class Disk:
         """See `Mount`."""
         self._report(request)
         with self._lock:
+            pause = 0.0
+            if self._affects(request):
+                match self._kind:
+                    case "disk-full" if request.op != "fsync":
+                        raise OSError(errno.ENOSPC, "disk full")
+                    case "disk-error" if request.op == "fsync":
+                        raise OSError(errno.EIO, "I/O error")
+                    case "disk-slow":
+                        pause = self._amount
             self._follow(request)
-            if not self._affects(request):
-                return 0.0
-            match self._kind:
-                case "disk-full" if request.op != "fsync":
-                    raise OSError(errno.ENOSPC, "disk full")
-                case "disk-error" if request.op == "fsync":
-                    raise OSError(errno.EIO, "I/O error")
-                case "disk-slow":
-                    return self._amount
-        return 0.0
+            return pause
 
     def _cut(self, request: Request, size: int) -> int | None:
         """See `Mount`."""
