@@ -21,7 +21,7 @@ from tests.chaos.faults.peers import name_of
 
 __all__ = ["Disk"]
 
-_CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)/")
+_CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)(?:\.\d+)?/")
 _STEPS_BETWEEN = 10
 
 

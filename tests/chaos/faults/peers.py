@@ -25,7 +25,10 @@ def name_of(pid: int) -> str | None:
         if role == "worker":
             return f"worker-{options.get('--stage')}-{options.get('--index')}"
         return f"ps-{options.get('--index')}" if role == "ps" else role
-    return CONTROLLER if "heterps_operator" in words else None
+    if "heterps_operator" in words:
+        command = words[words.index("heterps_operator") + 1]
+        return CONTROLLER if command == "run" else command
+    return None
 
 
 def processes() -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from heterps_runtime.checkpoint.storage import PARTIAL
 from tests.chaos.faults.schedule import Run
 from tests.chaos.job import COMPARED, ChaosJob
 from tests.counting import assert_every_sample_counted
@@ -19,6 +20,8 @@ from tests.same_model import difference
 __all__ = ["SAME_MODEL", "Judge", "wrong_model"]
 
 SAME_MODEL = 1e-12  # of a parameter's largest value, in float64
+
+_UNFINISHED = (".tmp", ".exporting", ".replaced")
 
 Array = np.ndarray[Any, Any]
 
@@ -91,5 +94,6 @@ def left_behind(job: ChaosJob) -> list[str]:
     found = [f"process {pid} is left: {command}" for pid, command in job.real.survivors().items()]
     folders = [Path(os.environ["TMPDIR"]), Path("/dev/shm")]
     found += [f"{path} is left" for folder in folders for path in sorted(folder.iterdir())]
-    partial = [path for path in job.files.rglob(".*") if path.name.endswith((".tmp", ".exporting", ".replaced"))]
-    return found + [f"{path.relative_to(job.files)} is left" for path in sorted(partial)]
+    hidden = [path for path in job.files.rglob(".*") if PARTIAL in path.name or path.name.endswith(_UNFINISHED)]
+    hidden += [path for path in (job.files / "checkpoints").iterdir() if not (path / "manifest.json").exists()]
+    return found + [f"{path.relative_to(job.files)} is left" for path in sorted(hidden)]
