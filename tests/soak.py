@@ -23,7 +23,8 @@ from tests.chaos.faults.schedule import CONSISTENCIES, draw_endless
 from tests.chaos.job import ChaosJob
 from tests.chaos.namespaces import obstacles, run_isolated
 from tests.chaos.results.judgement import left_behind, wrong_model
-from tests.chaos.results.usage import FIGURES, Growth, Sample, growths, sample
+from tests.chaos.results.report import plot_usage
+from tests.chaos.results.usage import Growth, Sample, growths, sample
 from tests.chaos.scene import Scene
 
 _SAMPLE_SECONDS = 5.0
@@ -74,7 +75,7 @@ def isolated(folder: Path, arguments: Sequence[str]) -> int:
     problems += [] if grown else ["no process lived long enough to be judged"]
     say("\n".join(problems) or f"{len(scene.director.incidents)} faults; every sample counted, and nothing has grown")
     if options.plot:
-        plot(options.plot, samples)
+        plot_usage(options.plot, samples)
     scene.close()
     return 1 if problems else 0
 
@@ -112,25 +113,6 @@ def table(grown: Sequence[Growth]) -> list[str]:
         flat = "flat" if g.flat else "GROWS"
         lines.append(f"{g.process:14} {g.figure.name:14} {g.per_hour:16.2f} {g.total:8.2f}   {flat}")
     return lines
-
-
-def plot(path: Path, samples: Sequence[Sample]) -> None:
-    """Draw each figure over time, a line for each process."""
-    from matplotlib.figure import Figure as Picture
-
-    picture = Picture(figsize=(9, 10), layout="constrained")
-    axes = picture.subplots(len(FIGURES), sharex=True)
-    lives = sorted({(each.process, each.pid) for each in samples})
-    names = sorted({name for name, _ in lives})
-    for place, (figure, axis) in enumerate(zip(FIGURES, axes, strict=True)):
-        for process, pid in lives:
-            points = [(s.seconds / 60, s.values[place]) for s in samples if (s.process, s.pid) == (process, pid)]
-            axis.plot(*zip(*points, strict=True), color=f"C{names.index(process)}", label=process)
-        axis.set_ylabel(figure.name)
-    found = dict(zip(*axes[0].get_legend_handles_labels()[::-1], strict=True))  # one entry per name
-    axes[0].legend(found.values(), found.keys(), ncols=4, fontsize="small")
-    axes[-1].set_xlabel("minutes")
-    picture.savefig(path)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.chaos.campaign import Outcome
+from tests.chaos.faults.director import Incident
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
 from tests.chaos.results.judgement import wrong_model
 from tests.chaos.results.recovery import Recovery
+from tests.chaos.results.report import plot, plot_usage, table, write_json
 from tests.chaos.results.usage import FIGURES, Sample, growths
 from tests.counting import NUMBERS, applied, counting_columns
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS
@@ -86,3 +93,39 @@ def test_growth_is_noticed_after_the_warm_up() -> None:
     assert [growth.flat for growth in grown] == [False, True, True, True]
     assert grown[0].per_hour == pytest.approx(0.5 * 720, rel=0.05)
     assert len(grown) == len(FIGURES)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(seed: int, seconds: float, *problems: str) -> Outcome:
+    fault = Fault("kill", "ps-0", "push", 20, near=True)
+    recovery = Recovery(began=10.0, under_way=1, ended=10.0 + seconds)
+    incident = Incident(fault, Sighting("worker-0-0", "ps-0", True, "push", 21), "process 7", recovery)
+    run = Run(seed, "sync", "counting", TOPOLOGIES[0], STEPS, (fault,))
+    return Outcome(run, (incident,), problems, 60.0, "")
+
+
+def test_the_table_names_failed_runs_and_how_to_repeat_them() -> None:
+    outcomes = [outcome(1, 2.0), outcome(2, 4.0), outcome(3, 9.0), outcome(4, 99.0, "a sample is lost")]
+    assert table(outcomes, "replay SEED") == [
+        "fault        number  median s  worst s   what it is",
+        "kill              3       4.0      9.0   SIGKILL of a process",
+        "4 jobs, 4 faults, 1 jobs failed",
+        "seed 4: a sample is lost",
+        "  to replay it: replay 4",
+    ]
+
+
+def test_the_report_is_written_and_drawn(tmp_path: Path) -> None:
+    outcomes = [outcome(1, 2.0), outcome(2, 4.0, "a sample is lost")]
+    write_json(tmp_path / "new" / "report.json", outcomes)
+    first, second = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert first["faults"][0]["recoverySeconds"] == 2.0
+    at = first["faults"][0]["at"]
+    assert at == {"client": "worker-0-0", "listener": "ps-0", "forward": True, "op": "push", "step": 21}
+    assert second["problems"] == ["a sample is lost"]
+    plot(tmp_path / "report.png", outcomes)
+    plot_usage(tmp_path / "usage.png", lives(0.5))
+    for name in ("report.png", "usage.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -12,8 +12,9 @@ from typing import Any
 
 from tests.chaos.campaign import Outcome
 from tests.chaos.faults.kinds import KINDS
+from tests.chaos.results.usage import FIGURES, Sample
 
-__all__ = ["plot", "recoveries", "table", "write_json"]
+__all__ = ["plot", "plot_usage", "recoveries", "table", "write_json"]
 
 
 def recoveries(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
@@ -91,3 +92,22 @@ def plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
     figure.savefig(path)
+
+
+def plot_usage(path: Path, samples: Sequence[Sample]) -> None:
+    """Draw each figure over time, a line for each process."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(9, 10), layout="constrained")
+    axes = picture.subplots(len(FIGURES), sharex=True)
+    lives = sorted({(each.process, each.pid) for each in samples})
+    names = sorted({name for name, _ in lives})
+    for place, (figure, axis) in enumerate(zip(FIGURES, axes, strict=True)):
+        for process, pid in lives:
+            points = [(s.seconds / 60, s.values[place]) for s in samples if (s.process, s.pid) == (process, pid)]
+            axis.plot(*zip(*points, strict=True), color=f"C{names.index(process)}", label=process)
+        axis.set_ylabel(figure.name)
+    found = dict(zip(*axes[0].get_legend_handles_labels()[::-1], strict=True))  # one entry per name
+    axes[0].legend(found.values(), found.keys(), ncols=4, fontsize="small")
+    axes[-1].set_xlabel("minutes")
+    picture.savefig(path)
