@@ -84,7 +84,8 @@ class Scene:
     def _tell(self) -> None:
         """Say what is new."""
         incidents = self.director.incidents
-        for incident in incidents[self._told :]:
+        while self._told < len(incidents) and incidents[self._told].done is not None:
+            incident = incidents[self._told]
             self.say(f"{incident.fault}: {incident.done or 'there was none'}")
             self._told += 1
         while self._recovered < len(incidents) and incidents[self._recovered].recovery.ended is not None:

@@ -101,7 +101,7 @@ def test_growth_is_noticed_after_the_warm_up() -> None:
 def outcome(seed: int, seconds: float, *problems: str) -> Outcome:
     fault = Fault("kill", "ps-0", "push", 20, near=True)
     recovery = Recovery(began=10.0, under_way=1, ended=10.0 + seconds)
-    incident = Incident(fault, Sighting("worker-0-0", "ps-0", True, "push", 21), "process 7", recovery)
+    incident = Incident(fault, Sighting("worker-0-0", "ps-0", True, "push", 21), recovery, "process 7")
     run = Run(seed, "sync", "counting", TOPOLOGIES[0], STEPS, (fault,))
     return Outcome(run, (incident,), problems, 60.0, "")
 

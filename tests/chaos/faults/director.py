@@ -31,14 +31,14 @@ class Incident:
     Attributes:
         fault: as it was planned.
         at: what was on its way.
-        done: what was done, for people; empty: there was nothing to do it to.
         recovery: of the job.
+        done: what was done, for people; empty: there was nothing to do it to; None: it is being done.
     """
 
     fault: Fault
     at: Sighting
-    done: str
     recovery: Recovery
+    done: str | None = None
 
 
 class Director:
@@ -62,7 +62,6 @@ class Director:
         self._pause = pause_seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._next = 0  # fault
         self._stopped: set[int] = set()  # pidfds of processes that are to be continued
         self._closed = False
         self._complete = False  # whether all members take part
@@ -80,13 +79,9 @@ class Director:
 
     def sighted(self, sighting: Sighting) -> None:
         """A message is on its way, or a file is about to be written. The thread that calls this holds it up."""
-        fault = self._take(sighting)
-        if fault is None:
-            return
-        recovery = Recovery(self._clock(), under_way=_steps_under_way(self._run))
-        done = self._inject(fault)
-        with self._lock:
-            self.incidents.append(Incident(fault, sighting, done, recovery))
+        incident = self._take(sighting)
+        if incident is not None:
+            incident.done = self._inject(incident.fault)
 
     def observed(self, status: Mapping[str, Any] | None) -> None:
         """Take a status of the job."""
@@ -121,11 +116,11 @@ class Director:
     @property
     def pending(self) -> Sequence[Fault]:
         """The faults that have not happened yet."""
-        return self._run.faults[self._next :]
+        return self._run.faults[len(self.incidents) :]
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _take(self, sighting: Sighting) -> Fault | None:
+    def _take(self, sighting: Sighting) -> Incident | None:
         """Return the next fault if this is its moment."""
         with self._lock:
             if self._closed or self._disk is None or not self.pending:
@@ -137,8 +132,9 @@ class Director:
                 return None
             if fault.near and not sighting.involves(fault.target):
                 return None
-            self._next += 1
-            return fault
+            incident = Incident(fault, sighting, Recovery(self._clock(), _steps_under_way(self._run)))
+            self.incidents.append(incident)
+            return incident
 
     def _ready_after(self, previous: Recovery, fault: Fault) -> bool:
         """Whether a fault may happen already."""
@@ -191,15 +187,19 @@ class Director:
             return ""
         if name == CONTROLLER and number == signal.SIGKILL:
             self._controller_killed = True
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
+            os.kill(pid, number)
         return f"process {pid}"
 
     def _stop(self, name: str, seconds: float) -> str:
         pid = processes().get(name)
         if pid is None:
             return ""
-        handle = os.pidfd_open(pid)  # the pid may belong to another process by the second signal
-        signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        try:
+            handle = os.pidfd_open(pid)  # the pid may belong to another process by the second signal
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        except ProcessLookupError:
+            return ""
         self._stopped.add(handle)
         timer = threading.Timer(seconds, self._go_on, [handle])
         timer.daemon = True

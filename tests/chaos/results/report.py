@@ -18,11 +18,11 @@ __all__ = ["plot", "plot_usage", "recoveries", "table", "write_json"]
 
 
 def recoveries(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Return the recovery times in seconds by kind of fault, of runs without problems."""
+    """Return the recovery times in seconds by kind of fault, of faults that had a target in runs without problems."""
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for incident in outcome.incidents:
-            if incident.recovery.seconds is not None and not outcome.problems:
+            if incident.done and incident.recovery.seconds is not None and not outcome.problems:
                 found[incident.fault.kind].append(incident.recovery.seconds)
     return {kind: found[kind] for kind in KINDS if kind in found}
 
