@@ -105,5 +105,6 @@ def assert_every_sample_counted(model: Mapping[str, Array], batch: int, seed: in
     columns = counting_columns(len(rows))
     means = np.array([times @ columns[name] / batch for name in NUMBERS])
     for layer in ("linear", "output"):
-        assert model[f"{layer}.bias"].tolist() == [steps], layer
-        assert model[f"{layer}.weight"].tolist() == [means.tolist()], layer
+        bias, weight = model[f"{layer}.bias"].tolist(), model[f"{layer}.weight"].tolist()
+        assert bias == [steps], f"{layer}.bias is {bias} instead of {[steps]}"
+        assert weight == [means.tolist()], f"{layer}.weight is {weight} instead of {[means.tolist()]}"

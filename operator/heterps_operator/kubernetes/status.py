@@ -196,7 +196,9 @@ def _evaluation(result: Json) -> dict[str, Any] | None:
     evaluation = result.get("evaluation")
     if not evaluation:
         return None
-    known = {key: value for key, value in evaluation.items() if value is not None}  # null: not defined for the data
+    known = {
+        key: value for key, value in evaluation.items() if value is not None
+    }  # null: undefined, such as the AUC of samples with one label
     found: dict[str, Any] = {key: f"{float(known[key]):.6f}" for key in ("auc", "logLoss") if key in known}
     if "samples" in known:
         found["samples"] = int(known["samples"])

@@ -23,6 +23,9 @@ from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INFEASIBL
 
 __all__ = ["build_report", "exit_code", "render_failure", "render_report"]
 
+# Figures of held-out data, in the order in which they are shown.
+_FIGURES = {"auc": "AUC", "logLoss": "log loss", "accuracy": "accuracy", "crossEntropy": "cross-entropy"}
+
 
 def exit_code(status: Status, interrupted: bool) -> int:
     """Return the exit code of `heterps run` for a job in this status.
@@ -136,10 +139,15 @@ def _facts(report: Json) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    evaluation, throughput, progress = report["evaluation"], report["throughput"], report["progress"]
-    if evaluation:
-        table.add_row("held-out AUC", f"{evaluation['auc']:.4f}")
-        table.add_row("held-out log loss", f"{evaluation['logLoss']:.4f}  ({evaluation['samples']:,} samples)")
+    evaluation, throughput, progress = report["evaluation"] or {}, report["throughput"], report["progress"]
+    # Which figures there are, depends on the kind of label. A figure may be undefined.
+    figures = [(name, evaluation[key]) for key, name in _FIGURES.items() if evaluation.get(key) is not None]
+    if not figures and evaluation.get("loss") is not None:  # neither binary labels nor classes
+        figures = [("loss", evaluation["loss"])]
+    for name, value in figures[:-1]:
+        table.add_row(f"held-out {name}", f"{value:.4f}")
+    for name, value in figures[-1:]:
+        table.add_row(f"held-out {name}", f"{value:.4f}  ({evaluation['samples']:,} samples)")
     if throughput["measuredSamplesPerSecond"]:
         text = f"{format_rate(throughput['measuredSamplesPerSecond'])} measured"
         if throughput["predictedSamplesPerSecond"]:

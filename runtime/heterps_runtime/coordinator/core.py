@@ -479,8 +479,7 @@ class CoordinatorCore:
         roster = self.membership.planned
         last = roster.workers(len(roster.stage_names) - 1)
         if self.phase == JobPhase.EVALUATING and self.evaluation.finish(last):
-            results = self.evaluation.results or {}
-            self._event("Evaluated", ", ".join(f"{k} {v:.5g}" for k, v in results.items()))
+            self._event("Evaluated", self.evaluation.describe())
             self._export()
 
     def _export(self) -> None:

@@ -45,3 +45,7 @@ class Evaluation:
             return False
         self.results = self._merge([self._reports[m.name] for m in last_stage])
         return True
+
+    def describe(self) -> str:
+        """The results on one line, without undefined ones (such as the AUC of samples with one label)."""
+        return ", ".join(f"{name} {value:.5g}" for name, value in (self.results or {}).items() if value is not None)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ class RealJob:
         folder: an empty folder.
         data: columns of the training data.
         profiled: whether the profile of the pool is cached.
-        max_units: limit of the pool.
+        max_units: limit of each pool.
+        other_pools: names of further pools, whose workers all-reduce dense parameters (on CPUs, as if they were GPUs).
         spec: changes of the manifest by dotted path below spec; None removes the field.
     """
 
@@ -113,6 +114,7 @@ class RealJob:
         *,
         profiled: bool = True,
         max_units: int = 2,
+        other_pools: Sequence[str] = (),
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -120,12 +122,17 @@ class RealJob:
         pq.write_table(pa.table(dict(data or columns())), folder / "data" / "part-0.parquet")
         (folder / "small_model.py").write_text((HERE / "small_model.py").read_text())
         self._documents = list(yaml.safe_load_all(MANIFEST))
-        self._documents[0]["spec"]["maxUnits"] = max_units
+        pool, job = self._documents
+        pool["spec"]["maxUnits"] = max_units
+        for name in other_pools:
+            self._documents.append({**pool, "metadata": {"name": name}, "spec": {**pool["spec"], "deviceType": "GPU"}})
+            job["spec"]["pools"].append({"name": name})
         self.work = folder / ".heterps" / "small"
         self.change(**spec)
         if profiled:
             session = open_session(str(folder / "job.yaml"), str(self.work), Programs())
-            session.cache.save("cpu", PROFILE)
+            for name in ("cpu", *other_pools):
+                session.cache.save(name, PROFILE)
 
     def change(self, **spec: Any) -> None:
         """Write the manifest with changes: `data__train="elsewhere"`."""

@@ -82,3 +82,10 @@ def test_measurements_and_checkpoints_have_a_time() -> None:
     assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
     assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
     assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
+
+
+def test_an_evaluation_may_have_undefined_figures() -> None:
+    world = World().training()
+    figures = {"samples": 4, "loss": 0.5, "auc": None, "logLoss": 0.5, "positives": 0}
+    world.status = replace(world.status, result={"evaluation": figures})
+    assert shown(world)["evaluation"] == {"logLoss": "0.500000", "samples": 4}

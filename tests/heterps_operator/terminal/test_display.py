@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -135,3 +136,23 @@ def test_numbers_are_written_for_people() -> None:
     assert sparkline([1, 2, 3, 4], 4) == "▁▃▆█"
     assert sparkline([5.0] * 100, 10) == "▁" * 10
     assert sparkline([], 10) == ""
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "shown"),
+    [
+        ({"samples": 9_000, "loss": 0.5, "accuracy": 0.9, "crossEntropy": 0.25}, ["accuracy", "cross-entropy"]),
+        ({"samples": 9_000, "loss": 0.5}, ["loss"]),
+        ({"samples": 9_000, "loss": 0.5, "auc": None, "logLoss": 0.25, "positives": 0}, ["log loss"]),
+        ({"samples": 0, "loss": None, "auc": None, "logLoss": None, "positives": 0}, []),
+    ],
+    ids=["classes", "numbers", "one label only", "no samples"],
+)
+def test_the_report_shows_the_figures_that_there_are(evaluation: dict[str, Any], shown: list[str]) -> None:
+    world = training()
+    report = build_report(world.job, world.status, BILL, interrupted=False, logs="logs")
+    console = make_console(False)
+    console.print(render_report({**report, "phase": "Succeeded", "evaluation": evaluation}, "job.yaml"))
+    held_out = [line.split("held-out ")[1].rstrip() for line in text_of(console).splitlines() if "held-out" in line]
+    assert [line.split("  ")[0] for line in held_out] == shown
+    assert not held_out or held_out[-1].endswith("(9,000 samples)")

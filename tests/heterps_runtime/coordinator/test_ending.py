@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heterps_runtime.contract import PlanDocument
+from heterps_runtime.coordinator.evaluation import Evaluation
 from heterps_runtime.wire.messages import Checkpoint, Evaluate, Generation, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import BATCH, CARDS, EVERY, ONE_CPU, ROWS, TOTAL, Record, World
 from tests.heterps_runtime.helpers.jobs import plan_document
@@ -217,6 +218,12 @@ def test_after_the_last_step_the_model_is_saved_evaluated_and_exported() -> None
     world.core.exported("/model")
     assert world.core.phase == "Succeeded"
     assert world.core.model_path == "/model"
+
+
+def test_an_evaluation_may_have_undefined_figures() -> None:
+    evaluation = Evaluation(lambda messages: {"samples": 4, "loss": 0.5, "auc": None})
+    assert evaluation.finish([])
+    assert evaluation.describe() == "samples 4, loss 0.5"
 
 
 def test_a_loss_during_evaluation_begins_it_again() -> None:

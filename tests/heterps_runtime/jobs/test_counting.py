@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -50,6 +51,15 @@ def _lose(push: Gradients) -> Gradients:
     return Gradients(chunks, push.dense)
 
 
+def _double(push: Gradients) -> Gradients:
+    """With the rows' last gradient twice."""
+    chunks = tuple(
+        (dim, np.append(keys, keys[-1:]), np.concatenate([gradients, gradients[-1:]]))
+        for dim, keys, gradients in push.chunks
+    )
+    return Gradients(chunks, push.dense)
+
+
 def _double_dense(push: Gradients) -> Gradients:
     return Gradients(push.chunks, {name: value * 2 for name, value in push.dense.items()})
 
@@ -58,6 +68,9 @@ def _double_dense(push: Gradients) -> Gradients:
     ("damage", "told"),
     [
         pytest.param(_lose, r"1 of 320 samples were applied .*: sample \d+ 0 times instead of 1", id="a lost sample"),
+        pytest.param(
+            _double, r"1 of 320 samples were applied .*: sample \d+ 2 times instead of 1", id="a doubled sample"
+        ),
         pytest.param(_double_dense, "linear", id="a doubled dense gradient"),
     ],
 )

@@ -1,0 +1,227 @@
+"""Waits for the moment of each fault of a run, and injects it there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.faults.disk import Disk
+from tests.chaos.faults.disturbances import ONCE
+from tests.chaos.faults.links import Links
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.peers import CONTROLLER, processes
+from tests.chaos.faults.schedule import Fault, Run
+from tests.chaos.results.recovery import Recovery
+
+__all__ = ["Director", "Incident"]
+
+_ONCE_SECONDS = 30.0  # in which a chunk must pass that can be changed
+
+
+@dataclass
+class Incident:
+    """A fault that was injected.
+
+    Attributes:
+        fault: as it was planned.
+        at: what was on its way.
+        recovery: of the job.
+        done: what was done, for people; empty: there was nothing to do it to; None: it is being done.
+    """
+
+    fault: Fault
+    at: Sighting
+    recovery: Recovery
+    done: str | None = None
+
+
+class Director:
+    """Injects the faults of a run in their order.
+
+    A fault is armed when the job has recovered from the previous one and has all its members again (or at once, if it
+    is to happen `soon`), and happens at the next message that fits. So it does not depend on how fast the machine is.
+
+    Args:
+        run: plan of the run.
+        pause_seconds: least time between two faults.
+        clock: monotonic seconds.
+
+    Attributes:
+        incidents: the faults that have happened.
+        power_lost: whether all processes were killed at once, and the disk must still lose what was not synced.
+    """
+
+    def __init__(self, run: Run, pause_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._pause = pause_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stopped: set[int] = set()  # pidfds of processes that are to be continued
+        self._closed = False
+        self._complete = False  # whether all members take part
+        self._controller_killed = False
+        self._links: Links | None = None
+        self._disk: Disk | None = None
+        self.incidents: list[Incident] = []
+        self.power_lost = False
+
+    def use(self, links: Links, disk: Disk) -> None:
+        """Set where faults are injected; before, nothing happens."""
+        self._links, self._disk = links, disk
+
+    # --- inputs -------------------------------------------------------------------------------------------------------
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A message is on its way, or a file is about to be written. The thread that calls this holds it up."""
+        incident = self._take(sighting)
+        if incident is not None:
+            incident.done = self._inject(incident.fault)
+
+    def observed(self, status: Mapping[str, Any] | None) -> None:
+        """Take a status of the job."""
+        now = self._clock()
+        with self._lock:
+            self._complete = status is not None and status["running"] and _all_ready(status)
+            for incident in self.incidents:
+                incident.recovery.observe(now, status)
+
+    @property
+    def holds(self) -> bool:
+        """Whether training should be slow: it has recovered, but the next fault waits for all members."""
+        with self._lock:
+            recovered = bool(self.incidents) and self.incidents[-1].recovery.ended is not None
+            return recovered and bool(self.pending) and not self._complete
+
+    def must_start_again(self) -> bool:
+        """Whether the controller has ended because of a fault; asking resets it."""
+        killed, self._controller_killed = self._controller_killed, False
+        return killed
+
+    def finish(self) -> None:
+        """Note the end of the job, and continue what is stopped."""
+        now = self._clock()
+        with self._lock:
+            self._closed = True
+            for incident in self.incidents:
+                incident.recovery.finish(now)
+        for handle in list(self._stopped):
+            self._go_on(handle)
+
+    @property
+    def pending(self) -> Sequence[Fault]:
+        """The faults that have not happened yet."""
+        return self._run.faults[len(self.incidents) :]
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _take(self, sighting: Sighting) -> Incident | None:
+        """Return the next fault if this is its moment."""
+        with self._lock:
+            if self._closed or self._disk is None or not self.pending:
+                return None
+            fault = self.pending[0]
+            if self.incidents and not self._ready_after(self.incidents[-1].recovery, fault):
+                return None
+            if sighting.op != fault.op or (sighting.step or 0) < fault.step:
+                return None
+            if fault.near and not sighting.involves(fault.target):
+                return None
+            incident = Incident(fault, sighting, Recovery(self._clock(), _steps_under_way(self._run)))
+            self.incidents.append(incident)
+            return incident
+
+    def _ready_after(self, previous: Recovery, fault: Fault) -> bool:
+        """Whether a fault may happen already."""
+        if self._clock() < previous.began + self._pause:
+            return False
+        return fault.soon or (previous.ended is not None and self._complete)
+
+    def _inject(self, fault: Fault) -> str:
+        match fault.kind:
+            case "kill":
+                return self._signal(fault.target, signal.SIGKILL)
+            case "stop":
+                return self._stop(fault.target, fault.seconds)
+            case "power-loss":
+                self.power_lost = True
+                for name in processes():
+                    self._signal(name, signal.SIGKILL)
+                return "all processes"
+            case "disk-full" | "disk-error" | "disk-torn":
+                assert self._disk is not None
+                self._disk.disturb(fault.kind, 0.0, int(fault.amount))
+                return "the disk"
+            case "disk-slow":
+                assert self._disk is not None
+                self._disk.disturb(fault.kind, fault.amount, 2)
+                return "the disk"
+        return self._disturb_link(fault)
+
+    def _disturb_link(self, fault: Fault) -> str:
+        """Disturb a link; in the proxy's thread."""
+        links = self._links
+        assert links is not None
+
+        def disturb() -> int:
+            match fault.kind:
+                case "reset":
+                    return links.reset(fault.target)
+                case "half-open":
+                    return links.vanish(fault.target, None)
+                case "partition":
+                    return links.vanish(fault.target, fault.seconds)
+            seconds = _ONCE_SECONDS if fault.kind in ONCE else fault.seconds
+            return links.disturb(fault.kind, fault.target, fault.forward, seconds, fault.amount)
+
+        return f"{links.run(disturb)} connections"
+
+    def _signal(self, name: str, number: signal.Signals) -> str:
+        pid = processes().get(name)
+        if pid is None:
+            return ""
+        if name == CONTROLLER and number == signal.SIGKILL:
+            self._controller_killed = True
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
+            os.kill(pid, number)
+        return f"process {pid}"
+
+    def _stop(self, name: str, seconds: float) -> str:
+        pid = processes().get(name)
+        if pid is None:
+            return ""
+        try:
+            handle = os.pidfd_open(pid)  # the pid may belong to another process by the second signal
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        except ProcessLookupError:
+            return ""
+        self._stopped.add(handle)
+        timer = threading.Timer(seconds, self._go_on, [handle])
+        timer.daemon = True
+        timer.start()
+        return f"process {pid}"
+
+    def _go_on(self, handle: int) -> None:
+        """Continue a stopped process."""
+        with self._lock:
+            if handle not in self._stopped:
+                return
+            self._stopped.remove(handle)
+        with contextlib.suppress(ProcessLookupError):  # it was killed and replaced
+            signal.pidfd_send_signal(handle, signal.SIGCONT)
+        os.close(handle)
+
+
+def _all_ready(status: Mapping[str, Any]) -> bool:
+    ready = {member["name"] for member in status["members"] if member["state"] == "ready"}
+    return ready >= set(status["expectedMembers"])
+
+
+def _steps_under_way(run: Run) -> int:
+    """Return how many steps may be committed although they began before a fault."""
+    return 1 if run.consistency == "sync" else 5  # training.maxStaleness is 4 by default

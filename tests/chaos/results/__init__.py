@@ -1,0 +1,1 @@
+"""Results: recovery times, judgements, the use of resources, and reports of them."""

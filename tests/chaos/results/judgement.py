@@ -1,0 +1,99 @@
+"""Whether a job under faults did what HeterPS promises, judged from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from heterps_runtime.checkpoint.storage import PARTIAL
+from tests.chaos.faults.schedule import Run
+from tests.chaos.job import COMPARED, ChaosJob
+from tests.counting import assert_every_sample_counted
+from tests.heterps_operator.helpers.real_job import BATCH
+from tests.same_model import difference
+
+__all__ = ["SAME_MODEL", "Judge", "wrong_model"]
+
+SAME_MODEL = 1e-12  # of a parameter's largest value, in float64
+
+_UNFINISHED = (".tmp", ".exporting", ".replaced")
+
+Array = np.ndarray[Any, Any]
+
+
+class Judge:
+    """Judges the runs of a campaign.
+
+    Args:
+        folder: for reference models.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._references: dict[int, Mapping[str, Array]] = {}  # by number of steps
+
+    def problems(self, job: ChaosJob, run: Run, code: int | None) -> list[str]:
+        """Return what is wrong after the end of a job; empty: nothing.
+
+        Args:
+            job: the job.
+            run: its plan.
+            code: exit code of the last `heterps run`; None: it had to be ended.
+        """
+        left = left_behind(job)  # before the reference is trained, which uses temporary files
+        if code is None:
+            found = [f"it had not ended after {run.limit_seconds:.0f} s"]
+        elif code:
+            found = [f"heterps run ended with exit code {code}"]
+        else:
+            file = job.files / "model" / "model.safetensors"
+            expected = None if run.model == "counting" else self._reference(run.steps)
+            found = wrong_model(load_file(file), run.steps, expected) if file.exists() else ["there is no model"]
+        if "Traceback" in job.output:
+            found.append("heterps run printed a traceback")
+        return found + left
+
+    def _reference(self, steps: int) -> Mapping[str, Array]:
+        """The model that plain PyTorch trains without faults."""
+        from tests.heterps_operator.helpers.small_reference import plain_model  # loads torch
+
+        if steps not in self._references:
+            folder = self._folder / f"reference-{steps}"
+            self._references[steps] = plain_model(folder, training__steps=steps, **COMPARED)
+        return self._references[steps]
+
+
+def wrong_model(model: Mapping[str, Array], steps: int, expected: Mapping[str, Array] | None) -> list[str]:
+    """Return what is wrong with an exported model; empty: nothing.
+
+    Args:
+        model: parameters by name.
+        steps: of training.
+        expected: the right ones; None: the model counts its samples.
+    """
+    if expected is None:
+        try:
+            assert_every_sample_counted(model, BATCH, seed=0, steps=steps)
+        except AssertionError as error:
+            return [f"{error}".splitlines()[0]]
+        return []
+    if model.keys() != expected.keys():
+        return [f"the model has parameters {sorted(model)} instead of {sorted(expected)}"]
+    distances = {name: difference(model[name], values) for name, values in expected.items()}
+    name = max(distances, key=distances.__getitem__)
+    return [] if distances[name] <= SAME_MODEL else [f"{name} differs by {distances[name]:.2g} of its largest value"]
+
+
+def left_behind(job: ChaosJob) -> list[str]:
+    """Return what a finished job has left on the machine: processes, temporary files, shared memory."""
+    found = [f"process {pid} is left: {command}" for pid, command in job.real.survivors().items()]
+    folders = [Path(os.environ["TMPDIR"]), Path("/dev/shm")]
+    found += [f"{path} is left" for folder in folders for path in sorted(folder.iterdir())]
+    hidden = [path for path in job.files.rglob(".*") if PARTIAL in path.name or path.name.endswith(_UNFINISHED)]
+    hidden += [path for path in (job.files / "checkpoints").iterdir() if not (path / "manifest.json").exists()]
+    return found + [f"{path.relative_to(job.files)} is left" for path in sorted(hidden)]

@@ -1,0 +1,113 @@
+"""The results of a campaign: a table for people, JSON for programs, a plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.campaign import Outcome
+from tests.chaos.faults.kinds import KINDS
+from tests.chaos.results.usage import FIGURES, Sample
+
+__all__ = ["plot", "plot_usage", "recoveries", "table", "write_json"]
+
+
+def recoveries(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Return the recovery times in seconds by kind of fault, of faults that had a target in runs without problems."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for incident in outcome.incidents:
+            if incident.done and incident.recovery.seconds is not None and not outcome.problems:
+                found[incident.fault.kind].append(incident.recovery.seconds)
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def table(outcomes: Sequence[Outcome], command: str) -> list[str]:
+    """Return the lines of the report.
+
+    Args:
+        outcomes: of all runs.
+        command: that replays a run, with `SEED` in the place of its seed.
+    """
+    lines = [f"{'fault':12} {'number':>6} {'median s':>9} {'worst s':>8}   what it is"]
+    for kind, seconds in recoveries(outcomes).items():
+        middle, worst = statistics.median(seconds), max(seconds)
+        lines.append(f"{kind:12} {len(seconds):6} {middle:9.1f} {worst:8.1f}   {KINDS[kind].what}")
+    failed = [outcome for outcome in outcomes if outcome.problems]
+    incidents = sum(len(outcome.incidents) for outcome in outcomes)
+    lines.append(f"{len(outcomes)} jobs, {incidents} faults, {len(failed)} jobs failed")
+    for outcome in failed:
+        lines.append(f"seed {outcome.run.seed}: {'; '.join(outcome.problems)}")
+        lines.append(f"  to replay it: {command.replace('SEED', str(outcome.run.seed))}")
+    return lines
+
+
+def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write all runs, their faults and their problems."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([_document(outcome) for outcome in outcomes], indent=1) + "\n")
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    incidents = [
+        {
+            "fault": asdict(incident.fault),
+            "at": asdict(incident.at),
+            "done": incident.done,
+            "recoverySeconds": incident.recovery.seconds,
+        }
+        for incident in outcome.incidents
+    ]
+    run = outcome.run
+    return {
+        "seed": run.seed,
+        "consistency": run.consistency,
+        "model": run.model,
+        "processes": str(run.topology),
+        "steps": run.steps,
+        "seconds": outcome.seconds,
+        "limitSeconds": run.limit_seconds,
+        "faults": incidents,
+        "problems": list(outcome.problems),
+    }
+
+
+def plot(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Draw each recovery time, by kind of fault, on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    found = recoveries(outcomes)
+    figure = Figure(figsize=(8, 1 + 0.4 * max(1, len(found))), layout="constrained")
+    axes = figure.subplots()
+    for row, seconds in enumerate(found.values()):
+        axes.plot([max(value, 0.01) for value in seconds], [row] * len(seconds), "o", alpha=0.5, color="C0")
+        axes.plot([max(statistics.median(seconds), 0.01)], [row], "|", markersize=16, color="C1")
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds until steps were committed again (the bar is the median)")
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    figure.savefig(path)
+
+
+def plot_usage(path: Path, samples: Sequence[Sample]) -> None:
+    """Draw each figure over time, a line for each process."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(9, 10), layout="constrained")
+    axes = picture.subplots(len(FIGURES), sharex=True)
+    lives = sorted({(each.process, each.pid) for each in samples})
+    names = sorted({name for name, _ in lives})
+    for place, (figure, axis) in enumerate(zip(FIGURES, axes, strict=True)):
+        for process, pid in lives:
+            points = [(s.seconds / 60, s.values[place]) for s in samples if (s.process, s.pid) == (process, pid)]
+            axis.plot(*zip(*points, strict=True), color=f"C{names.index(process)}", label=process)
+        axis.set_ylabel(figure.name)
+    found = dict(zip(*axes[0].get_legend_handles_labels()[::-1], strict=True))  # one entry per name
+    axes[0].legend(found.values(), found.keys(), ncols=4, fontsize="small")
+    axes[-1].set_xlabel("minutes")
+    picture.savefig(path)

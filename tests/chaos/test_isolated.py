@@ -1,0 +1,145 @@
+"""The proxy and the disk with real connections and files, in namespaces of their own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults.disk import Disk
+from tests.chaos.faults.links import Links
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.namespaces import obstacles, run_isolated
+
+LINK = "other>other"  # both ends are processes of this test, not of a job
+PUSH = b'{"op":"push","generation":1,"step":5,"worker":"worker-0-0"}'
+PATIENCE_SECONDS = 30.0
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """A client and the accepted connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname(), timeout=PATIENCE_SECONDS)
+        accepted, _ = server.accept()
+    accepted.settimeout(PATIENCE_SECONDS)
+    return client, accepted
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += connection.recv(size - len(data))
+    return data
+
+
+def proxied(folder: Path) -> None:
+    seen: list[Sighting] = []
+    links = Links(seen.append)
+    client, accepted = connected()
+    client.sendall(PUSH)
+    assert receive(accepted, len(PUSH)) == PUSH
+    assert seen == [Sighting("other", "other", True, "push", 5)]
+    accepted.sendall(b"answer")
+    assert receive(client, 6) == b"answer"
+    assert links.run(lambda: links.disturb("corrupt", LINK, True, PATIENCE_SECONDS, 0.0)) == 1
+    client.sendall(b"abc")
+    assert receive(accepted, 3) == b"qbc"
+    client.close()
+    assert accepted.recv(1) == b"", "the end of a connection is passed on"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed_port = server.getsockname()[1]
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", closed_port)).recv(1)
+    links.close()
+
+
+def reset(folder: Path) -> None:
+    links = Links(lambda sighting: None)
+    client, accepted = connected()
+    client.sendall(PUSH)
+    receive(accepted, len(PUSH))
+    assert links.run(lambda: links.reset(LINK)) == 1
+    for end in (client, accepted):
+        with pytest.raises(ConnectionResetError):
+            end.recv(1)
+    links.close()
+
+
+def vanished(folder: Path) -> None:
+    links = Links(lambda sighting: None)
+    (client, accepted), (other, other_accepted) = connected(), connected()
+    client.sendall(PUSH)
+    receive(accepted, len(PUSH))
+    assert links.run(lambda: links.vanish(LINK, None)) == 2
+    client.sendall(b"lost")
+    accepted.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        accepted.recv(1)
+    fresh, fresh_accepted = connected()
+    fresh.sendall(b"new")
+    assert receive(fresh_accepted, 3) == b"new", "new connections work"
+    assert links.run(lambda: links.vanish(LINK, 0.2)) == 3
+    fresh.sendall(b"late")
+    assert receive(fresh_accepted, 4) == b"late", "TCP repeats what was lost for a time"
+    other.close()
+    other_accepted.close()
+    links.close()
+
+
+def mounted(folder: Path) -> None:
+    seen: list[str] = []
+    disk = Disk(folder / "point", folder / "files", 100, lambda sighting: seen.append(f"{sighting.op} {sighting.step}"))
+    checkpoints = folder / "point" / "job" / "checkpoints"
+
+    def save(step: int) -> None:
+        """Write a file as a checkpoint is written, from another thread than the one that serves the mount."""
+        target = checkpoints / f"step-{step:09}" / "rows"
+        target.parent.mkdir(parents=True)
+        with target.with_name(".rows.partial").open("wb", buffering=0) as file:
+            file.write(b"12345678")
+            os.fsync(file.fileno())
+        target.with_name(".rows.partial").rename(target)
+        assert target.read_bytes() == b"12345678"
+
+    save(10)
+    assert seen == ["file 10"]
+    for kind, number in (("disk-full", errno.ENOSPC), ("disk-error", errno.EIO), ("disk-torn", errno.EIO)):
+        step = {"disk-full": 20, "disk-error": 30, "disk-torn": 40}[kind]
+        disk.disturb(kind, 0.0, checkpoints=1)
+        with pytest.raises(OSError, match=os.strerror(number)) as raised:
+            save(step)
+        assert raised.value.errno == number
+        save(step + 1)
+    torn = folder / "files" / "job" / "checkpoints" / "step-000000040" / ".rows.partial"
+    assert torn.read_bytes() == b"1234"
+    disk.disturb("disk-full", 0.0, checkpoints=1)
+    save(95)  # faults spare the last checkpoint
+    (checkpoints / "unsynced").write_bytes(b"never synced")
+    partial = [f"job/checkpoints/step-{step:09}/.rows.partial" for step in (30, 40)]
+    assert disk.lose_power() == [*partial, "job/checkpoints/unsynced"]
+    assert (folder / "files" / "job" / "checkpoints" / "unsynced").read_bytes() == b""
+    assert (checkpoints / "step-000000010" / "rows").read_bytes() == b"12345678"
+    disk.close()
+    assert not list((folder / "point").iterdir())
+
+
+CASES = {"proxied": proxied, "reset": reset, "vanished": vanished, "mounted": mounted}
+
+
+def isolated(folder: Path, arguments: Sequence[str]) -> int:
+    """Called in the namespaces."""
+    CASES[arguments[0]](folder)
+    assert threading.active_count() == 1, threading.enumerate()
+    return 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_faults_in_namespaces(case: str) -> None:
+    if reasons := obstacles():
+        pytest.skip("; ".join(reasons))
+    assert run_isolated("tests.chaos.test_isolated", [case]) == 0

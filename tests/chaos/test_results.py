@@ -1,0 +1,131 @@
+"""What is measured and judged after a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chaos.campaign import Outcome
+from tests.chaos.faults.director import Incident
+from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
+from tests.chaos.results.judgement import wrong_model
+from tests.chaos.results.recovery import Recovery
+from tests.chaos.results.report import plot, plot_usage, table, write_json
+from tests.chaos.results.usage import FIGURES, Sample, growths
+from tests.counting import NUMBERS, applied, counting_columns
+from tests.heterps_operator.helpers.real_job import BATCH, ROWS
+
+STEPS = 3 * ROWS // BATCH
+
+
+def counted(times: Any) -> dict[str, Any]:
+    """The model of a job that applied each sample so many times."""
+    columns = counting_columns(ROWS)
+    means = np.array([[times @ columns[name] / BATCH for name in NUMBERS]])
+    dense = {f"{layer}.{kind}": value for layer in ("linear", "output") for kind, value in (
+        ("weight", means), ("bias", np.array([float(STEPS)])),
+    )}  # fmt: skip
+    return {"tables.weight": times[:, None].astype(float), **dense}
+
+
+def test_a_model_that_counts_right_is_right() -> None:
+    assert wrong_model(counted(applied(ROWS, BATCH, 0, STEPS)), STEPS, None) == []
+
+
+@pytest.mark.parametrize("change", [-1, 1], ids=["lost", "doubled"])
+def test_one_lost_or_doubled_sample_is_noticed(change: int) -> None:
+    times = applied(ROWS, BATCH, 0, STEPS)
+    times[17] += change
+    [problem] = wrong_model(counted(times), STEPS, None)
+    assert f"1 of {ROWS} samples were applied more or less often: sample 17 {3 + change} times instead of 3" in problem
+
+
+def test_another_model_is_noticed() -> None:
+    expected = {"a": np.array([1.0, 2.0]), "b": np.array([3.0])}
+    assert wrong_model({"a": np.array([1.0, 2.0 + 1e-12]), "b": np.array([3.0])}, 1, expected) == []
+    assert wrong_model({"a": np.array([1.0, 2.0 + 1e-11]), "b": np.array([3.0])}, 1, expected) == [
+        "a differs by 5e-12 of its largest value"
+    ]
+    assert wrong_model({"a": np.array([1.0, 2.0])}, 1, expected)
+
+
+def status(committed: int, phase: str = "Training", *, running: bool = True) -> dict[str, Any]:
+    return {"committedSteps": committed, "running": running, "phase": phase}
+
+
+def test_steps_under_way_are_no_recovery() -> None:
+    recovery = Recovery(began=10.0, under_way=5)
+    assert not recovery.observe(11.0, status(20))
+    assert not recovery.observe(12.0, status(25))
+    assert not recovery.observe(13.0, None)
+    assert not recovery.observe(14.0, status(10)), "it has gone back to a checkpoint"
+    assert not recovery.observe(15.0, status(15))
+    assert recovery.observe(16.0, status(16))
+    assert recovery.seconds == 6.0
+
+
+def test_after_training_the_next_phase_is_the_recovery() -> None:
+    recovery = Recovery(began=10.0, under_way=1)
+    assert not recovery.observe(11.0, status(64, "Evaluating"))
+    assert not recovery.observe(12.0, status(64, "Evaluating"))
+    assert recovery.observe(13.0, status(64, "Exporting", running=False))
+
+
+def lives(slope: float) -> list[Sample]:
+    """A process whose memory grows by `slope` MiB per sample, and one that is soon replaced."""
+    samples = []
+    for i in range(100):
+        memory = 100.0 + (min(i, 20) if slope == 0 else i * slope) + i % 3  # some grow while they warm up
+        samples.append(Sample(5.0 * i, "ps-0", 7, (memory, 9, 30, 12)))
+        samples.append(Sample(5.0 * i, "worker-0-0", 100 + i // 10, (50.0 * i, 9, 30, 12)))
+    return samples
+
+
+def test_growth_is_noticed_after_the_warm_up() -> None:
+    assert all(growth.flat for growth in growths(lives(0.0), 24))
+    grown = growths(lives(0.5), 24)
+    assert {growth.process for growth in grown} == {"ps-0"}, "the others did not live long enough"
+    assert [growth.flat for growth in grown] == [False, True, True, True]
+    assert grown[0].per_hour == pytest.approx(0.5 * 720, rel=0.05)
+    assert len(grown) == len(FIGURES)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(seed: int, seconds: float, *problems: str) -> Outcome:
+    fault = Fault("kill", "ps-0", "push", 20, near=True)
+    recovery = Recovery(began=10.0, under_way=1, ended=10.0 + seconds)
+    incident = Incident(fault, Sighting("worker-0-0", "ps-0", True, "push", 21), recovery, "process 7")
+    run = Run(seed, "sync", "counting", TOPOLOGIES[0], STEPS, (fault,))
+    return Outcome(run, (incident,), problems, 60.0, "")
+
+
+def test_the_table_names_failed_runs_and_how_to_repeat_them() -> None:
+    outcomes = [outcome(1, 2.0), outcome(2, 4.0), outcome(3, 9.0), outcome(4, 99.0, "a sample is lost")]
+    assert table(outcomes, "replay SEED") == [
+        "fault        number  median s  worst s   what it is",
+        "kill              3       4.0      9.0   SIGKILL of a process",
+        "4 jobs, 4 faults, 1 jobs failed",
+        "seed 4: a sample is lost",
+        "  to replay it: replay 4",
+    ]
+
+
+def test_the_report_is_written_and_drawn(tmp_path: Path) -> None:
+    outcomes = [outcome(1, 2.0), outcome(2, 4.0, "a sample is lost")]
+    write_json(tmp_path / "new" / "report.json", outcomes)
+    first, second = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert first["faults"][0]["recoverySeconds"] == 2.0
+    at = first["faults"][0]["at"]
+    assert at == {"client": "worker-0-0", "listener": "ps-0", "forward": True, "op": "push", "step": 21}
+    assert second["problems"] == ["a sample is lost"]
+    plot(tmp_path / "report.png", outcomes)
+    plot_usage(tmp_path / "usage.png", lives(0.5))
+    for name in ("report.png", "usage.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
