@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,10 +20,10 @@ from tests.chaos.namespaces import OUR_ADDRESS
 from tests.counting import counting_columns, counting_spec
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS, RealJob
 
-__all__ = ["CHECKPOINT_STEPS", "ChaosJob"]
+__all__ = ["COMPARED", "ChaosJob"]
 
-CHECKPOINT_STEPS = 10
-HANG_SECONDS = 60
+_CHECKPOINT_STEPS = 10
+_HANG_SECONDS = 60
 _STATUS_SECONDS = 2.0
 _MAX_UNITS = 6  # of each pool
 _EVALUATION = "held-out"  # folder
@@ -50,7 +51,6 @@ class ChaosJob:
     Attributes:
         real: the job as other tests use it.
         files: the job's work directory in the backing folder.
-        starts: how often `heterps run` was started.
         output: of all commands.
     """
 
@@ -73,9 +73,9 @@ class ChaosJob:
                 for i, (pool, workers) in enumerate(stages)
             ],
             "parameterServer": {"replicas": run.topology.servers},
-            "checkpoint__everySteps": CHECKPOINT_STEPS,
+            "checkpoint__everySteps": _CHECKPOINT_STEPS,
             "runPolicy__backoffLimit": 10 + 4 * len(run.faults),
-            "runPolicy__hangTimeoutSeconds": HANG_SECONDS,
+            "runPolicy__hangTimeoutSeconds": _HANG_SECONDS,
         }
         columns = counting_columns(ROWS)
         (folder / _EVALUATION).mkdir(parents=True)
@@ -84,14 +84,18 @@ class ChaosJob:
         pools = sorted({pool for pool, _ in stages} - {"cpu"})
         self.real = RealJob(folder, data, max_units=_MAX_UNITS, other_pools=pools, **fields)
         self.files = backing / self.real.work.name
-        self.starts = 0
         self.output = ""
         self._command: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Start `heterps run`."""
-        self.starts += 1
-        self._command = self.real.start("run", "job.yaml")
+        command = self._command = self.real.start("run", "job.yaml")
+
+        def read() -> None:
+            self.output += "".join(command.communicate())
+
+        self._reader = threading.Thread(target=read, name="output", daemon=True)  # a full pipe would stop the job
+        self._reader.start()
 
     def poll(self) -> int | None:
         """Return the exit code of `heterps run`; None while it runs."""
@@ -111,12 +115,9 @@ class ChaosJob:
         assert self._command is not None
         self._command.send_signal(signal.SIGINT)
 
-    def collect(self) -> str:
-        """Return and keep the output of the ended command."""
-        assert self._command is not None
-        out, err = self._command.communicate()
-        self.output += f"{out}{err}"
-        return f"{out}{err}"
+    def collect(self) -> None:
+        """Read the output of the ended command to its end."""
+        self._reader.join()
 
     def status(self) -> Json | None:
         """Return the coordinator's status; None if it does not answer. The proxy does not see this request."""

@@ -69,6 +69,8 @@ def _enter(module: str, folder: str, arguments: Sequence[str]) -> int:
         subprocess.run(command, check=True)
     temporary.mkdir()
     os.environ["TMPDIR"] = str(temporary)
+    for library in ("OMP", "OPENBLAS", "MKL"):  # a campaign is about order, not about speed
+        os.environ[f"{library}_NUM_THREADS"] = "1"
     child = os.fork()
     if child == 0:
         code: int = importlib.import_module(module).isolated(Path(folder), arguments)

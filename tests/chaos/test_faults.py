@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -78,12 +79,16 @@ class _Nothing:
 def _director(
     monkeypatch: pytest.MonkeyPatch, *faults: Fault, pause: float = 0.0
 ) -> tuple[Director, list[int], list[float]]:
+    """A director, the pids that it has killed, and its clock."""
     killed: list[int] = []
     now = [100.0]
+
+    def kill(pid: int, number: int) -> None:
+        assert number == signal.SIGKILL
+        killed.append(pid)
+
     monkeypatch.setattr(directing, "processes", lambda: {"ps-0": 7, "worker-0-0": 8})
-    monkeypatch.setattr(
-        directing.os, "kill", lambda pid, number: killed.append(pid if number == signal.SIGKILL else -1)
-    )
+    monkeypatch.setattr(os, "kill", kill)
     run = Run(1, "sync", "counting", TOPOLOGIES[0], 64, faults)
     director = Director(run, pause, lambda: now[0])
     nothing: Any = _Nothing()

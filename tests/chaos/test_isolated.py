@@ -22,11 +22,13 @@ PATIENCE_SECONDS = 30.0
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """A client and the accepted connection."""
+    """A client and the accepted connection, which the proxy knows."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname(), timeout=PATIENCE_SECONDS)
         accepted, _ = server.accept()
     accepted.settimeout(PATIENCE_SECONDS)
+    client.sendall(b"!")
+    assert accepted.recv(1) == b"!"
     return client, accepted
 
 
@@ -118,7 +120,7 @@ def mounted(folder: Path) -> None:
     torn = folder / "files" / "job" / "checkpoints" / "step-000000040" / ".rows.partial"
     assert torn.read_bytes() == b"1234"
     disk.disturb("disk-full", 0.0, checkpoints=1)
-    save(95)  # faults spare the last checkpoint
+    save(100)  # faults spare the last checkpoint
     (checkpoints / "unsynced").write_bytes(b"never synced")
     partial = [f"job/checkpoints/step-{step:09}/.rows.partial" for step in (30, 40)]
     assert disk.lose_power() == [*partial, "job/checkpoints/unsynced"]

@@ -22,7 +22,6 @@ from tests.chaos.faults.peers import name_of
 __all__ = ["Disk"]
 
 _CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)(?:\.\d+)?/")
-_STEPS_BETWEEN = 10
 
 
 class Disk:
@@ -93,7 +92,7 @@ class Disk:
 
     def _affects(self, request: Request) -> bool:
         found = _CHECKPOINT.search(f"/{request.path}/")
-        if not self._kind or found is None or int(found[1]) >= self._last_step - _STEPS_BETWEEN:
+        if not self._kind or found is None or int(found[1]) >= self._last_step:
             return False
         step = int(found[1])
         if self._step is None or step > self._step:
