@@ -71,6 +71,7 @@ class Job:
             "parameterServer": {"replicas": 1},
             "runPolicy": {"backoffLimit": 1000},
             "checkpoint": {"everySteps": 50, "keep": 2},
+            "objective": {"minSamplesPerSecond": 1},
         }
         job["spec"]["training"]["epochs"] = 10_000
         (folder / "job.yaml").write_text(yaml.safe_dump_all([*pools, job]))
@@ -92,7 +93,7 @@ class Job:
     def status(self) -> dict[str, Any] | None:
         """The coordinator's status; None while there is no coordinator."""
         if self._command.poll() is not None:
-            raise SystemExit(f"the job has ended:\n{(self._folder / 'log').read_text()[-3000:]}")
+            raise SystemExit(f"the job has ended:\n{(self._folder / 'log').read_text()[-6000:]}")
         try:
             address = json.loads((self._work / "coordinator.json").read_text())["http"]
             return CoordinatorClient(address, (self._work / "token").read_text()).status()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from heterps_runtime.checkpoint import Storage, export_model, find_latest
+from heterps_runtime.checkpoint import Storage, export_model, find_latest, take_over
 from heterps_runtime.contract import EXIT_INTERRUPTED
 from tests.chaos.faults.kinds import KINDS
 from tests.chaos.faults.peers import processes
@@ -102,7 +103,14 @@ def problems_of(job: ChaosJob, folder: Path, code: int | None) -> list[str]:
     if manifest is None:
         return ["there is no checkpoint"]
 
-    export_model(storage, manifest, folder / "model", initial_rows=lambda table, ids: np.zeros((len(ids), table.dim)))
+    owner = take_over(storage, "soak", time.time())
+    export_model(
+        storage,
+        manifest,
+        folder / "model",
+        owner=owner,
+        initial_rows=lambda table, ids: np.zeros((len(ids), table.dim)),
+    )
     return wrong_model(load_file(folder / "model" / "model.safetensors"), manifest.step, None) + left_behind(job)
 
 

@@ -95,5 +95,6 @@ def left_behind(job: ChaosJob) -> list[str]:
     folders = [Path(os.environ["TMPDIR"]), Path("/dev/shm")]
     found += [f"{path} is left" for folder in folders for path in sorted(folder.iterdir())]
     hidden = [path for path in job.files.rglob(".*") if PARTIAL in path.name or path.name.endswith(_UNFINISHED)]
-    hidden += [path for path in (job.files / "checkpoints").iterdir() if not (path / "manifest.json").exists()]
+    folders = [path for path in (job.files / "checkpoints").iterdir() if path.name != "owners"]
+    hidden += [path for path in folders if not (path / "manifest.json").exists()]
     return found + [f"{path.relative_to(job.files)} is left" for path in sorted(hidden)]
