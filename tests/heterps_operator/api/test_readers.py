@@ -75,7 +75,7 @@ def another(schema: Json, value: Any) -> Any:
 
 def readings(job: Json, pool: Json) -> dict[str, Any]:
     """What the product makes of a job and its pool."""
-    document = {"job": job, "pools": [pool], "workDirectory": "/work"}
+    document = {"version": 1, "job": job, "pools": [pool], "workDirectory": "/work"}
     owner = {**job, "metadata": {"name": "flights", "namespace": "default", "uid": "1"}}
     spec = JobSpec.from_manifests(job, [pool])
     processes = [(coordinator(), None), (profiler(spec, spec.pools[0].name), pool), *((p, pool) for p in SPECS)]

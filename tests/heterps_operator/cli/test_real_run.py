@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.heterps_operator.helpers.real_job import RealJob, Result
+from tests.heterps_operator.helpers.real_job import RealJob, Result, step_of
 from tests.heterps_operator.helpers.small_reference import plain_model
 from tests.same_model import assert_same_model
 
@@ -109,7 +109,7 @@ def test_interrupted_then_killed_then_damaged_the_job_ends_with_the_same_model(
     os.truncate(largest, largest.stat().st_size // 2)
     last = job.run()
     assert last.code == 0, last.text
-    step = int(before.name.removeprefix("step-"))
+    step = step_of(before.name)
     assert re.search(rf"warning: CheckpointSkipped: {newest.name}: .*{largest.name}", last.out), last.out
     assert f"resuming from step {step} of {STEPS}" in last.out
     assert_same_model(model(job), expected)
@@ -150,7 +150,7 @@ def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was
         fill(disk / "something")
         failed = job.await_status(process, lambda status: status["checkpoint"]["failures"] >= 2)
         result = job.finish(process)
-        kept = sorted(path.parent.name for path in disk.glob("checkpoints/*/manifest.json"))
+        kept = sorted(step_of(path.parent.name) for path in disk.glob("checkpoints/*/manifest.json"))
         # After making room, the run resumes at the last good checkpoint.
         (disk / "something").unlink()
         again = job.run()
@@ -163,7 +163,7 @@ def test_a_full_disk_costs_checkpoints_and_in_the_end_the_model_but_not_what_was
                      r"\d+ stays", result.text)  # fmt: skip
     assert kept
     assert again.code == 0, again.text
-    assert f"resuming from step {int(kept[-1].removeprefix('step-'))} of {STEPS}" in again.out
+    assert f"resuming from step {kept[-1]} of {STEPS}" in again.out
     assert_same_model(model(job), expected)
 
 
@@ -183,7 +183,7 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     job.change(training__steps=STEPS, runPolicy={"backoffLimit": 3})
     process = job.start("run", "job.yaml", "--fresh")
     job.await_step(process, 1)
-    assert f"step-{STEPS:09}" not in [path.name for path in job.checkpoints()]
+    assert STEPS not in [step_of(path.name) for path in job.checkpoints()]
     for step, name in ((30, "worker-0-0"), (90, "ps-0"), (150, "coordinator")):
         pid = job.kill(process, name, at_step=step)
         job.await_replaced(process, name, pid)

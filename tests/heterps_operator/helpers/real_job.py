@@ -238,4 +238,15 @@ class RealJob:
 
     def checkpoints(self) -> list[Path]:
         """Return the folders of the complete checkpoints, the oldest first."""
-        return sorted(path.parent for path in (self.work / "checkpoints").glob("*/manifest.json"))
+        found = [path.parent for path in (self.work / "checkpoints").glob("*/manifest.json")]
+        return sorted(found, key=lambda folder: (term_of(folder.name), step_of(folder.name)))
+
+
+def step_of(folder: str) -> int:
+    """Return the step of a checkpoint, by its folder's name: `step-STEP.TERM-ID`."""
+    return int(folder.removeprefix("step-").partition(".")[0])
+
+
+def term_of(folder: str) -> int:
+    """Return the term under which a checkpoint was written."""
+    return int(folder.partition(".")[2].partition("-")[0])

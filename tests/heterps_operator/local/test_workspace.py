@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import stat
 from pathlib import Path
 
@@ -40,6 +41,20 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_json(path, {"step": object()})
     assert read_json(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_renamed_file_is_flushed_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_json(tmp_path / "state.json", {"step": 1})
+    assert len(flushed) == 2
+    assert flushed[-1] == str(tmp_path)
 
 
 def test_the_token_is_for_this_user_only_and_new_for_every_run(tmp_path: Path) -> None:

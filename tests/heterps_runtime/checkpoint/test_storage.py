@@ -129,6 +129,40 @@ def test_file_addresses_and_relative_paths_are_local(tmp_path: Path, monkeypatch
     assert Storage.open("a/").address == str(tmp_path / "a")
 
 
+def test_reading_and_writing_count_as_work(storage: Storage) -> None:
+    storage.write_atomic("a/x.bin", iter([b"12", b"345"]))
+    assert storage.work.total == 5
+    storage.read("a/x.bin")
+    assert storage.work.total == 10
+
+
+def test_a_new_folder_and_its_file_are_flushed_with_the_folders_that_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    Storage.open(tmp_path / "jobs").write_atomic("step/x.bin", b"1")
+    folders = [path for path in flushed if PARTIAL not in path]
+    assert folders == [str(tmp_path), str(tmp_path / "jobs"), str(tmp_path / "jobs" / "step")]
+    assert len(flushed) == 4, "and the file itself, under its temporary name"
+    flushed.clear()
+    Storage.open(tmp_path / "jobs").write_atomic("step/y.bin", b"1")
+    assert [path for path in flushed if PARTIAL not in path] == [str(tmp_path / "jobs" / "step")]
+
+
+def test_uploads_to_s3_are_waited_for_piece_by_piece() -> None:
+    """In the background they would fill memory, and no progress would be seen until the end."""
+    _, (options,) = Storage.open("s3://key:secret@bucket/path?region=eu-west-1")._filesystem.__reduce__()
+    assert options["background_writes"] is False
+    assert (options["access_key"], options["region"], options["allow_delayed_open"]) == ("key", "eu-west-1", True)
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one megabyte."""

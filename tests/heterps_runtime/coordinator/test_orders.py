@@ -15,9 +15,9 @@ from tests.heterps_runtime.helpers.jobs import plan_document
 class Interleavings(RuleBasedStateMachine):
     """Joins, losses, reports and checkpoints in any order: no step is committed twice or left out."""
 
-    @initialize(cards=st.booleans(), servers=st.integers(1, 2))
-    def start(self, cards: bool, servers: int) -> None:
-        self.world = World([("cpu", 0, 2), ("card" if cards else "cpu", 1, 2)], servers)
+    @initialize(cards=st.booleans(), servers=st.integers(1, 2), opens=st.booleans())
+    def start(self, cards: bool, servers: int, opens: bool) -> None:
+        self.world = World([("cpu", 0, 2), ("card" if cards else "cpu", 1, 2)], servers, opens=opens)
         self.core = self.world.core
         self.expected = 0  # next step to be committed
         self.seen = 0
@@ -35,6 +35,12 @@ class Interleavings(RuleBasedStateMachine):
         for name in self.world.names:
             if name not in self.core.membership.roster.present:
                 self.world.join(name)
+
+    @precondition(lambda self: not self.core.checkpoints.opened)
+    @rule()
+    def checkpoints_are_opened(self) -> None:
+        assert self.world.told(Generation) == []
+        self.world.open()
 
     @rule(number=st.integers(0, 5))
     def go(self, number: int) -> None:

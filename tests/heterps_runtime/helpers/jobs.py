@@ -349,6 +349,11 @@ class ThreadedJob:
                 raise AssertionError(f"the job does not get on: {json.dumps(status, indent=1)} {self.failures}")
             time.sleep(POLL_SECONDS)
 
+    def failure(self, timeout_seconds: float) -> BaseException | None:
+        """The error with which the coordinator has ended; waits for its end."""
+        self._threads[0].join(timeout_seconds)
+        return self._loop_failure
+
     def close(self) -> None:
         """Wait for all members, whom the coordinator tells that the job is over, then end the coordinator."""
         coordinator, *members = self._threads
