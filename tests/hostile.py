@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import logging
 import random
@@ -43,6 +44,7 @@ Json = dict[str, Any]
 
 HEALTHY, WAKES_PER_SECOND = 8, 20.0
 OBJECTS_PER_SECOND = 250.0  # an API server seldom takes more writes of one client
+_ANSWERS = 50  # of a hostile coordinator
 SECONDS = 60.0  # limit of waiting for a turn
 STATUS: Json = {"phase": "Profiling", "members": [], "stages": [], "committedSteps": 0, "events": []}
 NOISE: tuple[Any, ...] = (*WRONG, float("nan"), 10**400, 1e308, [[]] * 100, {"a": {"b": [None, {"c": "\ud800"}]}})
@@ -154,15 +156,17 @@ class Hostile(Healthy):
 
     def __init__(self, address: str, draw: random.Random) -> None:
         super().__init__(address)
-        self._draw = draw
+        flood = [{"time": time.time(), "type": "Warning", "reason": "Noise", "message": str(n)} for n in range(200)]
+        profile = {"batchSize": 1, "samples": 1, "layers": [{"name": "x"}]}
+        self._status = itertools.cycle([malformed({**STATUS, "events": flood}, draw) for _ in range(_ANSWERS)])
+        self._profiles = itertools.cycle([malformed({"cpu": profile}, draw) for _ in range(_ANSWERS)])
 
     def status(self) -> Json:
-        flood = [{"time": time.time(), "type": "Warning", "reason": "Noise", "message": str(n)} for n in range(200)]
-        made = malformed({**STATUS, "events": flood}, self._draw)
+        made = next(self._status)
         return made if isinstance(made, dict) else {}
 
     def profiles(self) -> Json:
-        made = malformed({"cpu": {"batchSize": 1, "samples": 1, "layers": [{"name": "x"}]}}, self._draw)
+        made = next(self._profiles)
         return made if isinstance(made, dict) else {}
 
 
@@ -326,15 +330,18 @@ class World:
         self.turns.wait()
         return self.turns.seconds
 
-    def flood(self, number: int, per_second: float) -> None:
+    def draw_flood(self, number: int) -> list[tuple[str, str, bool]]:
+        """Return malformed objects, as text: drawing them takes longer than reading them."""
+        drawn = itertools.islice(strangers(self._draw), number)
+        return [(kind, json.dumps(item), gone) for kind, item, gone in drawn]
+
+    def flood(self, objects: list[tuple[str, str, bool]], per_second: float) -> None:
         """Report malformed objects, as watches do."""
         reflector = self.supervisor.reflector
         seen = {POD: reflector.pod_seen, NODE: reflector.node_seen, POOL: reflector.pool_seen, JOB: reflector.job_seen}
         began = time.perf_counter()
-        for count, (kind, item, gone) in enumerate(strangers(self._draw)):
-            if count == number:
-                return
-            seen[kind](item, gone=gone)
+        for count, (kind, text, gone) in enumerate(objects):
+            seen[kind](json.loads(text), gone=gone)
             time.sleep(max(0.0, began + count / per_second - time.perf_counter()))
 
 
@@ -354,8 +361,9 @@ def run(objects: int, seed: int, *, drippers: int = 8, per_second: float = OBJEC
         rounds = max(3 * HEALTHY, int(objects / per_second * WAKES_PER_SECOND))
         outcome = Outcome(objects=objects)
         outcome.before = world.measure(min(rounds, 400))
+        drawn = world.draw_flood(objects)
         world.add_hostile()
-        flood = threading.Thread(target=world.flood, args=(objects, per_second))
+        flood = threading.Thread(target=world.flood, args=(drawn, per_second))
         flood.start()
         outcome.beside = world.measure(rounds)
         flood.join()
