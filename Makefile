@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster test test-local test-cluster chaos soak cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster test test-local test-cluster chaos soak hostile cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ check: venv ## run the linters, the type checker, the import contracts and the g
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir $(CACHE)/import-linter
 	$(BIN)/python -m pytest --quiet tests/repo
+
+hostile: venv ## healthy jobs beside malformed objects and hostile coordinators (ARGUMENTS=--objects=1000: fewer)
+	@$(BIN)/python -m tests.hostile $(ARGUMENTS)
 
 ON_CLUSTER := first_step operator_scale
 ALONE := $(filter-out $(ON_CLUSTER),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))

@@ -67,7 +67,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create, patch]
-# A job's token (docs/decisions/0025-rights.md).
+# A job's token (docs/decisions/0027-rights.md).
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

@@ -31,6 +31,7 @@ _LONGEST_RETRY_SECONDS = 60.0
 _STUCK_SECONDS = 180.0  # a turn waits some seconds for the API server, and some for a coordinator
 _TAKEN_SECONDS = 10.0  # after another operator was found working on a job
 _JOIN_SECONDS = 10.0
+_SHARE_FOR_OTHERS = 4  # one thread in four
 
 
 class Supervisor:
@@ -58,7 +59,9 @@ class Supervisor:
     ) -> None:
         self._cluster = cluster
         self._jitter = jitter
-        self.queue = WorkQueue(on_wait=cluster.metrics.on_wait)
+        # Some threads are left for other namespaces, whatever the jobs of one do.
+        most = max(1, threads - threads // _SHARE_FOR_OTHERS)
+        self.queue = WorkQueue(on_wait=cluster.metrics.on_wait, most_of_namespace=most)
         self._problems = ProblemRecorder(cluster.api, cluster.clock)
         self.pools = PoolKeeper(cluster, self._problems, self.wake_waiting)
         self.reflector = Reflector(

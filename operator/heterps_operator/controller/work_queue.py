@@ -1,6 +1,7 @@
 """A queue of jobs by due time, for several threads.
 
-A job is never given to two threads at once. Waking a job during its turn gives it another turn afterwards.
+A job is never given to two threads at once. Waking a job during its turn gives it another turn afterwards. Threads are
+divided among namespaces: jobs whose turns take long, because their coordinators do not answer, delay others least.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from heterps_operator.controller.stores.objects import Key
@@ -23,6 +24,7 @@ class WorkQueue:
         least_seconds: seconds between two turns of a job, however often it is woken: watch events come in bursts.
         clock: monotonic seconds.
         on_wait: called with the seconds that a job was due before a thread took it.
+        most_of_namespace: threads that jobs of one namespace may have at a time; None: no limit.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class WorkQueue:
         least_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
         on_wait: Callable[[float], None] = lambda seconds: None,
+        most_of_namespace: int | None = None,
     ) -> None:
+        self._most = most_of_namespace
         self._least = least_seconds
         self._clock = clock
         self._on_wait = on_wait
@@ -38,7 +42,9 @@ class WorkQueue:
         self._due: dict[Key, float] = {}
         self._last: OrderedDict[Key, float] = OrderedDict()  # ends of the last turns, within the least seconds
         self._heap: list[tuple[float, Key]] = []  # entries that differ from `_due` are outdated
+        self._ready: dict[str, dict[Key, float]] = {}  # jobs that were due, by namespace and in order of their due time
         self._busy: set[Key] = set()
+        self._turns: Counter[str] = Counter()  # busy jobs by namespace
         self._again: set[Key] = set()  # woken while busy
         self._closed = False
 
@@ -54,13 +60,16 @@ class WorkQueue:
         """Wait for a job that is due, and return it; None once the queue is closed."""
         with self._changed:
             while not self._closed:
-                while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-                    heapq.heappop(self._heap)
                 now = self._clock()
-                if self._heap and self._heap[0][0] <= now:
-                    due, key = heapq.heappop(self._heap)
-                    del self._due[key]
+                self._collect(now)
+                key = self._next()
+                if key is not None:
+                    namespace = key[0]
+                    due = self._ready[namespace].pop(key)
+                    if not self._ready[namespace]:
+                        del self._ready[namespace]
                     self._busy.add(key)
+                    self._turns[namespace] += 1
                     self._on_wait(now - due)
                     return key
                 self._changed.wait(self._heap[0][0] - now if self._heap else None)
@@ -75,6 +84,10 @@ class WorkQueue:
         """
         with self._changed:
             self._busy.discard(key)
+            self._turns[key[0]] -= 1
+            if not self._turns[key[0]]:
+                del self._turns[key[0]]
+            self._changed.notify()  # another job of the namespace may be ready
             now = self._clock()
             self._last[key] = now
             self._last.move_to_end(key)
@@ -96,15 +109,34 @@ class WorkQueue:
         """Return the number of jobs that are due and wait for a thread."""
         with self._changed:
             now = self._clock()
-            return sum(due <= now for due in self._due.values())
+            return self._number_ready() + sum(due <= now for due in self._due.values())
 
     def known(self) -> int:
         """Return the number of jobs that have a turn now, or will have one without being woken."""
         with self._changed:
-            return len(self._due) + len(self._busy)
+            return self._number_ready() + len(self._due) + len(self._busy)
+
+    def _collect(self, now: float) -> None:
+        """Move the jobs that are due to the ready ones; the lock is held."""
+        while self._heap and (self._heap[0][0] <= now or self._due.get(self._heap[0][1]) != self._heap[0][0]):
+            due, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._ready.setdefault(key[0], {})[key] = due
+
+    def _next(self) -> Key | None:
+        """Return the first ready job of the namespace that has the fewest turns now; the lock is held."""
+        able = [name for name in self._ready if self._most is None or self._turns[name] < self._most]
+        firsts = ((self._turns[name], *next((due, key) for key, due in self._ready[name].items())) for name in able)
+        return min(firsts)[2] if able else None
+
+    def _number_ready(self) -> int:
+        return sum(map(len, self._ready.values()))
 
     def _set(self, key: Key, due: float) -> None:
         """Make a job due at this time at the latest; the lock is held."""
+        if key in self._ready.get(key[0], ()):
+            return
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due

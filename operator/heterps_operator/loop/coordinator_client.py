@@ -114,13 +114,10 @@ class CoordinatorClient:
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise CoordinatorError(f"{method} {path}: refused with {response.status}: {text[:500]}", response.status)
         try:
-            document = json.loads(text, parse_constant=_refuse) if text else {}
+            # NaN and Infinity, which Python's json writes, are no JSON: they count as not known.
+            document = json.loads(text, parse_constant=lambda constant: None) if text else {}
         except (ValueError, RecursionError) as error:
             raise CoordinatorError(f"{method} {path}: the response is not JSON", malformed=True) from error
         if not isinstance(document, dict):
             raise CoordinatorError(f"{method} {path}: the response is not a JSON object", malformed=True)
         return document
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -116,3 +116,37 @@ def test_a_waiting_thread_is_woken_by_a_job_and_let_go_by_close() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert taken == [A]
+
+
+def test_no_namespace_has_all_threads_and_the_one_with_the_fewest_turns_is_next() -> None:
+    clock = [100.0]
+    queue = WorkQueue(0.0, lambda: clock[0], most_of_namespace=2)
+    for name in ("1", "2", "3", "4"):
+        queue.wake(("slow", name))
+        clock[0] += 1
+    queue.wake(("other", "1"))
+    assert queue.take() == ("slow", "1"), "due first"
+    assert queue.take() == ("other", "1"), "of the namespace without a turn"
+    assert queue.take() == ("slow", "2")
+    assert queue.depth() == 2
+    queue.wake(("another", "1"))
+    assert queue.take() == ("another", "1"), "slow has as many as it may"
+    queue.wake(("slow", "3"))  # is ready already
+    assert queue.depth() == 2
+    assert queue.known() == 6
+    queue.done(("slow", "1"), None)
+    assert queue.take() == ("slow", "3")
+    assert queue.depth() == 1
+
+
+def test_a_thread_that_waits_gets_the_job_whose_namespace_has_a_turn_less() -> None:
+    queue, taken = WorkQueue(0.0, most_of_namespace=1), list[tuple[str, str] | None]()
+    for name in ("1", "2"):
+        queue.wake(("ml", name))
+    first = queue.take()
+    assert first is not None
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    queue.done(first, None)
+    thread.join(30)
+    assert taken == [("ml", "2")]
