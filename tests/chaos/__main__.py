@@ -64,7 +64,7 @@ def isolated(folder: Path, arguments: Sequence[str]) -> int:
         run = schedule(options, seed)
         outcome = carry_out(run, folder / str(seed), judge, say)
         outcomes.append(outcome)
-        say(f"  {outcome.seconds:6.1f} s  {'; '.join(outcome.problems) or 'succeeded, and every sample counted once'}")
+        say(f"  {outcome.seconds:6.1f} s  {'; '.join(outcome.problems) or 'succeeded with the right model'}")
         if outcome.problems:
             logs = FOLDER / f"{seed}.log"
             logs.parent.mkdir(parents=True, exist_ok=True)
