@@ -63,7 +63,7 @@ def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[byt
 
 
 class Cutter:
-    """Forwards connections to an address, and resets them when asked to."""
+    """Forwards connections to an address, and resets or mutes them when asked to."""
 
     def __init__(self, address: str) -> None:
         host, port = address.removeprefix("tcp://").split(":")
@@ -71,6 +71,7 @@ class Cutter:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._muted = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -84,18 +85,23 @@ class Cutter:
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _forward(source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                sink.sendall(data)
+                if not self._muted.is_set():
+                    sink.sendall(data)
+
+    def mute(self) -> None:
+        """Forward nothing any more, and do not let either end know."""
+        self._muted.set()
 
     def cut(self) -> None:
         """Reset all connections; new ones are forwarded."""
         pairs, self._pairs = self._pairs, []
         for end in (end for pair in pairs for end in pair):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
+            with contextlib.suppress(OSError):  # the other side was faster
+                end.shutdown(socket.SHUT_RDWR)  # ends the thread that reads from it
             end.close()
 
     def close(self) -> None:
@@ -154,9 +160,12 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
     TokenAuthority(context, TOKEN)
     listener, address = listen_socket(context, "127.0.0.1", TOKEN)
     departures: Departures[str] = Departures(listener)
-    first, second = (Connection(context, address, "same", TOKEN) for _ in range(2))
+    cutter = Cutter(address)
+    first = Connection(context, cutter.address, "same", TOKEN)
     first.send(Go(1))
     assert _hear(listener, departures) == ("same", Go(1))
+    cutter.mute()  # the first connection is half-open: neither end knows that it is dead
+    second = Connection(context, address, "same", TOKEN)
     second.send(Go(2))
     assert _hear(listener, departures) == ("same", Go(2))
     send(listener, Go(3), b"same")
@@ -164,6 +173,7 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
     assert second.receive() == Go(3)
     for connection in (first, second):
         connection.close()
+    cutter.close()
     departures.close()
     listener.close(linger=0)
 
