@@ -102,7 +102,7 @@ def test_operators_may_crash_at_any_point(make_alone: Make, make_operator: MakeO
     operator.start()
     job = counting_job(make_alone, "dying", "hybrid", units=2).submit(profiled=False)
     job.wait_for_step(30)
-    for role in ("worker", "ps"):
+    for role in ("worker", "ps", "coordinator"):
         with held(job):
             victim = only_pod(job, role)
             kill_pod(victim)
@@ -110,8 +110,8 @@ def test_operators_may_crash_at_any_point(make_alone: Make, make_operator: MakeO
         job.wait_for_step(job.step() + 30)
     with held(job):
         job.patch({"runPolicy": {"suspend": True}})
-        # The deaths of the worker and the server, each counted once.
-        assert job.wait_for_phase("Suspended")["restarts"] == 2
+        # The deaths of the worker, the server and the coordinator, each counted once.
+        assert job.wait_for_phase("Suspended")["restarts"] == 3
         # Resuming with another plan: one worker in place of two.
         job.job["spec"]["scheduling"]["stages"][0]["units"] = 1
         job.patch({"runPolicy": {"suspend": False}, "scheduling": job.job["spec"]["scheduling"]})
