@@ -23,10 +23,11 @@ from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
-from heterps_runtime.coordinator.members import Member, Roster, check_pools, describe_hang
+from heterps_runtime.coordinator.members import Member, Roster, check_pools
 from heterps_runtime.coordinator.membership import Membership
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
+from heterps_runtime.coordinator.waiting import describe_wait
 from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,
@@ -202,23 +203,11 @@ class CoordinatorCore:
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
         idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:
-            hang = self._waits_for(members.roster)
+            ending = self._stop_requested or self.progress.finished
+            parts = (members, self.checkpoints, self.steps, self.evaluation)
+            hang = describe_wait(self.phase, *parts, step=self.progress.committed, ending=ending)
             if hang is not None:
                 self.fail(REASON_HANG, f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
-
-    def _waits_for(self, roster: Roster) -> str | None:
-        """Describe what the job waits for; None: for processes, which the controller starts."""
-        if not self.checkpoints.opened:
-            return "the last checkpoint is not verified"
-        if self.phase == JobPhase.EXPORTING:
-            return "the model is not exported"
-        members, step = self.membership, self.progress.committed
-        ending = self._stop_requested or self.progress.finished
-        if self.phase == JobPhase.TRAINING and ending and self.checkpoints.writing:
-            return self.checkpoints.waits_for
-        at_work = self.phase if members.running else None
-        reported, evaluated = self.steps.reported(step), self.evaluation.reported
-        return describe_hang(roster, at_work, members.forming, step, reported, evaluated)
 
     def note_own_work(self, amount: float) -> None:
         """Note how much work the coordinator itself has done since its start."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from heterps_runtime.config import PoolConfig
-from heterps_runtime.contract import JobPhase, MemberState, PlanDocument, Role, ps_name, worker_name
+from heterps_runtime.contract import MemberState, PlanDocument, Role, ps_name, worker_name
 from heterps_runtime.wire.messages import Join
 
-__all__ = ["Member", "Roster", "check_pools", "describe_hang"]
+__all__ = ["Member", "Roster", "check_pools"]
 
 _SMOOTHING = 0.2  # weight of the newest step in the running means that the balancer reads
 
@@ -180,33 +180,3 @@ def check_pools(plan: PlanDocument, pools: Collection[str]) -> None:
     for i, stage in enumerate(plan.stages):
         if stage.pool not in pools:
             raise ValueError(f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(pools)}")
-
-
-def describe_hang(
-    roster: Roster,
-    at_work: JobPhase | None,
-    forming: bool,
-    step: int,
-    reported: Container[str],
-    evaluated: Container[str],
-) -> str | None:
-    """Describe what the members wait for; None: nothing. A missing process is no hang: the controller replaces it.
-
-    Args:
-        roster: the members.
-        at_work: the job's phase while its members are at work.
-        forming: whether they are setting up.
-        step: the step to be committed next.
-        reported: workers that have computed it.
-        evaluated: workers that have computed their share of the evaluation data.
-    """
-    if forming:
-        late = [m.name for m in roster.present.values() if m.state != MemberState.READY]
-        return f"the members wait for {', '.join(late)} to set up"
-    if at_work == JobPhase.TRAINING:
-        late = [m.name for m in roster.all_workers() if m.name not in reported]
-        return f"no step was committed; step {step} waits for {', '.join(late) or 'the servers'}"
-    if at_work == JobPhase.EVALUATING:
-        late = [m.name for m in roster.all_workers() if m.name not in evaluated]
-        return f"the evaluation waits for {', '.join(late)}"
-    return None

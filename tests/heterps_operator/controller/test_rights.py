@@ -96,7 +96,7 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
     # A process that fails, the same event twice, old plans, and the pools' status.
     life.end("worker-0-0", 1)
     life.settle()
-    life.end("ps-0", 1)  # all others are deleted
+    life.end("coordinator", 1)  # all others are deleted
     life.settle()
     publisher = life.operator._publisher
     assert publisher is not None
