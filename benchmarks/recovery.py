@@ -120,9 +120,10 @@ class Watch:
         status = self._job.status()
         now = time.monotonic()
         samples = None if status is None else float(status["samples"])
-        if samples is not None:
-            # A restart from a checkpoint goes back; only what is committed from then on counts.
-            self._total += max(0.0, samples - self._last)
+        if status is not None and samples is not None:
+            # A restart goes back, then to the checkpoint; only what is committed by members at work counts.
+            if status["running"]:
+                self._total += max(0.0, samples - self._last)
             self._last = samples
         self.points.append((now, self._total))
 
