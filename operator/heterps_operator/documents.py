@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.errors import StateError
+from heterps_runtime.disk import sync_folder
 
 __all__ = ["Json", "known_fields", "read_json", "write_json"]
 
@@ -37,19 +38,10 @@ def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.disk import sync_folder
 from heterps_runtime.work import WorkCounter
 
 __all__ = ["DESCRIPTION", "files_below", "recover", "replace_folder", "upload"]
@@ -63,7 +64,7 @@ def replace_folder(building: Path, final: Path, work: WorkCounter, check: Callab
         except OSError:
             recover(final)
             raise
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     shutil.rmtree(_aside(final), ignore_errors=True)
 
 
@@ -118,12 +119,4 @@ def _sync(folder: Path, work: WorkCounter) -> None:
                         work.add(count)
             os.fsync(stream.fileno())
     for path in {folder, *(path.parent for path in files)}:
-        _sync_folder(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path)

@@ -26,6 +26,7 @@ from pyarrow import fs as pafs
 
 from heterps_runtime.checkpoint.errors import StorageAddressError, StorageError
 from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
+from heterps_runtime.disk import sync_folder
 from heterps_runtime.work import WorkCounter
 
 __all__ = ["Chunk", "Storage"]
@@ -223,7 +224,7 @@ class Storage:
                     os.fsync(stream.fileno())
             with self._translated("write", name):
                 os.replace(temporary, target)
-                _sync_folder(folder)
+                sync_folder(folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -272,13 +273,4 @@ def _make_folders(folder: str) -> None:
     _make_folders(parent)
     with contextlib.suppress(FileExistsError):  # created by another process in the meantime, or a file: see `open`
         os.mkdir(folder)
-    _sync_folder(parent)
-
-
-def _sync_folder(folder: str) -> None:
-    """Make a rename in `folder` survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(parent)

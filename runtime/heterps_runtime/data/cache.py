@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from heterps_runtime.data.errors import DataCacheError, DataError
 from heterps_runtime.data.ids import column_ids, list_ids
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
 from heterps_runtime.data.source import Source
+from heterps_runtime.disk import sync_folder
 
 __all__ = ["CachedSplit", "Progress", "fingerprint", "open_cached"]
 
@@ -188,7 +189,7 @@ class _Builder:
             shutil.rmtree(self.building, ignore_errors=True)
             raise
         self.building.rename(self.folder)
-        _sync_folder(self.folder.parent)
+        sync_folder(self.folder.parent)
 
     def _fixed_bytes(self, rows: int) -> int:
         """Size of the arrays of fixed width."""
@@ -232,7 +233,7 @@ class _Builder:
             json.dump(meta, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(self.building)
+        sync_folder(self.building)
 
     def _fill(self, writers: dict[str, NpyWriter]) -> None:
         said = -_SAY_SECONDS
@@ -332,12 +333,3 @@ def _size(count: int) -> str:
             break
         value /= 1024
     return f"{value:.4g}{unit or ' bytes'}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor: Any = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
