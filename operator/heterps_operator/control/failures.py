@@ -45,9 +45,12 @@ _MAY_LEAVE = frozenset({JobPhase.EVALUATING, JobPhase.EXPORTING, *FINAL_PHASES})
 
 def backoff_seconds(failures: int) -> float:
     """Pause before the next start after so many failures in a row (>= 1)."""
-    if failures == 1:
-        return 0.0
-    pause: float = min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 2), _LONGEST_PAUSE_SECONDS)
+    return _doubled(failures - 1) if failures > 1 else 0.0
+
+
+def _doubled(count: int) -> float:
+    """The pause of this number (>= 1), each twice as long as the one before."""
+    pause: float = min(_FIRST_PAUSE_SECONDS * 2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS)
     return pause
 
 
@@ -184,11 +187,11 @@ def _excuse(status: Status, now: float) -> tuple[Status, float]:
     count, since = status.disruptions, now - status.disrupted
     if count == 0 or since > _QUIET_SECONDS:
         count = 1
-    elif since > backoff_seconds(count + 1):
+    elif since > _doubled(count):
         count += 1
     else:
-        return status, backoff_seconds(count + 1)
-    return replace(status, disruptions=count, disrupted=now), backoff_seconds(count + 1)
+        return status, _doubled(count)
+    return replace(status, disruptions=count, disrupted=now), _doubled(count)
 
 
 def _start_over(status: Status, now: float, pause: float) -> Status:

@@ -163,11 +163,11 @@ class CoordinatorCore:
         self._remove(name, reason)
         self._after_departure(f"{name} was lost")
 
-    def connection_ended(self, name: str, incarnation: str) -> None:
-        """Remove a member whose connection has ended: its process has, too, or messages may be lost."""
+    def messages_lost(self, name: str, incarnation: str, reason: str) -> None:
+        """Remove a member of which messages may be lost; it is asked to join again if its process lives."""
         member = self.membership.member(name)
         if member is not None and member.incarnation == incarnation:
-            self.member_lost(name, "its connection ended")
+            self.member_lost(name, reason)
 
     def request_checkpoint(self) -> None:
         """Write a checkpoint at the next commit."""

@@ -148,15 +148,16 @@ class CoordinatorServer:
                 if isinstance(message, Join) and message.model is not None:
                     self._model = message.model
                 self.core.handle(sender, incarnation, message)
-            except TransientError as error:
+            except ProtocolError as error:
                 log(f"{sender}: {error}")
+                self.core.messages_lost(sender, incarnation, str(error))
             except Exception as error:  # a coordinator that stops listening would leave all members waiting
                 log(traceback.format_exc())
                 self.core.fail("InternalError", f"a message of {sender}: {type(error).__name__}: {error}")
 
     def _lose_departed(self) -> None:
         for name, incarnation in self._departures.departed():
-            self.core.connection_ended(name, incarnation)
+            self.core.messages_lost(name, incarnation, "its connection ended")
 
     async def _tick(self) -> None:
         while True:
