@@ -156,22 +156,28 @@ class Departures(Generic[Peer]):
         self._listener = listener
         self._monitor = listener.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._peers: dict[int, Peer] = {}
+        self._descriptors: dict[Peer, int] = {}
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a connection ends; then call `departed`."""
         return int(self._monitor.getsockopt(zmq.FD))
 
     def heard(self, frame: zmq.Frame, peer: Peer) -> None:
-        """Note that a frame was sent by a peer."""
-        self._peers[int(frame.get(zmq.SRCFD))] = peer
+        """Note that a frame was sent by a peer. The end of an earlier connection of it no longer matters."""
+        descriptor, previous = int(frame.get(zmq.SRCFD)), self._descriptors.get(peer)
+        if previous is not None and previous != descriptor:
+            self._peers.pop(previous, None)
+        self._peers[descriptor], self._descriptors[peer] = peer, descriptor
 
     def departed(self) -> list[Peer]:
         """Peers whose connection has ended since the last call."""
         peers = []
         while self._monitor.poll(0):
             descriptor = int(recv_monitor_message(self._monitor)["value"])
-            if descriptor in self._peers:
-                peers.append(self._peers.pop(descriptor))
+            peer = self._peers.pop(descriptor, None)
+            if peer is not None:
+                del self._descriptors[peer]
+                peers.append(peer)
         return peers
 
     def close(self) -> None:

@@ -171,8 +171,12 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
     send(listener, Go(3), b"same")
     assert second.pollables[0].poll(10_000)
     assert second.receive() == Go(3)
-    for connection in (first, second):
-        connection.close()
+    cutter.cut()
+    assert departures._monitor.poll(10_000), "the listener learns that the first connection has ended"
+    assert departures.departed() == [], "the peer has another one"
+    second.close()
+    assert _departed(departures) == ["same"]
+    first.close()
     cutter.close()
     departures.close()
     listener.close(linger=0)
