@@ -50,7 +50,7 @@ def known_fields(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]
     """
     if not isinstance(document, Mapping):
         raise TypeError(f"{kind.__name__} must be an object, is {type(document).__name__}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # to mypy, a type is not hashable
     found = {name: value for name, value in document.items() if name in hints}
     for name, value in found.items():
         if not _fits(value, hints[name]):
