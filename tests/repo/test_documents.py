@@ -37,7 +37,7 @@ def tracked_texts() -> list[tuple[str, str]]:
         if name and path.is_file():
             contents = path.read_bytes()
             if b"\0" not in contents:
-                texts.append((name, contents.decode()))
+                texts.append((name, contents.decode(errors="replace")))  # inputs of the fuzzer are any bytes
     assert len(texts) > 20
     return texts
 
