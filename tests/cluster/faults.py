@@ -79,17 +79,24 @@ def small_job(
     return job
 
 
-def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, **options: Any) -> ClusterJob:
+def counting_job(
+    make: Callable[..., ClusterJob],
+    name: str,
+    consistency: str,
+    spec: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ClusterJob:
     """Create a job that can be held and counts how often each sample is applied, see `tests/counting.py`.
 
     Args:
         make: the fixture.
         name: name of the job.
         consistency: consistency of reads.
-        options: arguments of `small_job`.
+        spec: overrides fields of `spec`, by dotted path.
+        options: other arguments of `small_job`.
     """
-    spec = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
-    job = small_job(make, name, spec=spec, **options)
+    counting = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
+    job = small_job(make, name, spec={**counting, **(spec or {})}, **options)
     data = job.folder / "counting"
     if not data.exists():
         data.mkdir()
@@ -135,10 +142,17 @@ def only_pod(job: ClusterJob, role: str) -> Json:
 
 
 def kill_pod(pod: Json) -> None:
-    """SIGKILL the pod's processes."""
-    pids = wait_until(f"{pod['metadata']['name']} has a process", lambda: processes_of(pod))
+    """SIGKILL the pod's processes, once it has some."""
+    wait_until(f"{pod['metadata']['name']} has a process", lambda: kill_processes(pod))
+
+
+def kill_processes(pod: Json) -> int:
+    """SIGKILL the processes that a pod has now, and return their number."""
+    pids = processes_of(pod)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
 
 
 def processes_of(pod: Json) -> list[int]:
