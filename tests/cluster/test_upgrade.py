@@ -1,0 +1,241 @@
+"""Operators of different versions follow each other while jobs train: no job notices, and nothing stored is lost.
+
+There is no earlier release yet. `skewed_operator.py` stores what an earlier or later one would store, and with the
+repository's history, the operator of an earlier commit really runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.names import config_maps_path
+from tests.cluster.building import ROOT
+from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held
+from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
+from tests.cluster.kubectl import wait_until
+from tests.cluster.operators import Operator
+from tests.cluster.skewed_operator import DOCUMENTS, UNKNOWN
+
+Make = Callable[..., ClusterJob]
+MakeOperator = Callable[..., Operator]
+Json = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(1800)
+
+# The last commit before stored states had a version.
+EARLIER = "284b2fa5228b95883f3bb49cb4a3de04a6b32534"
+PRESENT = "present"
+
+
+class Stored:
+    """What is stored of a job, and its pods, at a time."""
+
+    def __init__(self, job: ClusterJob, api: KubernetesApi) -> None:
+        namespace = job.kubectl.namespace
+        maps, _ = api.list(config_maps_path(namespace))
+        self.documents = {
+            f"{item['metadata']['name']}/{key}": json.loads(text)
+            for item in maps
+            for key, text in (item.get("data") or {}).items()
+            if key in DOCUMENTS and _concerns(item, job)
+        }
+        [state] = [item["data"] for item in maps if item["metadata"]["name"] == f"{job.name}-state"]
+        self.state = {key: json.loads(text) for key, text in state.items()}
+        self.pods = {
+            str(pod["metadata"]["uid"]): sum(c["restartCount"] for c in pod["status"].get("containerStatuses") or ())
+            for pod in job.pods()
+            if pod["status"].get("phase") == "Running"
+        }
+        self.step = job.step()
+        self.checkpoint = newest_checkpoint(job)
+
+    @property
+    def unit_microseconds(self) -> int:
+        """The bill."""
+        return sum(int(line["unitMicroseconds"]) for line in self.state["bill.json"]["pools"])
+
+    @property
+    def incarnation(self) -> int:
+        """How often all its processes were started."""
+        return int(self.state["status.json"]["incarnation"])
+
+
+def _concerns(item: Json, job: ClusterJob) -> bool:
+    name = str(item["metadata"]["name"])
+    return name.startswith(("heterps-profile-", f"{job.name}-"))
+
+
+def newest_checkpoint(job: ClusterJob) -> str:
+    """Return the name of the newest complete checkpoint, or an empty text."""
+    folder = job.folder / job.name / "checkpoints"
+    return max((path.parent.name for path in folder.glob("step-*/manifest.json")), default="")
+
+
+def assert_nothing_happened(before: Stored, after: Stored) -> None:
+    """Assert that the pods still run, that the job has gone on, and that nothing stored is lost."""
+    assert before.pods.items() <= after.pods.items(), "a pod was restarted or replaced"
+    assert not any(after.pods.values())
+    assert after.incarnation == before.incarnation
+    assert after.step > before.step
+    assert after.checkpoint > before.checkpoint
+    assert after.unit_microseconds >= before.unit_microseconds > 0
+    for name, document in before.documents.items():
+        assert after.documents[name] == document, name
+
+
+@pytest.fixture
+def version(make_operator: MakeOperator, tmp_path: Path) -> Callable[[str], Operator]:
+    """Operators by version: `present`, a shim of `skewed_operator.py`, or `earlier` (skips without history)."""
+    count = 0
+
+    def operator(name: str) -> Operator:
+        nonlocal count
+        count += 1
+        program: Sequence[str] = (sys.executable, "-m", "heterps_operator")
+        environment: dict[str, str] = {}
+        if name == "earlier":
+            tree = earlier_tree(tmp_path / "earlier")
+            environment = {"PYTHONPATH": os.pathsep.join(str(tree / folder) for folder in ("operator", "runtime"))}
+        elif name != PRESENT:
+            program = (sys.executable, "-m", "tests.cluster.skewed_operator", name)
+        return make_operator(f"{count}-{name}", *LASTING, program=program, environment=environment)
+
+    return operator
+
+
+def earlier_tree(folder: Path) -> Path:
+    """Return a copy of the sources of an earlier commit."""
+    if not folder.exists():
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", EARLIER, "operator", "runtime", "crds"],
+                                 capture_output=True, check=False)  # fmt: skip
+        if archive.returncode:
+            pytest.skip(f"no commit {EARLIER[:10]} here: {archive.stderr.decode(errors='replace').strip()}")
+        folder.mkdir()
+        subprocess.run(["tar", "--extract", "--directory", str(folder)], input=archive.stdout, check=True)
+    return folder
+
+
+def replace(old: Operator, new: Operator) -> None:
+    """Replace an operator as a Deployment does: the next one waits for the Lease, which the old one releases."""
+    new.start(standby=True)
+    old.stop()
+    new.wait_until_active()
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [(PRESENT, "newer", PRESENT), ("older", PRESENT, "older"), ("earlier", PRESENT, "earlier")],
+    ids=lambda versions: "-".join(versions),
+)
+def test_jobs_do_not_notice_an_upgrade_and_a_rollback(
+    versions: Sequence[str], make_alone: Make, version: Callable[[str], Operator], api: KubernetesApi
+) -> None:
+    """One job trains and writes a checkpoint in each step, one grows, one is measured, one waits for units."""
+    first, second, third = map(version, versions)
+    first.start()
+    training = counting_job(make_alone, "training", "hybrid", spec={"checkpoint.everySteps": 1})
+    growing = counting_job(make_alone, "growing", "async", spec={"checkpoint.everySteps": 2})
+    growing.job["spec"]["scheduling"] = {}
+    growing.job["spec"]["elasticity"] = {"workers": 1, "cooldownSeconds": 1}
+    measured = counting_job(make_alone, "measured", "sync")
+    measured.add_pool("unmeasured")
+    waiting = counting_job(make_alone, "waiting", "sync", units=4)
+    jobs = (training, growing, measured, waiting)
+    with held(*jobs):
+        for job in (training, growing):
+            job.submit()
+        for job in (training, growing):
+            job.wait_for_step(3)
+        waiting.submit()
+        waiting.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
+        measured.submit(profiled=False)
+        measured.wait_for_phase("Profiling")
+        before = {job.name: Stored(job, api) for job in (training, growing)}
+        profiler = {pod["metadata"]["uid"] for pod in measured.pods()}
+        growing.patch({"elasticity": {"workers": 2}})
+        replace(first, second)
+        between = go_on(before, (training, growing), api)
+        wait_until("the new worker works", lambda: len(running_workers(growing)) == 2, PATIENCE_SECONDS,
+                   more=growing.story)  # fmt: skip
+        assert profiler <= {pod["metadata"]["uid"] for pod in measured.pods()}
+        assert waiting.condition("Planned")["reason"] == "WaitingForCapacity"
+        growing.patch({"elasticity": {"workers": 1}})
+        replace(second, third)
+        go_on(between, (training, growing), api)
+    for job in jobs:
+        status = job.wait_for_phase("Succeeded")
+        assert status["restarts"] == 0
+        assert_every_sample_counted(job)
+    for job in (training, growing):
+        assert Stored(job, api).incarnation == 1
+        assert not [reason for reason in ("JobRestarts", "ProcessRestarts") if job.told(reason)]
+
+
+def go_on(before: dict[str, Stored], jobs: Sequence[ClusterJob], api: KubernetesApi) -> dict[str, Stored]:
+    """Wait until jobs have gone on, assert that nothing else happened, and return what is stored."""
+    after = {}
+    for job in jobs:
+        job.wait_for_step(before[job.name].step + 5)
+        wait_until("a checkpoint", lambda job=job: newest_checkpoint(job) > before[job.name].checkpoint,  # type: ignore[misc]
+                   PATIENCE_SECONDS, more=job.story)  # fmt: skip
+        after[job.name] = Stored(job, api)
+        assert_nothing_happened(before[job.name], after[job.name])
+    return after
+
+
+def running_workers(job: ClusterJob) -> list[str]:
+    return [pod["metadata"]["name"] for pod in job.pods("worker") if pod["status"].get("phase") == "Running"]
+
+
+def test_a_state_of_the_next_version_is_left_alone_until_its_operator_is_back(
+    make_alone: Make, version: Callable[[str], Operator], api: KubernetesApi
+) -> None:
+    """A rollback beyond a change of the stored form: training goes on, and the upgrade repeated goes on with it."""
+    first, second, third = version("next"), version(PRESENT), version("next")
+    first.start()
+    job = counting_job(make_alone, "later", "hybrid", units=2)
+    with held(job):
+        job.submit().wait_for_step(3)
+        before = Stored(job, api)
+        assert before.state["controller.json"]["version"] == 2
+        replace(first, second)
+        said = job.wait_for_condition("Planned", "False", "NewerVersion", PATIENCE_SECONDS)
+        assert "has version 2, this operator knows version 1" in said["message"]
+        job.wait_for_step(before.step + 25)
+        between = Stored(job, api)
+        assert between.state == before.state
+        assert between.pods == before.pods
+        assert between.checkpoint > before.checkpoint
+        replace(second, third)
+        wait_until("the job is taken up", lambda: job.condition("Planned")["status"] == "True", PATIENCE_SECONDS,
+                   more=job.story)  # fmt: skip
+    assert job.wait_for_phase("Succeeded")["restarts"] == 0
+    after = Stored(job, api)
+    assert (after.incarnation, after.state["controller.json"]["version"]) == (1, 2)
+    assert after.unit_microseconds > between.unit_microseconds
+    assert_every_sample_counted(job)
+
+
+def test_documents_of_a_later_operator_have_fields_that_this_version_does_not_know(
+    make_alone: Make, version: Callable[[str], Operator], api: KubernetesApi
+) -> None:
+    """Guards the tests above: their later operator really writes them, and the job's processes ignore them."""
+    operator = version("newer")
+    operator.start()
+    job = counting_job(make_alone, "marked", "hybrid").submit()
+    job.wait_for_step(1)
+    stored = Stored(job, api)
+    own = {name: document for name, document in stored.documents.items() if name.startswith("marked-")}
+    assert {name.rpartition("/")[2] for name in own} == {"plan.json", "run.json"}
+    assert all(UNKNOWN in document for document in own.values())
+    assert UNKNOWN in stored.state["status.json"]
+    assert all(UNKNOWN in pod["metadata"]["annotations"]["heterps.io/process"] for pod in job.pods())
