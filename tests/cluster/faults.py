@@ -118,13 +118,18 @@ def _only_on(expressions: list[Json]) -> Json:
 @contextlib.contextmanager
 def held(*jobs: ClusterJob) -> Iterator[None]:
     """Slow training down more and more: it cannot end while a test acts."""
-    for job in jobs:
-        (job.folder / HELD).touch()
+    hold_anew(*jobs)
     try:
         yield
     finally:
         for job in jobs:
             (job.folder / HELD).unlink(missing_ok=True)
+
+
+def hold_anew(*jobs: ClusterJob) -> None:
+    """Slow training down from now on: steps that became very long become shorter again."""
+    for job in jobs:
+        (job.folder / HELD).touch()
 
 
 def assert_each_pod_was_made_once(job: ClusterJob) -> None:

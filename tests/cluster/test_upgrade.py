@@ -19,7 +19,7 @@ import pytest
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.names import config_maps_path
 from tests.cluster.building import ROOT
-from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held
+from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held, hold_anew
 from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import wait_until
 from tests.cluster.operators import Operator
@@ -76,7 +76,7 @@ def _concerns(item: Json, job: ClusterJob) -> bool:
 
 def newest_checkpoint(job: ClusterJob) -> str:
     """Return the name of the newest complete checkpoint, or an empty text."""
-    folder = job.folder / job.name / "checkpoints"
+    folder = job.folder / job.name
     return max((path.parent.name for path in folder.glob("step-*/manifest.json")), default="")
 
 
@@ -159,6 +159,7 @@ def test_jobs_do_not_notice_an_upgrade_and_a_rollback(
         waiting.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
         measured.submit(profiled=False)
         measured.wait_for_phase("Profiling")
+        hold_anew(*jobs)
         before = {job.name: Stored(job, api) for job in (training, growing)}
         profiler = {pod["metadata"]["uid"] for pod in measured.pods()}
         growing.patch({"elasticity": {"workers": 2}})
@@ -202,15 +203,16 @@ def test_a_state_of_the_next_version_is_left_alone_until_its_operator_is_back(
     """A rollback beyond a change of the stored form: training goes on, and the upgrade repeated goes on with it."""
     first, second, third = version("next"), version(PRESENT), version("next")
     first.start()
-    job = counting_job(make_alone, "later", "hybrid", units=2)
+    job = counting_job(make_alone, "later", "hybrid", spec={"checkpoint.everySteps": 2}, units=2)
     with held(job):
         job.submit().wait_for_step(3)
+        hold_anew(job)
         before = Stored(job, api)
         assert before.state["controller.json"]["version"] == 2
         replace(first, second)
         said = job.wait_for_condition("Planned", "False", "NewerVersion", PATIENCE_SECONDS)
         assert "has version 2, this operator knows version 1" in said["message"]
-        job.wait_for_step(before.step + 25)
+        job.wait_for_step(before.step + 6)
         between = Stored(job, api)
         assert between.state == before.state
         assert between.pods == before.pods

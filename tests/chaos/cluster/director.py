@@ -22,10 +22,12 @@ class Effect:
     Attributes:
         done: for people; empty: there was nothing to do it to.
         end: ends it; None: it is over at once. It returns whether it could, and is called until it does.
+        go_on: is called again and again until then.
     """
 
     done: str
     end: Callable[[], bool] | None = None
+    go_on: Callable[[], object] = lambda: None
 
 
 class Injector(Protocol):
@@ -52,7 +54,7 @@ class Director:
         self._clock = clock
         self._before = Sight(None, frozenset(), frozenset())
         self._complete = False
-        self._lasting: list[tuple[float, Callable[[], bool]]] = []  # when to end, and how
+        self._lasting: list[tuple[float, Effect]] = []  # with the times at which they are to end
         self.incidents: list[Incident] = []
 
     @property
@@ -69,7 +71,9 @@ class Director:
     def observed(self, sight: Sight) -> None:
         """Take what is seen of the job: end faults whose time is over, and inject the next one if it is due."""
         now = self._clock()
-        self._lasting = [(until, end) for until, end in self._lasting if now < until or not end()]
+        self._lasting = [(until, effect) for until, effect in self._lasting if now < until or not _ended(effect)]
+        for _, effect in self._lasting:
+            effect.go_on()
         self._complete = complete(sight)
         for incident in self.incidents:
             incident.recovery.observe(now, sight.status)
@@ -82,7 +86,7 @@ class Director:
         """Note the end of the job, and end all faults."""
         for incident in self.incidents:
             incident.recovery.finish(self._clock())
-        self._lasting = [(0.0, end) for _, end in self._lasting if not end()]
+        self._lasting = [(0.0, effect) for _, effect in self._lasting if not _ended(effect)]
 
     @property
     def lasts(self) -> bool:
@@ -95,4 +99,8 @@ class Director:
         effect = self._injector.inject(fault)
         incident.done = effect.done
         if effect.end is not None:
-            self._lasting.append((now + fault.seconds, effect.end))
+            self._lasting.append((now + fault.seconds, effect))
+
+
+def _ended(effect: Effect) -> bool:
+    return effect.end is None or effect.end()

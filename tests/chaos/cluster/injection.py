@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError
@@ -83,16 +83,16 @@ class Injection:
                 raise
 
     def _disturb_node(self, kind: str, pod: Json) -> Effect:
-        name = (pod.get("spec") or {}).get("nodeName")
+        name = _node_of(pod)
         if not name:
             return _NO_TARGET
         if kind == "node-drain":
-            return self._drain(str(name))
-        node = self._cluster.nodes[str(name)]
+            return self._drain(name)
+        node = self._cluster.nodes[name]
         self._signal_node(node, signal.SIGSTOP)
         if kind == "node-lost":
             for each in self._job.last_pods:
-                if (each.get("spec") or {}).get("nodeName") == name:
+                if _node_of(each) == name:
                     kill_processes(each)
 
         def end() -> bool:
@@ -110,26 +110,26 @@ class Injection:
         """Cordon a node, and evict the job's workers there one after the other, as `kubectl drain` does."""
         path = f"/api/v1/nodes/{name}"
         workers = [
-            each
-            for each in self._job.last_pods
-            if (each.get("spec") or {}).get("nodeName") == name
-            and each["metadata"]["labels"].get("heterps.io/role") == "worker"
-            and (each.get("status") or {}).get("phase") in ("Pending", "Running")
+            pod
+            for pod in self._job.last_pods
+            if _node_of(pod) == name
+            and pod["metadata"]["labels"].get("heterps.io/role") == "worker"
+            and (pod.get("status") or {}).get("phase") in ("Pending", "Running")
         ]
-        with contextlib.suppress(ApiError):
-            self._job.api.patch(path, {"spec": {"unschedulable": True}})
-        for worker in list(workers):
-            if _done(lambda worker=worker: self._evict(worker)):  # type: ignore[misc]
-                workers.remove(worker)
+
+        def cordon(unschedulable: bool | None) -> bool:
+            return _done(lambda: self._job.api.patch(path, {"spec": {"unschedulable": unschedulable}}))
+
+        def evict() -> bool:
+            """Evict the rest; a budget may forbid it until the previous one has been replaced."""
+            while workers and _done(lambda: self._evict(workers[0])):
+                workers.pop(0)
+            return not workers
 
         def end() -> bool:
-            while workers:
-                if not _done(lambda: self._evict(workers[0])):
-                    return False
-                workers.pop(0)
-            return _done(lambda: self._job.api.patch(path, {"spec": {"unschedulable": None}}))
+            return evict() and cordon(None)
 
-        return Effect(f"node {name}", end)
+        return Effect(f"node {name}", end, evict) if cordon(True) else _NO_TARGET
 
     # --- the API server -----------------------------------------------------------------------------------------------
 
@@ -195,12 +195,18 @@ class Injection:
         path = job_path(self._job.namespace, self._job.name)
         return self._repeated("the spec", lambda: self._job.api.patch(path, {"spec": change}))
 
-    def _repeated(self, done: str, attempt: Any) -> Effect:
+    def _repeated(self, done: str, attempt: Callable[[], object]) -> Effect:
         """Carry out a request, and repeat it until it succeeds: a budget may refuse an eviction for a while."""
         return Effect(done) if _done(attempt) else Effect(done, lambda: _done(attempt))
 
 
-def _done(attempt: Any) -> bool:
+def _node_of(pod: Json) -> str:
+    """Return the name of a pod's node; empty if it has none."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _done(attempt: Callable[[], object]) -> bool:
+    """Make a request, and return whether the API server has carried it out."""
     try:
         attempt()
     except ApiError:

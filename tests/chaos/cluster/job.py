@@ -117,7 +117,7 @@ class Job:
         return status if "committedSteps" in status else None
 
     def _look_for_checkpoints(self) -> frozenset[str]:
-        folder = self.real.folder / NAME / "checkpoints"
+        folder = self.real.folder / NAME
         if folder.exists():
             self._checkpoints |= {path.name for path in folder.iterdir() if path.name.startswith("step-")}
         return self._checkpoints

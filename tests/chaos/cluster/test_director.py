@@ -18,6 +18,7 @@ class Recorder:
     def __init__(self) -> None:
         self.injected: list[str] = []
         self.ended: list[str] = []
+        self.repeated: list[str] = []
         self.can_end = True
 
     def inject(self, fault: Fault) -> Effect:
@@ -30,7 +31,7 @@ class Recorder:
                 self.ended.append(fault.kind)
             return self.can_end
 
-        return Effect("it", end)
+        return Effect("it", end, lambda: self.repeated.append(fault.kind))
 
 
 class Scene:
@@ -117,3 +118,10 @@ def test_the_end_of_a_job_ends_all_faults() -> None:
     scene.director.finish()
     assert scene.recorder.ended == ["node-silent"]
     assert not scene.director.lasts
+
+
+def test_what_a_fault_repeats_is_repeated_until_its_end() -> None:
+    scene = Scene(Fault("node-drain", "worker-0-0", "step", 5, seconds=2.0))
+    for step in (5, 6, 7, 8):
+        scene.see(step)
+    assert (scene.recorder.repeated, scene.recorder.ended) == (["node-drain"], ["node-drain"])
