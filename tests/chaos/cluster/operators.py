@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 from tests.cluster.operators import Operator
@@ -11,6 +12,7 @@ __all__ = ["Operators"]
 
 _STANDBY = "waiting for the Lease"
 _ACTIVE = " active: "
+_RESTART_SECONDS = 5.0  # least time between two starts: a kubelet waits, too, before it restarts a container again
 
 
 class Operators:
@@ -24,6 +26,7 @@ class Operators:
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self._pair = [Operator(kubeconfig, folder, name=f"operator-{number}") for number in (1, 2)]
         self._other = Operator(kubeconfig, folder, "--lease-name", "other", name="operator-other")
+        self._started = 0.0  # last of the pair, monotonic seconds
 
     def __enter__(self) -> Operators:
         self._pair[0].start()
@@ -37,8 +40,9 @@ class Operators:
     def restart(self) -> None:
         """Start those that have ended; an operator that loses its Lease does so on purpose."""
         for operator in self._pair:
-            if not operator.running:
+            if not operator.running and time.monotonic() >= self._started + _RESTART_SECONDS:
                 operator.launch()
+                self._started = time.monotonic()
 
     def active(self) -> Operator | None:
         """Return the one that has the Lease; None if none says so."""
