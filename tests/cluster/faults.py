@@ -29,7 +29,6 @@ Json = dict[str, Any]
 MODEL = "small_model:build_held"
 # Settings of comparable jobs: float64, see tests/same_model.py.
 COMPARED = {"model.entrypoint": MODEL, "training.precision": "fp64"}
-STEPS = 400  # of all small jobs
 HELD = "held"  # a file that slows down training, see small_model.py
 HOST = "kubernetes.io/hostname"
 # For operators, so that none loses its Lease because the machine is slow.
@@ -106,8 +105,9 @@ def counting_job(
 
 def assert_every_sample_counted(job: ClusterJob) -> None:
     """Assert that each sample was applied once per epoch."""
-    assert STEPS % (ROWS // BATCH) == 0
-    counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=STEPS)
+    steps = int(job.job["spec"]["training"]["steps"])
+    assert steps % (ROWS // BATCH) == 0
+    counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=steps)
 
 
 def _only_on(expressions: list[Json]) -> Json:
