@@ -186,12 +186,17 @@ def go_on(before: dict[str, Stored], jobs: Sequence[ClusterJob], api: Kubernetes
     """Wait until jobs have gone on, assert that nothing else happened, and return what is stored."""
     after = {}
     for job in jobs:
-        job.wait_for_step(before[job.name].step + 5)
-        wait_until("a checkpoint", lambda job=job: newest_checkpoint(job) > before[job.name].checkpoint,  # type: ignore[misc]
-                   PATIENCE_SECONDS, more=job.story)  # fmt: skip
+        then = before[job.name]
+        job.wait_for_step(then.step + 5)
+        wait_for_checkpoint(job, then.checkpoint)
         after[job.name] = Stored(job, api)
-        assert_nothing_happened(before[job.name], after[job.name])
+        assert_nothing_happened(then, after[job.name])
     return after
+
+
+def wait_for_checkpoint(job: ClusterJob, after: str) -> None:
+    """Wait for a checkpoint after the one of this name."""
+    wait_until("a checkpoint", lambda: newest_checkpoint(job) > after, PATIENCE_SECONDS, more=job.story)
 
 
 def running_workers(job: ClusterJob) -> list[str]:
@@ -215,10 +220,10 @@ def test_a_state_of_the_next_version_is_left_alone_until_its_operator_is_back(
         assert "has version 2, this operator knows version 1" in said["message"]
         left = Stored(job, api)  # the first operator wrote the state for the last time when it stopped
         job.wait_for_step(left.step + 6)
+        wait_for_checkpoint(job, before.checkpoint)
         between = Stored(job, api)
         assert between.state == left.state
         assert between.pods == before.pods
-        assert between.checkpoint > before.checkpoint
         replace(second, third)
         wait_until("the job is taken up", lambda: job.condition("Planned")["status"] == "True", PATIENCE_SECONDS,
                    more=job.story)  # fmt: skip
