@@ -148,6 +148,7 @@ def test_jobs_do_not_notice_an_upgrade_and_a_rollback(
     )
     growing = counting_job(make_alone, "growing", "async", spec={"checkpoint.everySteps": 2, "training.steps": STEPS})
     growing.job["spec"]["scheduling"] = {}
+    growing.job["spec"]["objective"] = {"minSamplesPerSecond": 1}  # the cheapest plan has one worker
     growing.job["spec"]["elasticity"] = {"workers": 1, "cooldownSeconds": 1}
     measured = counting_job(make_alone, "measured", "sync")
     measured.add_pool("unmeasured")
