@@ -148,13 +148,15 @@ def test_jobs_do_not_notice_an_upgrade_and_a_rollback(
     )
     growing = counting_job(make_alone, "growing", "async", spec={"checkpoint.everySteps": 2, "training.steps": STEPS})
     growing.job["spec"]["scheduling"] = {}
-    growing.job["spec"]["objective"] = {"minSamplesPerSecond": 1}  # the cheapest plan has one worker
+    growing.job["spec"]["objective"] = {"minSamplesPerSecond": 1}
     growing.job["spec"]["elasticity"] = {"workers": 1, "cooldownSeconds": 1}
     measured = counting_job(make_alone, "measured", "sync")
     measured.add_pool("unmeasured")
     waiting = counting_job(make_alone, "waiting", "sync", units=4)
     jobs = (training, growing, measured, waiting)
     for job in (training, growing):
+        for layer in job.profile["layers"]:
+            layer["parallelFraction"] = 0.6  # the cheapest plan has one worker
         job.submit()
     for job in (training, growing):
         job.wait_for_step(3)
