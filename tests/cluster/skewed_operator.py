@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from heterps_operator import __main__
+from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.kubernetes import state
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.kubernetes.state import StoredState
@@ -42,6 +43,12 @@ def extend_documents() -> None:
     """Add unknown fields to plans, run configurations, profiles and the annotations of pods."""
     for name in ("create", "replace", "apply"):
         _around(name)
+    apply = OwnedObjects.apply
+
+    def apply_extended(owned: OwnedObjects, job: Json, *items: Json) -> None:
+        apply(owned, job, *map(extended, items))  # it compares them with what is stored, and replaces old plans
+
+    OwnedObjects.apply = apply_extended  # type: ignore[method-assign]
 
 
 def extended(body: Mapping[str, Any]) -> Json:
