@@ -36,7 +36,7 @@ _PROCESS = "heterps.io/process"
 def store_as(change: Callable[[dict[str, str]], dict[str, str]]) -> None:
     """Change the states of jobs."""
     to_data = StoredState.to_data
-    StoredState.to_data = lambda stored: change(to_data(stored))  # type: ignore[method-assign]
+    setattr(StoredState, to_data.__name__, lambda stored: change(to_data(stored)))
 
 
 def extend_documents() -> None:
@@ -48,12 +48,12 @@ def extend_documents() -> None:
     def apply_extended(owned: OwnedObjects, job: Json, *items: Json) -> None:
         apply(owned, job, *map(extended, items))  # it compares them with what is stored, and replaces old plans
 
-    OwnedObjects.apply = apply_extended  # type: ignore[method-assign]
+    setattr(OwnedObjects, apply.__name__, apply_extended)
 
 
 def extended(body: Mapping[str, Any]) -> Json:
     """Return an object whose documents have an unknown field."""
-    found = json.loads(json.dumps(body))
+    found: Json = json.loads(json.dumps(body))
     for key in DOCUMENTS:
         if key in (found.get("data") or {}):
             found["data"][key] = _with_unknown(found["data"][key])
