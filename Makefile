@@ -80,7 +80,7 @@ cluster-up: venv ## start a real Kubernetes with three nodes on this machine, an
 cluster-down: venv ## end it
 	@$(BIN)/python -m tests.cluster down
 
-chaos: venv ## run jobs under faults that a seed draws (ARGUMENTS=--seed=N repeats one; docs/testing.md)
+chaos: venv ## run jobs under faults that a seed draws (ARGUMENTS=--seed=N repeats one, --on=cluster: in pods; docs/testing.md)
 	@nice -n 3 $(BIN)/python -m tests.chaos $(ARGUMENTS)
 
 soak: venv ## run one job under faults for an hour, and show whether its processes grow (ARGUMENTS=--minutes=5)
