@@ -44,7 +44,7 @@ def _example(hint: Any) -> Any:
         return _example(arguments[0])
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return next(iter(hint))
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return hint(*(_example(hints[field.name]) for field in dataclasses.fields(hint)))
     return {int: 1, float: 0.5, str: "a", bool: True}.get(hint, {})
