@@ -22,7 +22,7 @@ class Cost:
 
     Attributes:
         lines: executed lines of Python, libraries included.
-        memory: largest number of bytes allocated at the same time.
+        memory: largest number of bytes allocated at the same time; 0 if they are not counted.
         covered: executed lines of the product: file and number.
     """
 
@@ -55,14 +55,17 @@ def measure(target: Target, data: bytes) -> Cost:
         return (cover if any(name in frame.f_code.co_filename for name in _PRODUCT) else count)(frame, event, argument)
 
     earlier = sys.gettrace()
-    tracemalloc.start()
+    memory = 0
+    if target.memory is not None:
+        tracemalloc.start()
     try:
         sys.settrace(enter)
         execute(target, data)
     finally:
         sys.settrace(earlier)
-        memory = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        if target.memory is not None:
+            memory = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
     return Cost(lines, memory, frozenset(covered))
 
 
@@ -77,6 +80,8 @@ def find_excess(target: Target, size: int, cost: Cost) -> str | None:
     most_lines = _LINES + target.lines_per_byte * size
     if cost.lines > most_lines:
         return f"{cost.lines} lines executed for {size} bytes, more than {most_lines:.0f}"
+    if target.memory is None:
+        return None
     most_memory = target.memory + target.memory_per_byte * size
     if cost.memory > most_memory:
         return f"{cost.memory} bytes allocated for {size} bytes, more than {most_memory:.0f}"

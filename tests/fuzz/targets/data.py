@@ -20,7 +20,6 @@ from tests.fuzz.targets.files import memory_file
 from tests.heterps_runtime.helpers.data_files import columns, make_spec
 
 _CACHE = Path(__file__).parents[2] / "fixtures" / "v1" / "data-cache"
-_CSV = 32 * 1024 * 1024  # blocks of 8 MiB are read ahead
 _FLAT = {"sparse": ["flight", "carrier"], "dense": ["distance"]}
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -80,9 +79,9 @@ def _criteo() -> list[bytes]:
 
 
 TARGETS = [
-    Target("data.csv", _reader(format="csv", **_FLAT), (DataError,), _csv, Form.TEXT, memory=_CSV),
+    Target("data.csv", _reader(format="csv", **_FLAT), (DataError,), _csv, Form.TEXT, memory=None),
     Target("data.criteo", _reader(format="criteo-tsv", label="label", dense=["I1"], sparse=["C1"]), (DataError,),
-           _criteo, Form.TEXT, memory=_CSV),
+           _criteo, Form.TEXT, memory=None),
     Target("data.arrow", _reader(format="arrow"), (DataError,), _arrow),
     Target("data.parquet", _reader(), (DataError,), _parquet),
     Target("data.cache", _open_cache, (), lambda: [(_CACHE / "meta.json").read_bytes()], Form.JSON),
