@@ -27,6 +27,7 @@ KEY = ("ml", "flights")
 JOB = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobs/flights"
 PODS = "/api/v1/namespaces/ml/pods"
 CONFIGS = "/api/v1/namespaces/ml/configmaps"
+STATE = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobstates/flights"
 SERVICE = "/api/v1/namespaces/ml/services/flights"
 EVENTS = "/api/v1/namespaces/ml/events"
 
@@ -122,7 +123,7 @@ def planned(world: World, phase: str = "Starting") -> None:
     status = replace(Status().with_phase(Phase(phase), world.now), plan=plan, plan_revision=1)
     owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = StoredState(replace(status, started=world.now), Bill())
-    world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
+    world.server.put(STATE, data=memory.to_data(), metadata={"ownerReferences": [owner]})
     other = {"plan.json": "{}"}
     world.server.put(f"{CONFIGS}/flights-plan-1", immutable=True, data=other, metadata={"ownerReferences": [owner]})
 
