@@ -20,7 +20,7 @@ Json = dict[str, Any]
 pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_SECONDS = 240
-KINDS = "pods,services,configmaps,secrets,poddisruptionbudgets,networkpolicies"
+KINDS = "pods,services,configmaps,heterpsjobstates,secrets,poddisruptionbudgets,networkpolicies"
 NO_IMAGE = {"image": "heterps.test/none:1"}  # no node has it, and none may pull it
 STEPS = {"training.steps": 60, "checkpoint.everySteps": 10}
 ENDLESS = {"training.steps": 1_000_000}

@@ -24,12 +24,12 @@ from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
 from heterps_operator.controller.jobs.wanted import Wanted
+from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import job_path, pod_name
 from heterps_operator.kubernetes.reading.claims import has_ended
-from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import JobState, NewerStateError, NotOwnedError, StoredState
 from heterps_operator.state.bill import Bill

@@ -19,12 +19,12 @@ from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped,
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial
+from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
@@ -192,6 +192,9 @@ class JobSession:
             free_units=ledger.free_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
             holders={} if trains_now else {pool: ledger.holders(pool, excluding=holder) for pool in pools},
+            namespace_limits={
+                pool: limit for pool in pools if (limit := ledger.namespace_limit(pool, holder)) is not None
+            },
         )
         return self._loop.turn(capacity)
 
