@@ -1,4 +1,4 @@
-"""Jobs on one pool: together they never exceed its units or the limit of their namespace, and are told why they wait."""
+"""Jobs on one pool: they never exceed its units or the limit of their namespace, and are told why they wait."""
 
 from __future__ import annotations
 
