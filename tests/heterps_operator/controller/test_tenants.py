@@ -69,26 +69,30 @@ def test_an_edited_run_configuration_changes_no_price(life: Life) -> None:
     assert life.condition("Planned")["reason"] == "PoolNotFound"
 
 
-def test_an_edited_annotation_changes_no_price(life: Life) -> None:
-    honest = cost_of_an_hour(life)
+def claim_no_units(life: Life) -> None:
+    """Edit the annotations of all pods, as if they occupied nothing."""
     for pod in life.pods().values():
         annotations = pod["metadata"]["annotations"]
         process = json.loads(annotations[ANNOTATION_PROCESS])
-        if process["pool"] is not None:
-            annotations[ANNOTATION_PROCESS] = json.dumps({**process, "pool": None, "units": 0})
+        annotations[ANNOTATION_PROCESS] = json.dumps({**process, "pool": None, "units": 0})
+
+
+def test_an_edited_annotation_changes_no_price(life: Life) -> None:
+    honest = cost_of_an_hour(life)
+    claim_no_units(life)
     assert cost_of_an_hour(life) == honest
     assert life.status["restarts"] == 0
 
 
 def test_an_edited_annotation_frees_no_units_of_the_plan(life: Life) -> None:
     held = life.cluster.ledger.held_by("ml/flights")
-    pod = life.pods()["worker-1-0"]
-    annotations = pod["metadata"]["annotations"]
-    process = json.loads(annotations[ANNOTATION_PROCESS])
-    annotations[ANNOTATION_PROCESS] = json.dumps({**process, "pool": None, "units": 0})
+    assert held == {"accelerator": 1, "cpu": 3}
+    claim_no_units(life)
     life.replace_operator()
+    ledger = life.cluster.ledger
+    assert ledger.reserve("ml/other", {"cpu": ledger.free("cpu")}).granted, "its turn comes first"
     life.operator.turn()
-    assert life.cluster.ledger.held_by("ml/flights") == held
+    assert ledger.held_by("ml/flights") == held, "its pods are there"
 
 
 def test_users_may_read_states_and_not_write_them() -> None:
