@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster test test-local test-cluster chaos soak hostile cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,11 +80,15 @@ cluster-up: venv ## start a real Kubernetes with three nodes on this machine, an
 cluster-down: venv ## end it
 	@$(BIN)/python -m tests.cluster down
 
-chaos: venv ## run jobs under faults that a seed draws (ARGUMENTS=--seed=N repeats one; docs/testing.md)
+chaos: venv ## run jobs under faults that a seed draws (ARGUMENTS=--seed=N repeats one, --on=cluster: in pods; docs/testing.md)
 	@nice -n 3 $(BIN)/python -m tests.chaos $(ARGUMENTS)
 
 soak: venv ## run one job under faults for an hour, and show whether its processes grow (ARGUMENTS=--minutes=5)
 	@nice -n 3 $(BIN)/python -m tests.soak $(ARGUMENTS)
+
+fuzz: venv ## give each parser a million inputs, guided by coverage (ARGUMENTS="--target wire.message --seconds 60")
+	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r tests/fuzz/requirements.txt
+	@nice -n 15 $(BIN)/python -m tests.fuzz $(ARGUMENTS)
 
 check: venv ## run the linters, the type checker, the import contracts and the guards on documents
 	$(BIN)/ruff check

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from heterps_runtime.checkpoint import Storage, export_model, find_latest, take_over
 from heterps_runtime.contract import EXIT_INTERRUPTED
-from tests.chaos.faults.kinds import KINDS
+from tests.chaos.faults.kinds import ON_MACHINE
 from tests.chaos.faults.peers import processes
 from tests.chaos.faults.schedule import CONSISTENCIES, draw_endless
 from tests.chaos.job import ChaosJob
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--seed", type=int, help="of the faults (default: random)")
     options.add_argument("--every", type=float, default=10.0, help="seconds between faults (default: %(default)s)")
     options.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=_USUAL, metavar="KIND", help="default: %(default)s"
+        "--kinds", nargs="+", choices=ON_MACHINE, default=_USUAL, metavar="KIND", help="default: %(default)s"
     )
     options.add_argument("--consistency", choices=CONSISTENCIES, default="hybrid", help="default: %(default)s")
     options.add_argument("--longest", type=float, default=3.0, help="limit of a fault, seconds (default: %(default)s)")

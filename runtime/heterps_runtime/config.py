@@ -105,11 +105,11 @@ class RunConfig:
             document = json.loads(Path(path).read_text())
         except OSError as error:
             raise UserError(f"run configuration {path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"run configuration {path}: not valid JSON: {error}") from error
         try:
             return cls.from_json(document)
-        except (KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"run configuration {path}: missing or malformed field {error}") from error
 
     @classmethod

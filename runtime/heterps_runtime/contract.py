@@ -157,7 +157,7 @@ class PlanDocument:
             )
             ps = value["parameterServer"]
             servers = ServersDocument(str(ps["pool"]), int(ps["replicas"]), int(ps["units"]))
-        except (KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error
         expected = 0
         for i, stage in enumerate(stages):

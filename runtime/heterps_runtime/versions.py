@@ -6,9 +6,10 @@ change that an older reader would misunderstand raises it, and an older reader r
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from heterps_runtime.errors import UserError
 
@@ -41,6 +42,34 @@ def check_version(document: str, found: object, supported: int) -> None:
 
 
 def known_fields(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass that a document has; others belong to a later release and are ignored."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in document.items() if name in names}
+    """The fields of a dataclass that a document has; others belong to a later release and are ignored.
+
+    Raises:
+        TypeError: the document is not an object, or a field has another type than declared. Types of entries in lists
+            and objects are not checked.
+    """
+    if not isinstance(document, Mapping):
+        raise TypeError(f"{kind.__name__} must be an object, is {type(document).__name__}")
+    hints = _hints(kind)  # type: ignore[arg-type]  # to mypy, a type is not hashable
+    found = {name: value for name, value in document.items() if name in hints}
+    for name, value in found.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"{name} is of the type {type(value).__name__}")
+    return found
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a JSON value can be the value of a field."""
+    if isinstance(declared, types.UnionType):
+        return any(_fits(value, one) for one in get_args(declared))
+    kind = get_origin(declared) or declared
+    if isinstance(value, bool):  # a subclass of int
+        return bool(kind is bool)
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, list if kind is tuple else kind)
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -10,4 +10,5 @@ file system of the campaign (FUSE), and processes get signals. docs/testing.md e
     scene       the job with the faults around it
     campaign    a run from its start to its judgement
     results     recovery times, judgements and reports
+    cluster     the same on a cluster: its faults, its job, its judgement
 """

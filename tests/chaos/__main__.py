@@ -6,11 +6,13 @@ import argparse
 import random
 import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos.campaign import Outcome, carry_out
-from tests.chaos.faults.kinds import KINDS
+from tests.chaos.cluster.schedule import draw as draw_on_cluster
+from tests.chaos.faults.kinds import KINDS, ON_CLUSTER, ON_MACHINE
 from tests.chaos.faults.schedule import CONSISTENCIES, Run, draw
 from tests.chaos.namespaces import obstacles, run_isolated
 from tests.chaos.results import report
@@ -28,10 +30,11 @@ def say(line: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition(": ")[2])
+    options.add_argument("--on", choices=("machine", "cluster"), default="machine", help="default: %(default)s")
     options.add_argument("--seed", type=int, help="of the first run; later runs have the next seeds (default: random)")
     options.add_argument("--runs", type=int, default=1, help="number of jobs (default: %(default)s)")
     options.add_argument("--faults", type=int, default=5, help="per job (default: %(default)s)")
-    options.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="default: all")
+    options.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND", help="default: all that exist there")
     options.add_argument("--consistency", nargs="+", choices=CONSISTENCIES, default=list(CONSISTENCIES))
     options.add_argument("--longest", type=float, default=60.0, help="limit of a fault, seconds (default: %(default)s)")
     options.add_argument("--json", type=Path, default=FOLDER / "report.json", help="report (default: %(default)s)")
@@ -40,29 +43,39 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments, with the kinds of faults of the place by default."""
+    reader = parser()
+    options = reader.parse_args(arguments)
+    possible = ON_CLUSTER if options.on == "cluster" else ON_MACHINE
+    options.kinds = options.kinds or list(possible)
+    if wrong := sorted(set(options.kinds) - set(possible)):
+        reader.error(f"--kinds {' '.join(wrong)}: not on a {options.on}; there are: {', '.join(possible)}")
+    return options
+
+
 def schedule(options: argparse.Namespace, seed: int) -> Run:
-    run = draw(seed, options.faults, options.kinds, options.consistency, options.longest)
+    drawing = draw_on_cluster if options.on == "cluster" else draw
+    run = drawing(seed, options.faults, options.kinds, options.consistency, options.longest)
     say(f"seed {seed}: {run.consistency}, model {run.model}, {run.topology}, {run.steps} steps")
     return run
 
 
 def replay_command(options: argparse.Namespace) -> str:
-    words = ["python -m tests.chaos --seed SEED", f"--faults {options.faults}"]
-    if options.kinds != list(KINDS):
+    on = " --on cluster" if options.on == "cluster" else ""
+    words = [f"python -m tests.chaos{on} --seed SEED", f"--faults {options.faults}"]
+    if options.kinds != list(ON_CLUSTER if on else ON_MACHINE):
         words.append(f"--kinds {' '.join(options.kinds)}")
     if options.consistency != list(CONSISTENCIES):
         words.append(f"--consistency {' '.join(options.consistency)}")
     return " ".join([*words, f"--longest {options.longest:g}"])
 
 
-def isolated(folder: Path, arguments: Sequence[str]) -> int:
-    """Carry out the campaign; called in its namespaces."""
-    options = parser().parse_args(arguments)
-    judge = Judge(folder)
+def run_all(options: argparse.Namespace, carry: Callable[[Run], Outcome]) -> int:
+    """Carry out the runs, write the reports, and return the exit code."""
     outcomes: list[Outcome] = []
     for seed in range(options.seed, options.seed + options.runs):
-        run = schedule(options, seed)
-        outcome = carry_out(run, folder / str(seed), judge, say)
+        outcome = carry(schedule(options, seed))
         outcomes.append(outcome)
         say(f"  {outcome.seconds:6.1f} s  {'; '.join(outcome.problems) or 'succeeded with the right model'}")
         if outcome.problems:
@@ -70,7 +83,6 @@ def isolated(folder: Path, arguments: Sequence[str]) -> int:
             logs.parent.mkdir(parents=True, exist_ok=True)
             logs.write_text(outcome.logs)
             say(f"          output and logs: {logs}")
-        shutil.rmtree(folder / str(seed), ignore_errors=True)
         report.write_json(options.json, outcomes)
     say("\n".join(["", *report.table(outcomes, replay_command(options))]))
     if options.plot:
@@ -78,14 +90,42 @@ def isolated(folder: Path, arguments: Sequence[str]) -> int:
     return 1 if any(outcome.problems for outcome in outcomes) else 0
 
 
+def isolated(folder: Path, arguments: Sequence[str]) -> int:
+    """Carry out the campaign on one machine; called in its namespaces."""
+    judge = Judge(folder)
+
+    def carry(run: Run) -> Outcome:
+        outcome = carry_out(run, folder / str(run.seed), judge, say)
+        shutil.rmtree(folder / str(run.seed), ignore_errors=True)
+        return outcome
+
+    return run_all(options_of(arguments), carry)
+
+
+def on_cluster(options: argparse.Namespace) -> int:
+    """Carry out the campaign on a cluster that is started for it."""
+    from tests.chaos.cluster.campaign import started  # loads the operator and its client of the API server
+    from tests.cluster.requirements import reasons_against
+
+    if reasons := reasons_against():
+        say("\n".join(["No cluster can run on this machine:", *reasons]))
+        return 2
+    with tempfile.TemporaryDirectory(prefix="heterps-chaos-") as folder:
+        Path(folder).chmod(0o755)  # pods mount folders in it
+        with started(Path(folder), say) as campaign:
+            return run_all(options, campaign.carry_out)
+
+
 def main(arguments: Sequence[str]) -> int:
-    options = parser().parse_args(arguments)
+    options = options_of(arguments)
     if options.seed is None:
         return main([*arguments, f"--seed={random.SystemRandom().randrange(_SEEDS)}"])
     if options.list:
         for seed in range(options.seed, options.seed + options.runs):
             say("\n".join(f"  {fault}" for fault in schedule(options, seed).faults))
         return 0
+    if options.on == "cluster":
+        return on_cluster(options)
     if reasons := obstacles():
         say("\n".join(["No campaign can run on this machine:", *reasons]))
         return 2

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.faults.director import Incident
+from tests.chaos.faults.incident import Incident
 from tests.chaos.faults.schedule import Run
 from tests.chaos.results.judgement import Judge
 from tests.chaos.scene import Scene

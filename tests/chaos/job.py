@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +28,7 @@ _CHECKPOINT_STEPS = 10
 _HANG_SECONDS = 60
 _STATUS_SECONDS = 2.0
 _MAX_UNITS = 6  # of each pool
+_HELD_SINCE_SECONDS = 80.0  # a step takes two seconds from the beginning
 _EVALUATION = "held-out"  # folder
 _LAYERS = ("tables", "linear", "output")
 # The small model in float64, with optimizers that do not amplify rounding errors: see tests/same_model.py.
@@ -103,12 +106,17 @@ class ChaosJob:
         return self._command.poll()
 
     def hold(self, held: bool) -> None:
-        """Make training slow, or as fast as before: see `small_model.Held`."""
+        """Make training slow, and slower with time, or as fast as before: see `small_model.Held`.
+
+        A process may take a minute to start on a busy machine; the job must not end before.
+        """
         file = self.real.folder / "held"
-        if held:
-            file.touch()  # again and again: it is slower the older the file is
-        else:
+        if not held:
             file.unlink(missing_ok=True)
+        elif not file.exists():
+            file.touch()
+            since = time.time() - _HELD_SINCE_SECONDS
+            os.utime(file, (since, since))
 
     def stop(self) -> None:
         """Ask `heterps run` to end with a checkpoint, as Ctrl-C does."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.chaos.campaign import Outcome
-from tests.chaos.faults.director import Incident
+from tests.chaos.faults.incident import Incident
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
 from tests.chaos.results.judgement import wrong_model
@@ -109,8 +109,8 @@ def outcome(seed: int, seconds: float, *problems: str) -> Outcome:
 def test_the_table_names_failed_runs_and_how_to_repeat_them() -> None:
     outcomes = [outcome(1, 2.0), outcome(2, 4.0), outcome(3, 9.0), outcome(4, 99.0, "a sample is lost")]
     assert table(outcomes, "replay SEED") == [
-        "fault        number  median s  worst s   what it is",
-        "kill              3       4.0      9.0   SIGKILL of a process",
+        "fault          number  median s  worst s   what it is",
+        "kill                3       4.0      9.0   SIGKILL of a process",
         "4 jobs, 4 faults, 1 jobs failed",
         "seed 4: a sample is lost",
         "  to replay it: replay 4",

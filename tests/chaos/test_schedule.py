@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.faults.kinds import KINDS
+from tests.chaos.faults.kinds import KINDS, ON_MACHINE
 from tests.chaos.faults.schedule import CONSISTENCIES, TOPOLOGIES, Run, draw, draw_endless
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS
 
 
 def drawn(seed: int) -> Run:
-    return draw(seed, 6, list(KINDS), CONSISTENCIES)
+    return draw(seed, 6, list(ON_MACHINE), CONSISTENCIES)
 
 
 def test_a_seed_gives_one_schedule() -> None:
@@ -20,7 +20,7 @@ def test_a_seed_gives_one_schedule() -> None:
 
 def test_all_kinds_consistencies_topologies_and_models_are_drawn() -> None:
     runs = [drawn(seed) for seed in range(100)]
-    assert {fault.kind for run in runs for fault in run.faults} == set(KINDS)
+    assert {fault.kind for run in runs for fault in run.faults} == set(ON_MACHINE)
     assert {run.consistency for run in runs} == set(CONSISTENCIES)
     assert {run.topology for run in runs} == set(TOPOLOGIES)
     assert {run.model for run in runs} == {"counting", "small"}
@@ -55,7 +55,7 @@ def test_durations_are_limited() -> None:
 
 
 def test_the_faults_of_a_soak_happen_at_any_step() -> None:
-    run = draw_endless(1, 50, list(KINDS), "async", 1600, 1.0)
+    run = draw_endless(1, 50, list(ON_MACHINE), "async", 1600, 1.0)
     assert {fault.step for fault in run.faults} == {-1}
     assert not {fault.op for fault in run.faults} & {"evaluate", "evaluated", "export"}
 

@@ -109,7 +109,7 @@ def admin(
 def custom_resources(admin: Kubectl) -> None:
     """HeterPS's custom resources are installed."""
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
 
 
 NUMBERS = itertools.count()

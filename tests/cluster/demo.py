@@ -67,7 +67,7 @@ def show(folder: Path) -> int:
         _print(kubectl("get", "nodes", f"--label-columns={POOL_LABEL}"))
         _say("kubectl apply -f crds/")
         _print(kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}"))
-        kubectl("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+        kubectl("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
         kubectl("create", "namespace", NAMESPACE)
         _say("heterps operator &")
         with Operator(cluster.place.kubeconfig, folder) as operator:

@@ -29,7 +29,6 @@ Json = dict[str, Any]
 MODEL = "small_model:build_held"
 # Settings of comparable jobs: float64, see tests/same_model.py.
 COMPARED = {"model.entrypoint": MODEL, "training.precision": "fp64"}
-STEPS = 400  # of all small jobs
 HELD = "held"  # a file that slows down training, see small_model.py
 HOST = "kubernetes.io/hostname"
 # For operators, so that none loses its Lease because the machine is slow.
@@ -79,17 +78,24 @@ def small_job(
     return job
 
 
-def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, **options: Any) -> ClusterJob:
+def counting_job(
+    make: Callable[..., ClusterJob],
+    name: str,
+    consistency: str,
+    spec: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ClusterJob:
     """Create a job that can be held and counts how often each sample is applied, see `tests/counting.py`.
 
     Args:
         make: the fixture.
         name: name of the job.
         consistency: consistency of reads.
-        options: arguments of `small_job`.
+        spec: overrides fields of `spec`, by dotted path.
+        options: other arguments of `small_job`.
     """
-    spec = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
-    job = small_job(make, name, spec=spec, **options)
+    counting = counting_spec("small_model", ROWS, BATCH, consistency) | {"data.train": f"{SHARED}/counting"}
+    job = small_job(make, name, spec={**counting, **(spec or {})}, **options)
     data = job.folder / "counting"
     if not data.exists():
         data.mkdir()
@@ -99,8 +105,9 @@ def counting_job(make: Callable[..., ClusterJob], name: str, consistency: str, *
 
 def assert_every_sample_counted(job: ClusterJob) -> None:
     """Assert that each sample was applied once per epoch."""
-    assert STEPS % (ROWS // BATCH) == 0
-    counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=STEPS)
+    steps = int(job.job["spec"]["training"]["steps"])
+    assert steps % (ROWS // BATCH) == 0
+    counting.assert_every_sample_counted(job.model(), BATCH, seed=0, steps=steps)
 
 
 def _only_on(expressions: list[Json]) -> Json:
@@ -111,13 +118,18 @@ def _only_on(expressions: list[Json]) -> Json:
 @contextlib.contextmanager
 def held(*jobs: ClusterJob) -> Iterator[None]:
     """Slow training down more and more: it cannot end while a test acts."""
-    for job in jobs:
-        (job.folder / HELD).touch()
+    hold_anew(*jobs)
     try:
         yield
     finally:
         for job in jobs:
             (job.folder / HELD).unlink(missing_ok=True)
+
+
+def hold_anew(*jobs: ClusterJob) -> None:
+    """Slow training down from now on: steps that became very long become shorter again."""
+    for job in jobs:
+        (job.folder / HELD).touch()
 
 
 def assert_each_pod_was_made_once(job: ClusterJob) -> None:
@@ -135,10 +147,17 @@ def only_pod(job: ClusterJob, role: str) -> Json:
 
 
 def kill_pod(pod: Json) -> None:
-    """SIGKILL the pod's processes."""
-    pids = wait_until(f"{pod['metadata']['name']} has a process", lambda: processes_of(pod))
+    """SIGKILL the pod's processes, once it has some."""
+    wait_until(f"{pod['metadata']['name']} has a process", lambda: kill_processes(pod))
+
+
+def kill_processes(pod: Json) -> int:
+    """SIGKILL the processes that a pod has now, and return their number."""
+    pids = processes_of(pod)
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
 
 
 def processes_of(pod: Json) -> list[int]:

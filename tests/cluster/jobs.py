@@ -212,6 +212,10 @@ class ClusterJob:
     def coordinator(self) -> CoordinatorClient:
         """Return a client of its coordinator, like the operator's."""
         [pod] = [pod for pod in self.pods("coordinator") if pod["status"].get("phase") == "Running"]
+        return self.coordinator_in(pod)
+
+    def coordinator_in(self, pod: Json) -> CoordinatorClient:
+        """Return a client of the coordinator in a pod."""
         secret = self._api.get(secret_path(self._namespace, token_secret_name(self.name)))
         if secret is None:
             raise ClusterError(f"job {self.name} has no token")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster.building import ROOT
@@ -23,6 +24,7 @@ class Operator:
         options: additional options.
         program: command line without options.
         name: name of its log.
+        environment: added to this process's.
     """
 
     def __init__(
@@ -32,10 +34,12 @@ class Operator:
         *options: str,
         program: Sequence[str] = (sys.executable, "-m", "heterps_operator"),
         name: str = "operator",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._kubeconfig = kubeconfig
         self._options: Sequence[str] = options
         self._program = program
+        self._environment = dict(environment or {})
         self.log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._begins = 0  # offset of the running process in the log
@@ -54,7 +58,15 @@ class Operator:
 
     def start(self, *, standby: bool = False) -> None:
         """Start it, and return when it is active, or waits for another one to end."""
-        assert self._process is None
+        self.launch()
+        if standby:
+            self.wait_until_it_says("waiting for the Lease")
+        else:
+            self.wait_until_active()
+
+    def launch(self) -> None:
+        """Start it, and return at once."""
+        assert not self.running
         command = [*self._program, "operator", "--kubeconfig", str(self._kubeconfig)]
         self._begins = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -65,12 +77,8 @@ class Operator:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env={**os.environ, "KUBECONFIG": ""},
+                env={**os.environ, "KUBECONFIG": "", **self._environment},
             )
-        if standby:
-            self.wait_until_it_says("waiting for the Lease")
-        else:
-            self.wait_until_active()
 
     def wait_until_active(self) -> None:
         """Wait until it holds the Lease."""
@@ -81,9 +89,18 @@ class Operator:
 
         def said() -> bool:
             assert self.running, f"the operator has ended\n{self.story()}"
-            return words.encode() in self.log.read_bytes()[self._begins :]
+            return words in self.said()
 
         wait_until(f"the operator says {words!r}", said, seconds, more=self.story)
+
+    def said(self) -> str:
+        """Return what the running process has logged."""
+        return self.log.read_bytes()[self._begins :].decode(errors="replace") if self.log.exists() else ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal; SIGSTOP and SIGCONT make it unresponsive for a while."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """Stop it gracefully."""

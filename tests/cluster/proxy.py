@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -70,13 +70,14 @@ class Proxy:
         self._left = gap
         self._watch_errors = WATCH_ERRORS
         self._turns = {kinds: self._take_turns(kinds) for kinds in (READS, WRITES, WATCHES)}
+        self._watches: set[socket.socket] = set()
         self.injected: Counter[str] = Counter()
         self.created: Counter[str] = Counter()
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -100,11 +101,20 @@ class Proxy:
 
     def fault(self, *, writes: bool) -> str | None:
         """Return the fault of a request, or None."""
+        return self.next_fault(writes=writes, gap=self._gap)
+
+    def next_fault(self, *, writes: bool, gap: int) -> str | None:
+        """Return the fault of a request, or None.
+
+        Args:
+            writes: whether the request changes something.
+            gap: maximum number of requests until the next fault, 2 or more.
+        """
         with self._lock:
-            self._left -= 1
+            self._left = min(self._left, gap) - 1
             if self._left > 0:
                 return None
-            self._left = self._random.randint(2, self._gap)
+            self._left = self._random.randint(2, gap)
             kind = next(self._turns[WRITES if writes else READS])
             self.injected[kind] += 1
             return kind
@@ -117,6 +127,32 @@ class Proxy:
                 self._watch_errors -= 1
                 kind = "watch error"
             return seconds, kind
+
+    def break_watches(self) -> int:
+        """Break all watches that run, each in another way; return their number."""
+        with self._lock:
+            watches = list(self._watches)
+        for upstream in watches:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                # Not SSLSocket's own method, which must not be called while another thread reads.
+                socket.socket.shutdown(upstream, socket.SHUT_RDWR)
+        return len(watches)
+
+    @contextlib.contextmanager
+    def watching(self, upstream: socket.socket) -> Iterator[None]:
+        """Count a watch among those that run, for the duration of the context."""
+        with self._lock:
+            self._watches.add(upstream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watches.discard(upstream)
+
+    def broken_watch(self) -> str:
+        """Return how a watch fails whose connection to the API server broke."""
+        with self._lock:
+            return next(self._turns[WATCHES])
 
     def note_created(self, path: str, name: str) -> None:
         """Record a created object."""
@@ -221,10 +257,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         rest = b""  # of an incomplete line
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError), self.proxy.watching(upstream):
             while (left := deadline - time.monotonic()) > 0:
                 upstream.settimeout(left)
-                data = answer.read1(65_536)
+                try:
+                    data = answer.read1(65_536)
+                except http.client.HTTPException:
+                    fault = self.proxy.broken_watch()
+                    break
                 if not data:
                     fault = "watch ended"
                     break

@@ -223,7 +223,7 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     # Later tests install them themselves, without labels of a deleted release.
     admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=30s")
+    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
 
 
 def job_for_pods() -> Object:
@@ -419,7 +419,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
 
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump(values_of_this_checkout()))
-    installed("upgrade", "heterps", str(CHART), f"--values={values}", "--set=replicas=2", "--wait", "--timeout=120s")
+    installed("upgrade", "heterps", str(CHART), f"--values={values}", "--set=replicas=2", "--wait", "--timeout=600s")
 
     def active() -> str:
         """Return the pod that holds the Lease."""

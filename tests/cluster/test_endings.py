@@ -74,7 +74,7 @@ def test_jobs_that_are_deleted_leave_nothing_and_their_names_are_free_at_once(ma
     again.patch({"runPolicy": {"suspend": True}})
     again.wait_for_phase("Stopping", "Suspended")
     again.delete()
-    again.kubectl("wait", "--for=delete", "heterpsjob/again", "--timeout=60s")
+    again.kubectl("wait", "--for=delete", "heterpsjob/again", "--timeout=300s")
     again.job["spec"]["training"]["steps"] = 60
     again.job["spec"]["runPolicy"] = {"cleanPodPolicy": "All"}
     # Another job, which must not resume from the others' checkpoints at its path.

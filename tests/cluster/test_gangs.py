@@ -31,7 +31,7 @@ def pod_groups(admin: Kubectl) -> Iterator[None]:
         if crd["metadata"]["name"] in GROUPS.values():
             admin("apply", "--server-side", "--filename=-", text=json.dumps(crd))
     for name in GROUPS.values():
-        admin("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+        admin("wait", "--for=condition=Established", f"crd/{name}", "--timeout=300s")
     yield
     admin("delete", "crd", *GROUPS.values())
 

@@ -33,11 +33,12 @@ from heterps_runtime.checkpoint import (
     take_over,
 )
 from heterps_runtime.checkpoint.format import TensorFile, write_tensors
-from heterps_runtime.checkpoint.manifest import write_manifest
+from heterps_runtime.checkpoint.manifest import _checksum, write_manifest
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.data.cache import fingerprint
 from heterps_runtime.data.source import Source
+from heterps_runtime.errors import UserError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
@@ -198,6 +199,25 @@ def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: S
         )
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tables", "x"), ("tables", ["x"]), ("files", [["x"]]), ("fingerprint", 1.5), ("plan", []), ("step", "20"),
+     ("step", True), ("loss", "0.1"), ("folder", 1)],
+)  # fmt: skip
+def test_a_manifest_with_a_value_of_another_type_is_damaged(field: str, value: object) -> None:
+    """Its checksum is right: whoever wrote it was wrong."""
+    document = json.loads((V1 / "checkpoints" / "step-000000020.1-00000000" / "manifest.json").read_text())
+    body = document["manifest"] | {field: value}
+    text = json.dumps({"manifest": body, "checksum": _checksum(body)}).encode()
+    with pytest.raises(DamagedError, match=r"manifest.json is truncated or malformed"):
+        CheckpointManifest.from_json(text)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_damaged() -> None:
+    with pytest.raises(DamagedError):
+        CheckpointManifest.from_json(b"[" * 100_000)
+
+
 # --- run configuration ------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +249,23 @@ def test_a_run_configuration_of_a_newer_controller_is_refused(version: int) -> N
 def test_a_version_that_is_none_is_an_error(version: object) -> None:
     with pytest.raises(ValueError, match="the plan: version must be a whole number >= 1"):
         check_version("the plan", version, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"version": "1"}',
+        '{"version": 1, "job": {"spec": []}}',
+        (V1 / "run-configuration.json").read_text().replace('"hangTimeoutSeconds": 120', '"hangTimeoutSeconds": "x"'),
+        (V1 / "run-configuration.json").read_text().replace('"checkpoint": {', '"checkpoint": 1, "x": {'),
+    ],
+)
+def test_a_malformed_run_configuration_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "configuration.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"run configuration .*configuration\.json: "):
+        RunConfig.load(path)
 
 
 # --- data cache -------------------------------------------------------------------------------------------------------
@@ -268,6 +305,19 @@ def test_a_data_cache_of_another_version_is_built_again(tmp_path: Path, version:
     assert "of another version" in said[0]
     assert f"meta.json has version {version}, this program reads version 1" in said[0]
     assert json.loads((cached / "meta.json").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    "change", ['"sizes": 1', '"sizes": [1]', '"multiValued": 1', '"singleValued": null', '"x": ' + "[" * 100_000]
+)
+def test_a_data_cache_with_malformed_metadata_is_built_again(tmp_path: Path, change: str) -> None:
+    spec, cached = cached_example(tmp_path)
+    text = (cached / "meta.json").read_text().rstrip().removesuffix("}")
+    (cached / "meta.json").write_text(f"{text}, {change}}}")
+    said: list[str] = []
+    open_dataset(spec, "train", lambda fraction, text: said.append(text))
+    assert "is damaged or of another version" in said[0]
+    open_dataset(spec, "train", lambda fraction, text: pytest.fail(text))
 
 
 def test_additions_to_a_data_cache_are_ignored(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -65,14 +66,28 @@ def _evaluate(rule: str, value: Any, old: Any) -> bool:
     from celpy.evaluation import CELEvalError
 
     program = _program(rule)
-    variables = {"self": json_to_cel(value)}
+    variables = {"self": json_to_cel(_as_sent(value))}
     if old is not MISSING:
-        variables["oldSelf"] = json_to_cel(old)
+        variables["oldSelf"] = json_to_cel(_as_sent(old))
     try:
         result = program.evaluate(variables)
     except (CELEvalError, TypeError, ValueError, KeyError) as error:
         raise RuleError(f"{rule}: {error}") from error
     return bool(result)
+
+
+def _as_sent(value: Any) -> Any:
+    """Return a value as an API server reads it: whole numbers of more than 64 bits are floats."""
+    if isinstance(value, dict):
+        return {key: _as_sent(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_sent(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return value
 
 
 @lru_cache(maxsize=1)

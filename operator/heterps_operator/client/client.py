@@ -359,6 +359,8 @@ def _plan(config_map: Json) -> PlanView | None:
         return None
     try:
         document = json.loads(data[PLAN_FILE])
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
         return None
     return PlanView(int(revision), read_time(metadata.get("creationTimestamp")), document)

@@ -19,6 +19,7 @@ __all__ = ["watch_object"]
 _WATCH_SECONDS = 60  # then the server ends the watch, and a new one starts
 _SLACK_SECONDS = 15.0  # for the end to arrive; after that the connection is dead
 _LONGEST_PAUSE = 10.0
+_SHOWN_CHARACTERS = 100  # of a line that is not an event
 _ATTEMPTS = 8  # consecutive failures before the cluster counts as unreachable
 
 
@@ -61,14 +62,11 @@ def watch_object(
             }
             for line in server.lines(collection, query, _WATCH_SECONDS + _SLACK_SECONDS):
                 failures = 0
-                event = json.loads(line)
-                value = event["object"]
-                if event["type"] == "ERROR":
-                    raise ApiError(int(value.get("code") or 500), str(value.get("reason")), str(value.get("message")))
+                kind, value = _read_event(line)
                 version = value["metadata"]["resourceVersion"]
-                if event["type"] == "DELETED":
+                if kind == "DELETED":
                     return
-                if event["type"] != "BOOKMARK" and version != seen:
+                if kind != "BOOKMARK" and version != seen:
                     seen = version
                     yield value
         except ApiError as error:
@@ -80,3 +78,22 @@ def watch_object(
             if (error.code and error.code < 500 and error.code != 429) or failures >= _ATTEMPTS or late:
                 raise
             pause(min(_LONGEST_PAUSE, 0.5 * 2.0 ** (failures - 1)))
+
+
+def _read_event(line: str) -> tuple[str, dict[str, Any]]:
+    """Read a line of a watch: the kind of change, and the object, which has a resourceVersion.
+
+    Raises:
+        ApiError: the server ends the watch; code 0: the line is not an event, as if the connection was cut within it.
+    """
+    try:
+        event = json.loads(line)
+        kind, value = event["type"], event["object"]
+        if kind == "ERROR":
+            raise ApiError(int(value.get("code") or 500), str(value.get("reason")), str(value.get("message")))
+        if not isinstance(value["metadata"]["resourceVersion"], str):
+            raise TypeError("resourceVersion")
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        text = f"a line of the watch is not an event: {line[:_SHOWN_CHARACTERS]!r}"
+        raise ApiError(0, "ConnectionLost", text) from error
+    return kind, value

@@ -460,7 +460,7 @@ def _refusal(method: str, path: str, code: int, retry_after: str | None, data: b
     try:
         status = json.loads(words)
         reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         reason, message = "", words[:500]
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
     return ApiError(code, reason or f"HTTP{code}", message or f"{method} {path}: HTTP {code}", seconds)

@@ -1,6 +1,6 @@
 """The controller's state of a job, which survives restarts: a HeterPSJobState with one writer at a time.
 
-Users cannot write HeterPSJobStates, so an operator reads back what an operator has written (decision 29). The state is
+Users cannot write HeterPSJobStates, so an operator reads back what an operator has written (decision 28). The state is
 written before any action, with the resourceVersion that was read: the first write of a second controller, started by
 mistake, is refused, and that controller stops. The HeterPSJob's status is only a summary.
 """

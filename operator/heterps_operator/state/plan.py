@@ -47,6 +47,8 @@ class JobPlan:
         Raises:
             ValueError: a key is missing or malformed.
         """
+        if not isinstance(document, Mapping):
+            raise ValueError("plan: must be an object")
         carried_out = PlanDocument.from_json(dict(document))
         if not all(stage.layers for stage in carried_out.stages):
             raise ValueError("plan.stages: each stage needs its layers")
@@ -62,7 +64,7 @@ class JobPlan:
                 seconds=_number(document.get("seconds")) or 0.0,
                 machine=None if machine is None else Machine.from_json(machine),
             )
-        except (KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"plan: missing or malformed {error}") from error
 
     @property
@@ -143,7 +145,7 @@ class PlanOutcome:
         Raises:
             ValueError: the document is neither a plan nor a refusal.
         """
-        if document.get("feasible", True):
+        if not isinstance(document, Mapping) or document.get("feasible", True):
             return cls(plan=JobPlan.from_json(document), revision=revision)
         reason, message = document.get("reason", "Infeasible"), document.get("message", "there is no plan")
         return cls(refusal=Refusal(str(reason), str(message)), revision=revision)

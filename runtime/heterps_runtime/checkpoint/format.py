@@ -39,6 +39,8 @@ Array = npt.NDArray[Any]
 _VERSION = 1  # of a state file
 _CHUNK_BYTES = 8 << 20  # few system calls, yet small against a shard's memory
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library refuses longer headers
+_MAX_AXES = 32  # of an array; some releases of NumPy allow more
+_MAX_BYTES = 2**63 - 1  # of an array, NumPy's limit
 _NAMES: dict[np.dtype[Any], str] = {
     np.dtype("<f8"): "F64",
     np.dtype("<f4"): "F32",
@@ -272,17 +274,29 @@ class TensorFile:
         try:
             header = json.loads(self._bytes_at(8, length).tobytes())
             metadata = dict(header.pop("__metadata__", {}))
-            specs = {
-                str(key): TensorSpec(
-                    _DTYPES[value["dtype"]], tuple(value["shape"]), 8 + length + value["data_offsets"][0]
-                )
-                for key, value in header.items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            if not all(isinstance(value, str) for value in metadata.values()):
+                raise ValueError("metadata must be texts")
+            specs = {key: _read_spec(value, 8 + length) for key, value in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise DamagedError(f"{self._name} has an unreadable header ({error})") from error
         if any(spec.start + spec.num_bytes > size for spec in specs.values()):
             raise DamagedError(f"{self._name} is truncated")
         return specs, metadata
+
+
+def _read_spec(entry: Mapping[str, Any], data_start: int) -> TensorSpec:
+    """Read an array's entry in a header.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError: the entry is malformed, or no array can have this shape.
+    """
+    dtype, shape, start = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"][0]
+    if not all(type(size) is int and 0 <= size <= _MAX_BYTES for size in (*shape, start)):
+        raise ValueError(f"shape {shape} at {start}")
+    # NumPy checks the bytes that an empty array would have if none of its axes were empty.
+    if len(shape) > _MAX_AXES or math.prod(max(1, size) for size in shape) * dtype.itemsize > _MAX_BYTES:
+        raise ValueError(f"an array of {len(shape)} axes is too large")
+    return TensorSpec(dtype, shape, data_start + start)
 
 
 def create_tensor_file(path: Path, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:

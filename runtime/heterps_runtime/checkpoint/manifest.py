@@ -113,7 +113,7 @@ class CheckpointManifest:
             return cls(**{**known_fields(cls, body), "tables": tables, "files": files})
         except UnsupportedVersionError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedError(f"{MANIFEST_NAME} is truncated or malformed ({error})") from error
 
 

@@ -106,6 +106,6 @@ def _describe(storage: Storage, claim: _Claim) -> str:
     """The run behind a claim, for messages."""
     try:
         job = json.loads(storage.read(_name(claim)))["job"]
-    except (StorageError, ValueError, KeyError, TypeError):
+    except (StorageError, ValueError, KeyError, TypeError, RecursionError):
         return f"another run (term {claim[0]})"
     return f"another run of job {job} (term {claim[0]})"

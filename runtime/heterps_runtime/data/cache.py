@@ -151,7 +151,7 @@ def _open(folder: Path, progress: Progress) -> CachedSplit | None:
         cached = CachedSplit(
             folder, meta["rows"], meta["arrays"], tuple(meta["multiValued"]), tuple(meta["singleValued"])
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         os.close(descriptor)
         progress(0.0, f"the data cache {folder} is damaged or of another version ({error}); building it again")
         return None

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,7 +46,7 @@ def parse_bytes(value: str | int, field: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(value).strip())
     if match is None or match[2] not in _UNITS:
         raise DataError(f"{field}: must be a quantity such as 10Gi or 500M, is {value!r}")
-    size = int(float(match[1]) * _UNITS[match[2]])
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
     if size <= 0:
         raise DataError(f"{field}: must be above zero, is {value!r}")
     return size

@@ -77,17 +77,19 @@ class EmbeddingInit:
         """
         options = dict(value or {})
         distribution = str(options.pop("distribution", "normal"))
-        known = _OPTIONS.get(distribution, ())
+        if distribution not in _OPTIONS:
+            return cls(distribution)  # which is refused
+        known = _OPTIONS[distribution]
         numbers: dict[str, float] = {}
         for name, text in options.items():
-            if distribution in _OPTIONS and name not in known:
+            if name not in known:
                 raise ValueError(
                     f"embeddingInit.{name}: {distribution!r} has no such option"
                     + (f", it has {', '.join(known)}" if known else "")
                 )
             try:
                 numbers[name] = float(text)
-            except (TypeError, ValueError):
+            except (OverflowError, TypeError, ValueError):
                 raise ValueError(f"embeddingInit.{name}: {text!r} is not a number") from None
         return cls(distribution, **numbers)
 

@@ -53,6 +53,8 @@ _DTYPES = {
     )
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAX_AXES = 32  # of an array; the product of a long list of large sizes would take quadratic time
+_MAX_SIZE = 2**63 - 1
 _SHOWN_CHARACTERS = 60  # of a wrong value, in an error
 
 _to_text = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -303,10 +305,10 @@ def _read_array(value: Any, frames: Buffers) -> Array:
     try:
         name, shape = value
         dtype = _DTYPES[name]
-        if type(shape) is not list:
+        if type(shape) is not list or len(shape) > _MAX_AXES:
             raise ValueError(f"shape {_shown(shape)}")
         for size in shape:
-            if type(size) is not int or size < 0:
+            if type(size) is not int or not 0 <= size <= _MAX_SIZE:
                 raise ValueError(f"shape {_shown(shape)}")
         buffer = _gather(frames, math.prod(shape) * dtype.itemsize)
         array: Array = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)

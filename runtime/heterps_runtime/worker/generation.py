@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
 import numpy as np
 import torch
 import zmq
@@ -19,6 +23,7 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, SupersededError
+from heterps_runtime.process import Wakeup
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.work import WorkCounter
@@ -99,7 +104,7 @@ class GenerationSetup:
             manifest = check_checkpoint(self.storage, restore.folder, roles=roles)
         rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
         self._process.link.status = f"setting up generation {announced.generation}"
-        replication = self.parameters.agree(announced, rank, stage.module, manifest)
+        replication = self.parameters.agree(announced, rank, stage.module, manifest, self._wait_for)
         servers = self._connect_servers(announced, rank, stage)
         self._restore_buffers(stage, manifest)
         context = WorkerContext(
@@ -189,27 +194,48 @@ class GenerationSetup:
         return servers
 
     def _wait_for_definition(self, servers: ServerClient) -> None:
-        """Wait until all servers know the tables and parameters.
+        """Wait until all servers know the tables and parameters; raises as `_wait_until`."""
+
+        def known() -> bool:
+            initialised = any(isinstance(e, Initialised) for e in servers.poll())
+            if not initialised and servers.broke():
+                raise PeerLostError("the connection to a parameter server broke")
+            return initialised
+
+        self._wait_until(known, servers.pollables)
+
+    def _wait_for(self, future: Future[torch.Tensor | None]) -> torch.Tensor | None:
+        """Wait for the other workers of the stage; raises as the future or as `_wait_until`."""
+        wakeup = Wakeup()
+        future.add_done_callback(lambda _: wakeup.wake())
+        try:
+            self._wait_until(future.done, [wakeup])
+        finally:
+            wakeup.close()
+        return future.result()
+
+    def _wait_until(self, reached: Callable[[], bool], pollables: Iterable[Any]) -> None:
+        """Wait until a condition holds that changes only when one of `pollables` can be read.
+
+        There is no timeout: a server may read a large checkpoint, and the coordinator notices a job that stands still.
 
         Raises:
-            PeerLostError: a connection broke.
+            PeerLostError: the connection to the coordinator broke.
             SupersededError: the coordinator has announced another generation, or ended the job.
         """
         link = self._process.link
         poller = zmq.Poller()
-        for socket in (*link.pollables, *servers.pollables):
+        for socket in (*link.pollables, *pollables):
             poller.register(socket, zmq.POLLIN)
         deferred: list[FromCoordinator] = []
         try:
-            while not any(isinstance(e, Initialised) for e in servers.poll()):
-                poller.poll()  # a server may read a large checkpoint; the coordinator ends the job if it stands still
+            while not reached():
+                poller.poll()
                 while (message := link.receive()) is not None:
                     deferred.append(message)
                     if isinstance(message, Generation | Rejoin | Shutdown):
-                        raise SupersededError("the coordinator no longer waits for a parameter server")
+                        raise SupersededError("the coordinator no longer waits for it")
                 if link.broke():
                     raise PeerLostError("the connection to the coordinator broke")
-                if servers.broke():
-                    raise PeerLostError("the connection to a parameter server broke")
         finally:
             link.put_back(deferred)

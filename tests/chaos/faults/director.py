@@ -8,37 +8,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.disturbances import ONCE
+from tests.chaos.faults.incident import Incident, all_ready, steps_under_way
 from tests.chaos.faults.links import Links
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.peers import CONTROLLER, processes
 from tests.chaos.faults.schedule import Fault, Run
 from tests.chaos.results.recovery import Recovery
 
-__all__ = ["Director", "Incident"]
+__all__ = ["Director"]
 
 _ONCE_SECONDS = 30.0  # in which a chunk must pass that can be changed
-
-
-@dataclass
-class Incident:
-    """A fault that was injected.
-
-    Attributes:
-        fault: as it was planned.
-        at: what was on its way.
-        recovery: of the job.
-        done: what was done, for people; empty: there was nothing to do it to; None: it is being done.
-    """
-
-    fault: Fault
-    at: Sighting
-    recovery: Recovery
-    done: str | None = None
 
 
 class Director:
@@ -87,7 +70,7 @@ class Director:
         """Take a status of the job."""
         now = self._clock()
         with self._lock:
-            self._complete = status is not None and status["running"] and _all_ready(status)
+            self._complete = status is not None and status["running"] and all_ready(status)
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
 
@@ -132,7 +115,7 @@ class Director:
                 return None
             if fault.near and not sighting.involves(fault.target):
                 return None
-            incident = Incident(fault, sighting, Recovery(self._clock(), _steps_under_way(self._run)))
+            incident = Incident(fault, sighting, Recovery(self._clock(), steps_under_way(self._run)))
             self.incidents.append(incident)
             return incident
 
@@ -215,13 +198,3 @@ class Director:
         with contextlib.suppress(ProcessLookupError):  # it was killed and replaced
             signal.pidfd_send_signal(handle, signal.SIGCONT)
         os.close(handle)
-
-
-def _all_ready(status: Mapping[str, Any]) -> bool:
-    ready = {member["name"] for member in status["members"] if member["state"] == "ready"}
-    return ready >= set(status["expectedMembers"])
-
-
-def _steps_under_way(run: Run) -> int:
-    """Return how many steps may be committed although they began before a fault."""
-    return 1 if run.consistency == "sync" else 5  # training.maxStaleness is 4 by default

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DISK", "KINDS", "MACHINE", "Kind"]
+__all__ = ["API", "DISK", "JOB", "KINDS", "MACHINE", "ON_CLUSTER", "ON_MACHINE", "OPERATOR", "Kind"]
 
 DISK, MACHINE = "disk", "machine"
+API, OPERATOR, JOB = "api", "operator", "job"
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Kind:
 
     Attributes:
         name: on the command line.
-        of: `process`, `link`, `disk`, or the name of its only target.
+        of: `process`, `worker`, `link`, or the name of its only target.
         what: for people.
         allowed_seconds: by which it may delay the end of a job, besides twice its duration.
         lasting: whether it has a duration.
@@ -35,7 +36,7 @@ class Kind:
 
 
 _HANG_SECONDS = 150.0  # two hangs of 60 s are declared, or a member is replaced after its silence; then a restart
-_ALL = (
+_ON_MACHINE = (
     Kind("kill", "process", "SIGKILL of a process", 120.0, ends_generation=True),
     Kind("stop", "process", "SIGSTOP of a process, and SIGCONT", 120.0, lasting=True),
     Kind("reset", "link", "RST of a link's connections", _HANG_SECONDS),
@@ -52,4 +53,31 @@ _ALL = (
     Kind("disk-slow", DISK, "each write of a checkpoint is slow", 60.0, amounts=(0.2, 1.0), strength="{:g} s"),
     Kind("power-loss", MACHINE, "all processes are killed, and what was not synced is lost", 120.0),
 )
-KINDS = {kind.name: kind for kind in _ALL}
+# A lost node is noticed after 14 s, and its pods tolerate that for 5 s; a new operator waits 15 s for the Lease; pods
+# start in 10 s, and all of it takes several times as long on a busy machine.
+_CLUSTER_SECONDS = 240.0
+_ON_CLUSTER = (
+    Kind("pod-kill", "process", "SIGKILL of a pod's processes", _CLUSTER_SECONDS, ends_generation=True),
+    Kind("pod-delete", "process", "a pod is deleted without grace", _CLUSTER_SECONDS, ends_generation=True),
+    Kind("pod-evict", "worker", "a worker is evicted (Eviction API)", _CLUSTER_SECONDS, ends_generation=True),
+    Kind("node-drain", "worker", "cordon, and eviction of the node's workers", _CLUSTER_SECONDS, lasting=True),
+    Kind("node-silent", "process", "the node's kubelet and containerd are stopped", _CLUSTER_SECONDS, lasting=True),
+    Kind("node-lost", "process", "so are they, and the node's processes are killed", _CLUSTER_SECONDS, lasting=True),
+    Kind("api-down", API, "the API server is killed", _CLUSTER_SECONDS, lasting=True),
+    Kind("api-hang", API, "SIGSTOP of the API server, and SIGCONT", _CLUSTER_SECONDS, lasting=True),
+    Kind("api-slow", API, "each request of an operator is late", _CLUSTER_SECONDS, lasting=True, amounts=(0.5, 2.0),
+         strength="{:g} s"),
+    Kind("api-errors", API, "409, 422, 429, 500, 503 and resets for operators", _CLUSTER_SECONDS, lasting=True,
+         amounts=(2, 4), strength="one in {:g}"),
+    Kind("watch-drop", API, "all watches of operators break", _CLUSTER_SECONDS),
+    Kind("operator-kill", OPERATOR, "SIGKILL of the active operator", _CLUSTER_SECONDS),
+    Kind("operator-stop", OPERATOR, "SIGSTOP for longer than the Lease, and SIGCONT", _CLUSTER_SECONDS, lasting=True),
+    Kind("operator-twice", OPERATOR, "another one is active, with a Lease of its own", _CLUSTER_SECONDS, lasting=True),
+    Kind("floor", JOB, "another throughput floor in the spec", _CLUSTER_SECONDS, amounts=(1, 10**6),
+         strength="{:g} samples/s"),
+    Kind("resize", JOB, "another number of workers in the spec", _CLUSTER_SECONDS, ends_generation=True,
+         amounts=(1, 3), strength="{:g} workers"),
+)  # fmt: skip
+ON_MACHINE = tuple(kind.name for kind in _ON_MACHINE)
+ON_CLUSTER = tuple(kind.name for kind in _ON_CLUSTER)
+KINDS = {kind.name: kind for kind in (*_ON_MACHINE, *_ON_CLUSTER)}

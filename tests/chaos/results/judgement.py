@@ -51,12 +51,15 @@ class Judge:
         elif code:
             found = [f"heterps run ended with exit code {code}"]
         else:
-            file = job.files / "model" / "model.safetensors"
-            expected = None if run.model == "counting" else self._reference(run.steps)
-            found = wrong_model(load_file(file), run.steps, expected) if file.exists() else ["there is no model"]
+            found = self.wrong_file(job.files / "model" / "model.safetensors", run)
         if "Traceback" in job.output:
             found.append("heterps run printed a traceback")
         return found + left
+
+    def wrong_file(self, file: Path, run: Run) -> list[str]:
+        """Return what is wrong with the exported model of a run; empty: nothing."""
+        expected = None if run.model == "counting" else self._reference(run.steps)
+        return wrong_model(load_file(file), run.steps, expected) if file.exists() else ["there is no model"]
 
     def _reference(self, steps: int) -> Mapping[str, Array]:
         """The model that plain PyTorch trains without faults."""

@@ -34,10 +34,10 @@ def table(outcomes: Sequence[Outcome], command: str) -> list[str]:
         outcomes: of all runs.
         command: that replays a run, with `SEED` in the place of its seed.
     """
-    lines = [f"{'fault':12} {'number':>6} {'median s':>9} {'worst s':>8}   what it is"]
+    lines = [f"{'fault':14} {'number':>6} {'median s':>9} {'worst s':>8}   what it is"]
     for kind, seconds in recoveries(outcomes).items():
         middle, worst = statistics.median(seconds), max(seconds)
-        lines.append(f"{kind:12} {len(seconds):6} {middle:9.1f} {worst:8.1f}   {KINDS[kind].what}")
+        lines.append(f"{kind:14} {len(seconds):6} {middle:9.1f} {worst:8.1f}   {KINDS[kind].what}")
     failed = [outcome for outcome in outcomes if outcome.problems]
     incidents = sum(len(outcome.incidents) for outcome in outcomes)
     lines.append(f"{len(outcomes)} jobs, {incidents} faults, {len(failed)} jobs failed")

@@ -91,6 +91,8 @@ def test_a_dry_run_keeps_nothing(client: HeterPSClient, server: FakeServer, job_
 def test_objects_as_dictionaries_are_checked_like_files(client: HeterPSClient, job_file: Path) -> None:
     objects = list(yaml.safe_load_all(job_file.read_text()))
     assert client.submit(objects[-1]).job.name == "tiny"
+    objects[-1]["spec"]["model"]["arguments"] = {"width": 10**30, "depth": -(10**400)}  # floats to an API server
+    client.submit(objects, dry_run=True)
     objects[-1]["spec"]["training"]["globalBatchSize"] = -1
     with pytest.raises(ManifestError, match=r"spec.training.globalBatchSize"):
         client.submit(objects)
@@ -345,6 +347,27 @@ def test_a_history_that_is_too_old_means_a_new_list(client: HeterPSClient, serve
     assert client.wait("tiny").status.phase == "Succeeded"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"type": "MODIFIED", "object": {"metada',
+        "<html>",
+        "7",
+        '{"type": "MODIFIED"}',
+        '{"type": "MODIFIED", "object": {"metadata": {}}}',
+        '{"type": "ERROR", "object": "gone"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_line_that_is_no_event_counts_as_a_lost_connection(
+    client: HeterPSClient, server: FakeServer, line: str
+) -> None:
+    put_job(server, "Planning")
+    stream(server, Script(*phases(server, "Running"), lambda: line), Script(*phases(server, "Succeeded")))
+    assert client.wait("tiny").status.phase == "Succeeded"
+    assert [verb for verb, _ in server.requests] == ["list", "watch", "watch"]
+
+
 def test_a_bookmark_moves_the_place_and_is_no_change(client: HeterPSClient, server: FakeServer) -> None:
     put_job(server, "Running")
     bookmark = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7777"}}})
@@ -410,6 +433,14 @@ def put_profiles(server: FakeServer) -> None:
     cache = ConfigMapProfileCache(server, "team", pod_configuration(manifest))
     for name in ("cpu", "accelerator"):
         cache.save(name, PROFILE)
+
+
+@pytest.mark.parametrize("text", ["7", "[]", "null", "{", "[" * 100_000])
+def test_a_plan_that_is_no_json_object_is_left_out(client: HeterPSClient, server: FakeServer, text: str) -> None:
+    put_job(server, "Running")
+    put_plan(server, 1, {})
+    server.objects["/api/v1/namespaces/team/configmaps/tiny-plan-1"]["data"]["plan.json"] = text
+    assert client.plans("tiny") == ()
 
 
 def test_plans_come_by_their_number(client: HeterPSClient, server: FakeServer) -> None:

@@ -19,12 +19,11 @@ from heterps_operator.kubernetes.state import NewerStateError, StoredState
 from heterps_operator.state.plan import JobPlan
 from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS, STATE
 from tests.heterps_operator.helpers.life import Life
+from tests.heterps_operator.helpers.versions import newer, older
 
 Json = dict[str, Any]
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
-# Fields that say what a job is. An operator that stored others before them wrote these already.
-NEEDED = {"phase", "plan", "plan_revision", "incarnation", "started"}
 
 
 def written() -> dict[str, Any]:
@@ -92,40 +91,6 @@ def test_the_fixtures_have_every_kind_of_document_that_is_stored() -> None:
 
 
 # --- through the control loop -----------------------------------------------------------------------------------------
-
-
-def older(data: dict[str, str]) -> dict[str, str]:
-    """Return the state as an operator would have written it that knew only what is needed."""
-    status = json.loads(data["status.json"])
-    controller = json.loads(data["controller.json"])
-    del controller["version"]
-    processes = [{key: view[key] for key in ("spec", "started")} for view in json.loads(data["processes.json"])]
-    return {
-        "status.json": json.dumps({key: value for key, value in status.items() if key in NEEDED}),
-        "bill.json": data["bill.json"],
-        "processes.json": json.dumps(processes),
-        "controller.json": json.dumps(controller),
-    }
-
-
-def newer(data: dict[str, str]) -> dict[str, str]:
-    """Return the state as a later operator would write it, with unknown fields in every object."""
-
-    def extended(value: Any, inside: str = "") -> Any:
-        if isinstance(value, dict):
-            # Keys of these are names of processes or pools, or a user's own.
-            open_ended = inside in ("attempts", "not_before", "restarts", "planned_with", "speeds", "before", "spec")
-            more = {} if open_ended else {"laterField": {"x": [1]}}
-            return {**{key: extended(item, key) for key, item in value.items()}, **more}
-        return [extended(item, inside) for item in value] if isinstance(value, list) else value
-
-    controller = json.loads(data["controller.json"])
-    changed = {name: json.dumps(extended(json.loads(text))) for name, text in data.items()}
-    return {
-        **changed,
-        "controller.json": json.dumps({**controller, "laterField": 1}),
-        "later.json": "{}",
-    }
 
 
 @pytest.fixture

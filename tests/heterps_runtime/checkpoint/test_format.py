@@ -40,6 +40,19 @@ DTYPES = [
 
 ORIGIN = Origin(20, 1)
 
+# Headers of valid JSON, found by fuzzing.
+UNREADABLE = (
+    b'{"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}}',
+    b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
+    b'{"a":{"dtype":"F32","shape":[0],"data_offsets":["0",0]}}',
+    b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[NaN,0]}}',
+    b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[-20,0]}}',
+    b'{"a":{"dtype":"F64","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}',
+    b'{"a":{"dtype":"F32","shape":[' + b"9223372036854775807," * 5000 + b'1],"data_offsets":[0,0]}}',
+    b'{"__metadata__":{"version":1}}',
+    b"[" * 100_000,
+)
+
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
@@ -173,6 +186,7 @@ def test_a_file_that_does_not_name_its_commit_is_no_part_of_a_checkpoint(storage
         (b"\x02" + bytes(7) + b"[]", "unreadable header"),
         (b"\x40" + bytes(7) + b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}'.ljust(64), "unreadable header"),
         (b"\x40" + bytes(7) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(64), "is truncated"),
+        *((len(text).to_bytes(8, "little") + text, "unreadable header") for text in UNREADABLE),
     ],
 )
 def test_a_file_that_is_no_state_file_is_refused(

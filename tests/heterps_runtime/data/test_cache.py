@@ -19,6 +19,7 @@ import pytest
 from heterps_runtime.data import DataError, Dataset, DataSpec, open_dataset, source
 from heterps_runtime.data.errors import DataCacheError
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
+from heterps_runtime.data.spec import parse_bytes
 from tests.heterps_runtime.helpers.data_files import columns, make_spec, write_parquet
 
 
@@ -263,3 +264,13 @@ def test_appended_rows_make_an_ordinary_npy_file(tmp_path: Path, row_shape: tupl
         size = writer.nbytes
     assert (tmp_path / "a.npy").stat().st_size == size
     assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("text", ["1" + "0" * 400, "1" + "0" * 394 + "M"])
+def test_a_quantity_of_any_length_is_read(text: str) -> None:
+    assert parse_bytes(text, "field") == 10**400
+
+
+def test_a_quantity_of_less_than_a_byte_is_refused() -> None:
+    with pytest.raises(DataError, match="must be above zero"):
+        parse_bytes("0." + "0" * 400 + "1", "field")

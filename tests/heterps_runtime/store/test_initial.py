@@ -134,6 +134,8 @@ def test_the_manifest_names_the_distribution(manifest: Any, expected: EmbeddingI
         ({"distribution": "uniform", "std": "1"}, r"embeddingInit.std: 'uniform' has no such option, it has low, high"),
         ({"distribution": "zeros", "mean": "1"}, r"embeddingInit.mean: 'zeros' has no such option$"),
         ({"std": "wide"}, r"embeddingInit.std: 'wide' is not a number"),
+        ({"distribution": "gauss", "sigma": "1"}, r"embeddingInit.distribution: 'gauss' is unknown"),
+        ({"std": 10**400}, r"embeddingInit.std: 1000+ is not a number"),
         ({"std": "-1"}, r"embeddingInit.std: must be >= 0, is -1.0"),
         ({"mean": "nan"}, r"embeddingInit.mean: must be finite, is nan"),
         ({"distribution": "uniform", "low": "2"}, r"embeddingInit.low: must be <= high"),

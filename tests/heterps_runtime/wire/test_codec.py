@@ -261,6 +261,13 @@ def test_malformed_frames_are_refused(frames: list[bytes]) -> None:
         decode(sealed(frames))
 
 
+@pytest.mark.parametrize("shape", [[10**4000] * 10, [2**62] * 1000])
+def test_a_shape_that_no_array_has_is_refused_before_it_is_multiplied(shape: list[int]) -> None:
+    """The product of a long list of large numbers takes quadratic time."""
+    with pytest.raises(ProtocolError, match=r"is not an array .*: shape \["):
+        decode(sealed([_dense(["int8", shape]), b""]))
+
+
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_garbage_is_refused_without_a_crash(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError, match="malformed message"):

@@ -9,9 +9,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,14 +21,121 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from heterps_runtime.errors import PeerLostError
 from heterps_runtime.wire.messages import Peer
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "Group"]
+
+T = TypeVar("T")
+
+
+class Group:
+    """A stage's workers in one generation. Operations run in a thread of the group, so that the engine never blocks.
+
+    Forming the group, and an operation, cannot be interrupted while they wait for a stopped or lost peer, not even by
+    gloo's `abort`. They end with the timeout, in the thread of their generation, which nothing waits for by then.
+
+    Args:
+        form: forms the process group; called in the thread. None for a stage of one worker.
+        first_step: step of the first all-reduce.
+    """
+
+    def __init__(self, form: Callable[[], Any] | None, first_step: int) -> None:
+        self._alone = form is None
+        self._group: Any = None
+        self._failure: Exception | None = None
+        self._closed = False
+        self._next_step = first_step  # of the next operation
+        self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        if form is not None:
+            threading.Thread(target=self._run, args=(form,), name="collectives", daemon=True).start()
+
+    def submit(self, operation: Callable[[], T]) -> Future[T]:
+        """Run a function that calls `broadcast` or `gather_numbers` in the group's thread.
+
+        The future has a PeerLostError if the group could not be formed, or has been closed.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                self.check()
+                future.set_result(operation())
+            except Exception as error:  # gloo and NCCL raise RuntimeError and its relatives
+                future.set_exception(error)
+
+        self._call(run)
+        return future
+
+    def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
+        """Sum a step's `flat` over the group in place; `done` is called from the group's thread.
+
+        Groups match operations by their order, so operations run in the order of steps. A worker may finish a step
+        before an earlier one, if it has no samples of it, or in `async`.
+        """
+
+        def run() -> None:
+            try:
+                if not self._alone:
+                    self.check()
+                    self._group.allreduce([flat]).wait()
+                if flat.is_cuda:
+                    torch.cuda.current_stream(flat.device).synchronize()
+                done(None)
+            except Exception as error:
+                done(error)
+
+        self._held[step] = run
+        while (following := self._held.pop(self._next_step, None)) is not None:
+            self._call(following)
+            self._next_step += 1
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Broadcast the root's values; blocks."""
+        if not self._alone:
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            self._group.broadcast([tensor], options).wait()
+
+    def gather_numbers(self, value: int, rank: int, size: int, device: torch.device) -> list[int]:
+        """The number of each member, by rank; blocks."""
+        numbers = torch.zeros(size, dtype=torch.int64, device=device)
+        numbers[rank] = value
+        if not self._alone:
+            self._group.allreduce([numbers]).wait()
+        return [int(n) for n in numbers.cpu()]
+
+    def check(self) -> None:
+        """Raise PeerLostError if the group was not formed, or has been closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise PeerLostError("the process group was closed")
+
+    def close(self) -> None:
+        """End the thread after its present operation; later ones fail."""
+        self._closed = True
+        if self._group is not None and hasattr(self._group, "abort"):
+            self._group.abort()
+        self._tasks.put(None)
+
+    def _call(self, task: Callable[[], None]) -> None:
+        if self._alone:
+            task()
+        else:
+            self._tasks.put(task)
+
+    def _run(self, form: Callable[[], Any]) -> None:
+        try:
+            self._group = form()
+        except Exception as error:
+            self._failure = PeerLostError(f"the process group could not be formed: {error}")
+            self._failure.__cause__ = error
+        while (task := self._tasks.get()) is not None:
+            task()
+        self._group = None
 
 
 class Collectives:
-    """Collective operations of a stage's workers, in a separate thread, so that the engine never blocks.
-
-    A group and its thread live for one generation. An operation that waits for a stopped peer cannot be interrupted,
-    not even by gloo's `abort`. It ends with the timeout, in the thread of its generation.
+    """A worker's process groups, one per generation, and the rendezvous that it offers for them.
 
     The store of the rendezvous knows no authentication. It listens on `host` only, and the keys of a stage begin with
     `store_secret`, which other members learn from the coordinator. A peer of the network that can reach the port can
@@ -48,7 +156,7 @@ class Collectives:
         # With a port instead of a socket, the store would listen on all addresses.
         listener = socket.create_server((host, 0), family=_family(host))
         port = listener.getsockname()[1]
-        self.store = TCPStore(
+        self._store = TCPStore(
             host,
             port,
             is_master=True,
@@ -58,12 +166,9 @@ class Collectives:
         )
         self.store_address = f"{host}:{port}"
         self.store_secret = secrets.token_hex(16)
-        self._group: Any = None
-        self._next_step = 0  # step of the next operation
-        self._held: dict[int, Callable[[], None]] = {}  # operations of later steps
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._group: Group | None = None
 
-    def join(
+    def begin(
         self,
         generation: int,
         stage: int,
@@ -72,8 +177,8 @@ class Collectives:
         store: Peer,
         device: torch.device,
         first_step: int,
-    ) -> None:
-        """Form the stage's group of a generation; blocks until all members have called this.
+    ) -> Group:
+        """Close the group of the previous generation, and begin to form the next one.
 
         Args:
             generation: of the group.
@@ -82,85 +187,33 @@ class Collectives:
             size: number of workers.
             store: the member whose rendezvous all use.
             device: of the tensors.
-            first_step: step of the first operation.
-
-        Raises:
-            PeerLostError: a member did not join.
+            first_step: step of the first all-reduce.
         """
         self.leave()
-        self._next_step, self._held = first_step, {}
-        if size == 1:
-            return
-        self._tasks = SimpleQueue()
-        threading.Thread(target=_carry_out, args=(self._tasks,), name="collectives", daemon=True).start()
-        host, port = store.store_address.rsplit(":", 1)
-        try:
-            shared = self.store if rank == 0 else TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+
+        def form() -> Any:
+            host, port = store.store_address.rsplit(":", 1)
+            # A connection of its own: an operation that waits holds it, and may outlive the generation.
+            shared = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
             prefixed = PrefixStore(f"{store.store_secret}/generation-{generation}/stage-{stage}", shared)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = self._timeout
-                self._group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
-            else:
-                gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-                gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-                gloo._timeout = self._timeout
-                self._group = dist.ProcessGroupGloo(prefixed, rank, size, gloo)
-        except RuntimeError as error:
-            raise PeerLostError(f"the process group of stage {stage} could not be formed: {error}") from error
+                return dist.ProcessGroupNCCL(prefixed, rank, size, options)
+            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+            gloo._timeout = self._timeout
+            return dist.ProcessGroupGloo(prefixed, rank, size, gloo)
+
+        self._group = Group(None if size == 1 else form, first_step)
+        return self._group
 
     def leave(self) -> None:
-        """Drop the group and its thread, which ends after its operations."""
-        if self._group is not None and hasattr(self._group, "abort"):
-            self._group.abort()
+        """Close the group."""
+        if self._group is not None:
+            self._group.close()
         self._group = None
-        self._tasks.put(None)
-
-    def all_reduce(self, step: int, flat: torch.Tensor, done: Callable[[Exception | None], None]) -> None:
-        """Sum a step's `flat` over the group in place; `done` is called from another thread.
-
-        Groups match operations by their order, so operations run in the order of steps. A worker may finish a step
-        before an earlier one, if it has no samples of it, or in `async`.
-        """
-        group = self._group
-        if group is None:
-            done(None)
-            return
-
-        def run() -> None:
-            try:
-                group.allreduce([flat]).wait()
-                if flat.is_cuda:
-                    torch.cuda.current_stream(flat.device).synchronize()
-                done(None)
-            except Exception as error:  # gloo and NCCL raise RuntimeError and its relatives
-                done(error)
-
-        self._held[step] = run
-        while (following := self._held.pop(self._next_step, None)) is not None:
-            self._tasks.put(following)
-            self._next_step += 1
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Broadcast the root's values; blocks."""
-        if self._group is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank = root
-            self._group.broadcast([tensor], options).wait()
-
-    def gather_numbers(self, value: int, rank: int, size: int, device: torch.device) -> list[int]:
-        """The number of each member, by rank; blocks."""
-        numbers = torch.zeros(size, dtype=torch.int64, device=device)
-        numbers[rank] = value
-        if self._group is not None:
-            self._group.allreduce([numbers]).wait()
-        return [int(n) for n in numbers.cpu()]
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-
-
-def _carry_out(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task()

@@ -5,6 +5,8 @@ It outlives generations, so that surviving workers need not fetch it again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +17,13 @@ from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import StageModule
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.wire.messages import Generation
-from heterps_runtime.worker.exchange.collectives import Collectives
+from heterps_runtime.worker.exchange.collectives import Collectives, Group
 from heterps_runtime.worker.exchange.replica import Replica
 
-__all__ = ["Parameters", "Replication"]
+__all__ = ["Parameters", "Replication", "Wait"]
+
+#: Waits for a value of another thread; raises its exception, or another one if it is not worth waiting for any more.
+Wait = Callable[[Future[torch.Tensor | None]], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Replication:
     """Dense parameters on pools that all-reduce."""
 
     replica: Replica  # this worker's copy
-    collectives: Collectives  # keep the copies of the stage equal
+    group: Group  # keeps the copies of the stage equal
 
 
 class Parameters:
@@ -61,7 +66,7 @@ class Parameters:
         self._replica = None
 
     def agree(
-        self, announced: Generation, rank: int, module: StageModule, manifest: CheckpointManifest | None
+        self, announced: Generation, rank: int, module: StageModule, manifest: CheckpointManifest | None, wait: Wait
     ) -> Replication | None:
         """Bring the replica to the state of a generation; blocks until all members of the stage have it.
 
@@ -70,6 +75,7 @@ class Parameters:
             rank: of this worker in its stage.
             module: the stage.
             manifest: the checkpoint to restore.
+            wait: for the other members.
 
         Returns:
             The replica of the last commit; None if servers hold the dense parameters.
@@ -85,8 +91,7 @@ class Parameters:
         replica = self._replica
         if replica is None or not same:
             replica = self._replica = self._begin(announced, module, manifest)
-        self._share(announced, rank, replica, self._collectives)
-        return Replication(replica, self._collectives)
+        return Replication(replica, self._share(announced, rank, replica, self._collectives, wait))
 
     def _begin(self, announced: Generation, module: StageModule, manifest: CheckpointManifest | None) -> Replica:
         """A replica with values of a checkpoint, or with initial values."""
@@ -99,25 +104,34 @@ class Parameters:
                 replica.load(values, announced.committed)
         return replica
 
-    def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives) -> None:
+    def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives, wait: Wait) -> Group:
         """Copy parameters and optimizer state from a surviving worker to new ones."""
         members, committed = announced.stages[self._stage], announced.committed
-        collectives.join(announced.generation, self._stage, rank, len(members), members[0], self._device, committed)
-        try:
-            versions = collectives.gather_numbers(replica.version, rank, len(members), self._device)
+        group = collectives.begin(
+            announced.generation, self._stage, rank, len(members), members[0], self._device, committed
+        )
+        version = replica.version
+
+        def exchange() -> torch.Tensor | None:
+            versions = group.gather_numbers(version, rank, len(members), self._device)
             if all(v == committed for v in versions):
-                return
+                return None
             if committed not in versions:
                 raise TransientError(f"no worker of stage {self._stage} has the parameters of step {committed}")
-            root = versions.index(committed)
             flat = replica.flat_state()  # of equal size on all ranks
-            collectives.broadcast(flat, root)
-            if rank != root and replica.version != committed:
-                replica.load_flat_state(flat, committed)
+            group.check()  # a copy that the next generation has changed under this thread goes nowhere
+            group.broadcast(flat, versions.index(committed))
+            return flat if version != committed else None
+
+        try:
+            flat = wait(group.submit(exchange))
         except RuntimeError as error:
             raise PeerLostError(
                 f"a member of stage {self._stage} was lost while parameters were copied: {error}"
             ) from error
+        if flat is not None:
+            replica.load_flat_state(flat, committed)
+        return group
 
     def files(self) -> list[StateFile]:
         """A copy of parameters and optimizer state, as files of a checkpoint."""

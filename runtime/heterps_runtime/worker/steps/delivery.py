@@ -68,7 +68,7 @@ class Delivery:
         def done(error: Exception | None) -> None:
             self._process.inbox.post(lambda: finish(error))
 
-        replication.collectives.all_reduce(run.step, flat, done)
+        replication.group.all_reduce(run.step, flat, done)
 
     def pushed(self, step: int) -> None:
         """Note that all servers have acknowledged a step's gradients."""

@@ -1,0 +1,1 @@
+"""The parsers to fuzz, one module per room."""

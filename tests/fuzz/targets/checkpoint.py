@@ -1,0 +1,114 @@
+"""Files of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from heterps_runtime.checkpoint.errors import CheckpointError
+from heterps_runtime.checkpoint.format import TensorFile
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
+from heterps_runtime.checkpoint.ownership import _claims, _describe
+from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.versions import UnsupportedVersionError
+from heterps_runtime.work import WorkCounter
+from tests.fuzz.mutation import SEPARATOR
+from tests.fuzz.target import Form, Target
+
+_FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "checkpoints"
+_FOLDER = _FIXTURES / "step-000000020.1-00000000"
+_ERRORS = (CheckpointError, UnsupportedVersionError)
+pa.set_cpu_count(1)
+pa.set_io_thread_count(1)
+
+
+class _Memory(Storage):
+    """One file in memory."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        super().__init__(fs.LocalFileSystem(), "/", "/", WorkCounter())
+        self._name = name
+        self._content = content
+
+    def open_file(self, name: str) -> Any:
+        return pa.BufferReader(self._content)
+
+    def read(self, name: str) -> bytes:
+        return self._content
+
+    def files(self, folder: str = "") -> list[str]:
+        return [self._name]
+
+
+def _read_manifest(data: bytes) -> None:
+    """Read a manifest with the right checksum, and use it as a resuming coordinator does."""
+    try:
+        document = json.loads(data)
+        document["checksum"] = _checksum(document["manifest"])
+        data = json.dumps(document).encode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    manifest = CheckpointManifest.from_json(data)
+    for role in ("rows", "dense", "buffers"):
+        manifest.files_of(role)
+    str(manifest.origin)
+    explain_mismatch(manifest.fingerprint, {"model.loss": "x", "training": {"seed": 1}})
+
+
+def _read_tensors(data: bytes) -> None:
+    """Read a file's header and arrays. The length of the header is computed."""
+    head, _, arrays = data.partition(SEPARATOR)
+    with TensorFile(_Memory("file", len(head).to_bytes(8, "little") + head + arrays), "file") as file:
+        _read_arrays(file)
+
+
+def _read_file(data: bytes) -> None:
+    with TensorFile(_Memory("file", data), "file") as file:
+        _read_arrays(file)
+
+
+def _read_arrays(file: TensorFile) -> None:
+    for name, spec in list(file.specs.items())[:20]:
+        if spec.num_bytes < 1 << 20:
+            file.read(name)
+            file.read(name, 1, 2)
+    str(file.origin)
+
+
+def _read_owner(data: bytes) -> None:
+    """Read a record of ownership: its name, then its content."""
+    name, _, content = data.partition(SEPARATOR)
+    storage = _Memory(name.decode(errors="replace"), content)
+    for claim in _claims(storage):
+        _describe(storage, claim)
+
+
+def _files() -> Iterator[bytes]:
+    for file in sorted(_FOLDER.glob("*.safetensors")):
+        yield file.read_bytes()
+
+
+def _split_files() -> Iterator[bytes]:
+    for content in _files():
+        length = int.from_bytes(content[:8], "little")
+        yield content[8 : 8 + length] + SEPARATOR + content[8 + length :]
+
+
+def _owners() -> Iterator[bytes]:
+    for file in sorted((_FIXTURES / "owners").glob("*.json")):
+        yield f"owners/{file.name}".encode() + SEPARATOR + file.read_bytes()
+
+
+TARGETS = [
+    Target(
+        "checkpoint.manifest", _read_manifest, _ERRORS, lambda: [(_FOLDER / "manifest.json").read_bytes()], Form.JSON
+    ),
+    Target("checkpoint.tensors", _read_tensors, _ERRORS, _split_files, Form.JSON),
+    Target("checkpoint.file", _read_file, _ERRORS, _files),
+    Target("checkpoint.owner", _read_owner, _ERRORS, _owners),
+]

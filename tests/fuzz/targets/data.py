@@ -1,0 +1,89 @@
+"""Training data of users, and the cache that is built from it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from heterps_runtime.data.cache import _open
+from heterps_runtime.data.errors import DataError
+from heterps_runtime.data.source import Source
+from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.files import memory_file
+from tests.heterps_runtime.helpers.data_files import columns, make_spec
+
+_CACHE = Path(__file__).parents[2] / "fixtures" / "v1" / "data-cache"
+_CSV = 32 * 1024 * 1024  # blocks of 8 MiB are read ahead
+_FLAT = {"sparse": ["flight", "carrier"], "dense": ["distance"]}
+pa.set_cpu_count(1)
+pa.set_io_thread_count(1)
+
+
+def _reader(**changes: Any) -> Callable[[bytes], None]:
+    def read(data: bytes) -> None:
+        with memory_file(data) as path:
+            source = Source(make_spec(Path("/unused"), path, **changes), "train")
+            for batch in source.batches():
+                assert batch.batch.num_rows >= 0
+
+    return read
+
+
+def _open_cache(data: bytes) -> None:
+    """Open a cache with this meta.json; a damaged one is reported and built again."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in _CACHE.glob("*.npy"):
+            shutil.copyfile(file, folder / file.name)
+        (folder / "meta.json").write_bytes(data)
+        _open(folder, lambda fraction, words: None)
+
+
+def _table() -> Any:
+    return pa.table(dict(columns(4)))
+
+
+def _parquet() -> list[bytes]:
+    stream = io.BytesIO()
+    pq.write_table(_table(), stream)
+    return [stream.getvalue()]
+
+
+def _arrow() -> list[bytes]:
+    made = []
+    for new in (pa.ipc.new_file, pa.ipc.new_stream):
+        stream = io.BytesIO()
+        with new(stream, _table().schema) as writer:
+            writer.write_table(_table())
+        made.append(stream.getvalue())
+    return made
+
+
+def _csv() -> list[bytes]:
+    return [
+        b"distance,flight,carrier,late\n1.5,1000,AA,0\n2,1001,,1\n",
+        b'distance,flight,carrier,late\r\n1,2,"a,b",1\r\n',
+    ]
+
+
+def _criteo() -> list[bytes]:
+    return [
+        b"\t".join([b"1", *([b"3"] * 13), *([b"68fd1e64"] * 26)]) + b"\n" + b"\t".join([b"0", *([b""] * 39)]) + b"\n"
+    ]
+
+
+TARGETS = [
+    Target("data.csv", _reader(format="csv", **_FLAT), (DataError,), _csv, Form.TEXT, memory=_CSV),
+    Target("data.criteo", _reader(format="criteo-tsv", label="label", dense=["I1"], sparse=["C1"]), (DataError,),
+           _criteo, Form.TEXT, memory=_CSV),
+    Target("data.arrow", _reader(format="arrow"), (DataError,), _arrow),
+    Target("data.parquet", _reader(), (DataError,), _parquet),
+    Target("data.cache", _open_cache, (), lambda: [(_CACHE / "meta.json").read_bytes()], Form.JSON),
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""Objects that watches report, as the operator reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from heterps_operator.api.shapes import UnreadableError
+from heterps_operator.controller.stores.pods import PodStore
+from heterps_operator.kubernetes.reading.complaints import pod_complaint
+from heterps_operator.kubernetes.reading.observe import runs_well, view
+from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from tests.fuzz.target import Form, Target
+from tests.heterps_operator.helpers import mutants
+
+_NOW = 1.8e9
+_ERRORS = (UnreadableError, json.JSONDecodeError, UnicodeDecodeError)
+
+
+def _read_pod(data: bytes) -> None:
+    pod = json.loads(data)
+    check(POD, pod)
+    store = PodStore()
+    store.set_resources({"cpu": "cpu", "gpu": "example.com/accelerator"})
+    store.put(pod)
+    for kept in store.all():
+        store.know_job("ml", "11111111-2222-3333-4444-555555555555")
+        pool_capacity(mutants.pool(), [mutants.node()], store.claimed())
+        pod_complaint(kept, True, None)
+        runs_well(kept)
+        view(kept, _NOW)
+        view({**kept, "metadata": {**kept["metadata"], "deletionTimestamp": None}}, _NOW)
+
+
+def _read_pool(data: bytes) -> None:
+    pool = json.loads(data)
+    check(POOL, pool)
+    capacity = pool_capacity(pool, [mutants.node()])
+    pool_limit(pool, capacity)
+    pool_status(pool, capacity, 1, now=_NOW)
+
+
+def _read_node(data: bytes) -> None:
+    node = json.loads(data)
+    check(NODE, node)
+    pool_capacity(mutants.pool(), [node])
+
+
+def _read_job(data: bytes) -> None:
+    check(JOB, json.loads(data))
+
+
+def _read_annotation(data: bytes) -> None:
+    process_of({"metadata": {"annotations": {"heterps.io/process": data.decode()}}})
+
+
+def _annotation() -> list[bytes]:
+    return [mutants.pod()["metadata"]["annotations"]["heterps.io/process"].encode()]
+
+
+def _seed(make: Callable[[], Any]) -> Callable[[], list[bytes]]:
+    return lambda: [json.dumps(make()).encode()]
+
+
+TARGETS = [
+    Target("objects.pod", _read_pod, _ERRORS, _seed(mutants.pod), Form.JSON),
+    Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
+    Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
+    Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
+    Target("objects.annotation", _read_annotation, _ERRORS, _annotation, Form.JSON, longest=4096),
+]

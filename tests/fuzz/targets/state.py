@@ -1,0 +1,75 @@
+"""Documents that the operator stores, and reads after a restart or an upgrade."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from heterps_operator.control.problem import is_profile
+from heterps_operator.documents import read_json
+from heterps_operator.errors import StateError
+from heterps_operator.kubernetes.state import StoredState
+from heterps_operator.state.plan import PlanOutcome
+from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.files import memory_file
+
+_FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
+
+
+def _read_state(data: bytes) -> None:
+    """Read the documents of a ConfigMap. They are given as one, so that mutations reach into them."""
+    documents = json.loads(data)
+    if not isinstance(documents, dict):
+        return  # a ConfigMap has one
+    stored = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
+    state = StoredState.from_data(stored)
+    StoredState.from_data(state.to_data())
+
+
+def _read_profile(data: bytes) -> None:
+    is_profile(json.loads(data))
+
+
+def _read_outcome(data: bytes) -> None:
+    """Read the planner's output, as `local.planner` does."""
+    PlanOutcome.from_json(json.loads(data), 1)
+
+
+def _read_document(data: bytes) -> None:
+    with memory_file(data) as path:
+        read_json(path)
+
+
+def _fixture(name: str) -> Any:
+    return {key: json.loads(text) for key, text in json.loads((_FIXTURES / name).read_text()).items()}
+
+
+TARGETS = [
+    Target(
+        "state.job",
+        _read_state,
+        (ValueError,),
+        lambda: [json.dumps(_fixture("state.json")).encode()],
+        Form.JSON,
+        lines_per_byte=200.0,
+    ),
+    Target(
+        "state.profile",
+        _read_profile,
+        (json.JSONDecodeError, UnicodeDecodeError),
+        lambda: [json.dumps(_fixture("profile.json")["profile.json"]).encode()],
+        Form.JSON,
+    ),
+    Target(
+        "state.plan",
+        _read_outcome,
+        (ValueError,),
+        lambda: [
+            json.dumps(_fixture("plan.json")["plan.json"]).encode(),
+            b'{"feasible": false, "reason": "Floor", "message": "too few"}',
+        ],
+        Form.JSON,
+    ),
+    Target("state.file", _read_document, (StateError,), lambda: [b'{"version": 1}'], Form.JSON),
+]

@@ -1,0 +1,67 @@
+"""Frames between the processes of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import xxhash
+
+from heterps_runtime.errors import ProtocolError
+from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.messages import MESSAGES, Array
+from tests.fuzz.mutation import SEPARATOR
+from tests.fuzz.target import Form, Target
+
+
+def _decode_checked(data: bytes) -> None:
+    """Decode frames with the right checksum, so that mutations get past it."""
+    frames = data.split(SEPARATOR)
+    checksum = xxhash.xxh3_64()
+    for frame in frames:
+        checksum.update(frame)
+    decode([checksum.digest(), *frames])
+
+
+def _decode_raw(data: bytes) -> None:
+    decode(data.split(SEPARATOR))
+
+
+def _example(hint: Any) -> Any:
+    """Return a value of a declared type, with one entry in each list and mapping."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint == Array:
+        return np.ones((2, 1), np.float32)
+    if origin is tuple:
+        return (_example(arguments[0]),)
+    if origin is dict:
+        return {"a" if arguments[0] is str else 8: _example(arguments[1])}
+    if origin is types.UnionType:
+        return _example(arguments[0])
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return next(iter(hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(*(_example(hints[field.name]) for field in dataclasses.fields(hint)))
+    return {int: 1, float: 0.5, str: "a", bool: True}.get(hint, {})
+
+
+def _messages() -> Iterator[list[bytes]]:
+    for kind in MESSAGES.values():
+        yield [bytes(frame) for frame in encode(_example(kind))]
+
+
+TARGETS = [
+    Target(
+        "wire.message",
+        _decode_checked,
+        (ProtocolError,),
+        lambda: [SEPARATOR.join(frames[1:]) for frames in _messages()],
+        Form.JSON,
+    ),
+    Target("wire.frames", _decode_raw, (ProtocolError,), lambda: [SEPARATOR.join(frames) for frames in _messages()]),
+]
