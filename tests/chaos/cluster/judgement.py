@@ -25,6 +25,7 @@ _KINDS = (
     ("/apis/policy/v1", "poddisruptionbudgets"),
     ("/apis/networking.k8s.io/v1", "networkpolicies"),
     ("/apis/heterps.io/v1alpha1", "heterpsjobs"),
+    ("/apis/heterps.io/v1alpha1", "heterpsjobstates"),
 )
 _GONE_SECONDS = 120.0  # in which the garbage collector deletes what a job owned
 _STILL_SECONDS = 0.5
