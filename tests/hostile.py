@@ -297,7 +297,9 @@ class World:
                          "uid": f"evil-{name}"}  # fmt: skip
             data = {key: json.dumps(self._draw.choice(NOISE[1:-4])) for key in ("status.json", "controller.json")}
             self.server.put(
-                f"/api/v1/namespaces/evil/configmaps/{name}-state", data=data, metadata={"ownerReferences": [reference]}
+                f"/apis/heterps.io/v1alpha1/namespaces/evil/heterpsjobstates/{name}",
+                data=data,
+                metadata={"ownerReferences": [reference]},
             )
             self.add_job("evil", name)
 

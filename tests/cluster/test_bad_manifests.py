@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from heterps_runtime.contract import API_VERSION
 from tests.cluster.api_server import ApiServer, collection
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
@@ -139,7 +140,7 @@ WRONG: dict[str, Wrong] = {
                        ("model.entrypoint",)),
 }  # fmt: skip
 # Names of existing objects of other owners.
-TAKEN = ("Secret token", "ConfigMap state", "ConfigMap run", "Service", "NetworkPolicy", "Pod coordinator-1-1")
+TAKEN = ("Secret token", "HeterPSJobState", "ConfigMap run", "Service", "NetworkPolicy", "Pod coordinator-1-1")
 # Fields of a pod, which may have any type in a template.
 FIELDS = ("affinity", "dnsPolicy", "hostAliases", "hostNetwork", "imagePullSecrets", "initContainers", "priority",
           "runtimeClassName", "securityContext", "topologySpreadConstraints")  # fmt: skip
@@ -184,6 +185,8 @@ def taken(name: str, what: str) -> Json:
         case "NetworkPolicy":
             return {"apiVersion": "networking.k8s.io/v1", "kind": kind, "metadata": metadata,
                     "spec": {"podSelector": {"matchLabels": {"nobody": "has"}}}}  # fmt: skip
+        case "HeterPSJobState":
+            return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "data": {}}
         case _:
             return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
 

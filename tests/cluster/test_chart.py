@@ -27,6 +27,7 @@ from tests.heterps_operator.api.samples import CPU, JOB, changed, parsed
 
 NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
+CUSTOM_RESOURCES = ("heterpsjobs.heterps.io", "heterpsjobstates.heterps.io", "devicepools.heterps.io")
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
 Object = dict[str, Any]
@@ -214,15 +215,13 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
         assert answer.code == 0, answer.errors
         return answer
 
-    admin(
-        "delete", "customresourcedefinitions", "--ignore-not-found", "heterpsjobs.heterps.io", "devicepools.heterps.io"
-    )
+    admin("delete", "customresourcedefinitions", "--ignore-not-found", *CUSTOM_RESOURCES)
     on_cluster("install", "heterps", str(CHART), "--create-namespace")
     yield on_cluster
     helm("uninstall", "heterps", f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
     admin("delete", "namespace", NAMESPACE, "--wait=false")
     # Later tests install them themselves, without labels of a deleted release.
-    admin("delete", "customresourcedefinitions", "heterpsjobs.heterps.io", "devicepools.heterps.io")
+    admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
     admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
     admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
 
@@ -281,7 +280,8 @@ ALLOWED = [
     ("create", "pods"),
     ("delete", "pods"),
     ("get", "pods/log"),
-    ("update", "configmaps"),
+    ("update", "heterpsjobstates.heterps.io"),
+    ("patch", "configmaps"),
     ("patch", "services"),
     ("create", "secrets"),
     ("get", "secrets"),
@@ -297,6 +297,8 @@ DENIED = [
     ("watch", "secrets"),
     ("delete", "secrets"),
     ("list", "configmaps"),
+    ("update", "configmaps"),
+    ("delete", "heterpsjobstates.heterps.io"),
     ("list", "poddisruptionbudgets.policy"),
     ("delete", "services"),
     ("create", "events.events.k8s.io"),
@@ -333,6 +335,10 @@ def test_rights_of_people_follow_the_cluster_s_own_roles(
         ("viewer", "list", True), ("viewer", "patch", False), ("editer", "list", True), ("editer", "patch", True),
     ]  # fmt: skip
     assert not may(admin, "patch", "devicepools.heterps.io", kubectl.namespace, "editer")
+    kinds = [("get", "heterpsjobstates.heterps.io")]
+    writes = [(verb, "heterpsjobstates.heterps.io") for verb in ("create", "update", "patch", "delete")]
+    for user in ("viewer", "editer"):
+        assert refused(admin, kinds + writes, kubectl.namespace, user) == {f"{verb} {kind}" for verb, kind in writes}
 
 
 def test_everything_is_taken_by_the_api_server_and_an_upgrade_changes_it(installed: Installed, admin: Kubectl) -> None:

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_SECONDS = 240
-KINDS = "pods,services,configmaps,secrets,poddisruptionbudgets,networkpolicies"
+KINDS = "pods,services,configmaps,heterpsjobstates,secrets,poddisruptionbudgets,networkpolicies"
 NO_IMAGE = {"image": "heterps.test/none:1"}  # no node has it, and none may pull it
 STEPS = {"training.steps": 60, "checkpoint.everySteps": 10}
 ENDLESS = {"training.steps": 1_000_000}
@@ -188,11 +188,11 @@ def test_a_job_gets_on_when_its_pool_its_spec_or_its_state_is_spoilt(
 
     # Its state is the operator's memory of it: without it, everything restarts from the last checkpoint.
     spoil = json.dumps({"data": {"status.json": "{"}})
-    kubectl("patch", "configmap", "spoilt-state", "--type=merge", f"--patch={spoil}")
+    kubectl("patch", "heterpsjobstate", "spoilt", "--type=merge", f"--patch={spoil}")
     kubectl("delete", "pod", job.pods("worker")[0]["metadata"]["name"], "--wait=false")  # a reason to act
     condition = job.wait_for_condition("Planned", "False", "DamagedState", PATIENCE_SECONDS)
-    assert "delete the ConfigMap spoilt-state" in condition["message"]
-    kubectl("delete", "configmap", "spoilt-state")
+    assert "delete the HeterPSJobState spoilt" in condition["message"]
+    kubectl("delete", "heterpsjobstate", "spoilt")
     job.wait_for_condition("Planned", "True", seconds=PATIENCE_SECONDS)
     job.wait_for_phase("Running")
     resumed = wait_until("it resumes", lambda: job.told("Resumed"), PATIENCE_SECONDS, more=job.story)

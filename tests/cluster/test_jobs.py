@@ -61,7 +61,7 @@ def test_a_deleted_job_takes_everything_with_it(make: Make) -> None:
     job = make("deleted").submit()
     job.wait_for_step(20)
     job.delete()
-    kinds = "pods,services,configmaps,secrets,poddisruptionbudgets,networkpolicies"
+    kinds = "pods,services,configmaps,heterpsjobstates,secrets,poddisruptionbudgets,networkpolicies"
     wait_until(
         "nothing is left",
         lambda: not job.kubectl.items(kinds, "--selector=heterps.io/job=deleted"),

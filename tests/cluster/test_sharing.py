@@ -1,4 +1,4 @@
-"""Jobs on one pool: together they never exceed its units, and a waiting job names the holders."""
+"""Jobs on one pool: they never exceed its units or the limit of their namespace, and are told why they wait."""
 
 from __future__ import annotations
 
@@ -84,3 +84,38 @@ def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: 
     wait_until("it goes on", lambda: first.told("Resumed"), PATIENCE_SECONDS, more=first.story)
     assert first.told("Resumed")[0].startswith("resuming from step ")
     assert max(units.seen) == MOST
+
+
+def test_jobs_of_a_namespace_never_exceed_its_limit(make: Make, units: Units, folder: Path) -> None:
+    (folder / HELD).touch()
+    spec = {"training.steps": 1_000_000, "model.entrypoint": MODEL}
+    one, two = (
+        make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}, "namespaces": [{"name": "elsewhere"}]})
+        for name in ("one", "two")
+    )
+    one.submit()
+    told = one.wait_for_condition("Planned", "False", "PoolNotAllowed", PATIENCE_SECONDS)["message"]
+    assert f"namespace {one.kubectl.namespace} may not use the DevicePool {one.pool_name}" in told
+    assert units.seen == [0]
+
+    def limit(most: int) -> None:
+        namespaces = [{"name": "elsewhere"}, {"name": one.kubectl.namespace, "maxUnits": most}]
+        for job in (one, two):
+            job.pool["spec"]["namespaces"] = namespaces
+        one.kubectl.apply(one.pool)
+
+    limit(EACH)
+    one.wait_for_step(1)
+    two.submit()
+    told = two.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)["message"]
+    assert f"jobs of this namespace may hold {EACH} of {one.pool_name} together" in told
+    assert max(units.seen) == EACH
+    limit(2 * EACH)
+    two.wait_for_step(1)
+    # A limit that is lowered ends no pod.
+    limit(1)
+    steps = one.step(), two.step()
+    (folder / HELD).unlink()
+    wait_until("both go on", lambda: one.step() > steps[0] and two.step() > steps[1], PATIENCE_SECONDS)
+    assert (one.status()["restarts"], two.status()["restarts"]) == (0, 0)
+    assert max(units.seen) == 2 * EACH

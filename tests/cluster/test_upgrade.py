@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import KubernetesApi
-from heterps_operator.kubernetes.names import config_maps_path
+from heterps_operator.kubernetes.names import config_maps_path, job_state_path
 from tests.cluster.building import ROOT
 from tests.cluster.faults import LASTING, assert_every_sample_counted, counting_job, held, hold_anew
 from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
@@ -31,8 +31,9 @@ Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(1800)
 
-# The first commit in which all stored documents have versions, and readers ignore unknown fields.
-EARLIER = "1f305eea28e3fadc39e3e0f6845fe82fbfdab970"
+# The first commit in which all stored documents have versions, states are HeterPSJobStates, and readers ignore unknown
+# fields.
+EARLIER = "b1f4d31e0e584f0c6f3e289dedcbf933a22b2ef8"
 PRESENT = "present"
 STEPS = 800  # of jobs that must train for as long as the others take to wait, or to be measured
 
@@ -49,8 +50,9 @@ class Stored:
             for key, text in (item.get("data") or {}).items()
             if key in DOCUMENTS and _concerns(item, job)
         }
-        [state] = [item["data"] for item in maps if item["metadata"]["name"] == f"{job.name}-state"]
-        self.state = {key: json.loads(text) for key, text in state.items()}
+        state = api.get(job_state_path(namespace, job.name))
+        assert state is not None
+        self.state = {key: json.loads(text) for key, text in state["data"].items()}
         self.pods = {
             str(pod["metadata"]["uid"]): sum(c["restartCount"] for c in pod["status"].get("containerStatuses") or ())
             for pod in job.pods()

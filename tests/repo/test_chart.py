@@ -17,7 +17,7 @@ CHART = ROOT / "helm" / "heterps"
 def test_the_chart_installs_the_custom_resources_of_the_repository() -> None:
     """A link, whose content Helm packs: a copy would become stale."""
     assert (CHART / "files" / "crds").resolve() == ROOT / "crds"
-    assert len(list((CHART / "files" / "crds").glob("*.yaml"))) == 2
+    assert len(list((CHART / "files" / "crds").glob("*.yaml"))) == 3
 
 
 def test_an_annotation_finds_its_place_in_every_custom_resource() -> None:

@@ -59,10 +59,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
-# Plans, the state and profiles of jobs; `update` replaces the state by its resource version.
+# `update` replaces the state of a job by its resource version. Users may only read it (docs/decisions/0029-tenants.md).
+- apiGroups: [heterps.io]
+  resources: [heterpsjobstates]
+  verbs: [get, create, update]
+# Plans, run configurations and profiles.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, update, patch, delete]
+  verbs: [get, create, patch, delete]
 # Server-side apply needs patch, and create for a new object. The garbage collector deletes them with their job.
 - apiGroups: [""]
   resources: [services]

@@ -45,11 +45,17 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
 
 
 def pod_configuration(manifest: Manifest) -> dict[str, Any]:
-    """Return the run configuration of a job's pods. The model goes to the checkpoints, the only shared place."""
+    """Return the run configuration of a job's pods.
+
+    The model goes to the checkpoints, the only shared place. Names and limits of other namespaces stay out of it.
+    """
     return {
         "version": RUN_CONFIG_VERSION,
         "job": manifest.job,
-        "pools": manifest.pools,
+        "pools": [
+            {**pool, "spec": {field: value for field, value in pool["spec"].items() if field != "namespaces"}}
+            for pool in manifest.pools
+        ],
         "workDirectory": WORK_DIRECTORY,
         "modelPath": below(manifest.job["spec"]["checkpoint"]["path"], "model"),
         "pythonPath": [],

@@ -31,15 +31,14 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.building.objects import PLAN_FILE
 from heterps_operator.kubernetes.names import (
     LABEL_JOB,
-    config_map_path,
     config_maps_path,
     events_path,
     is_of_name,
     job_path,
+    job_state_path,
     jobs_path,
     object_path,
     pods_path,
-    state_name,
 )
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.reading import observe
@@ -203,7 +202,8 @@ class HeterPSClient:
         Raises:
             ClusterError: the cluster refused, or this version cannot read the state.
         """
-        found = self._config_map(state_name(name))
+        with self._doing(f"reading HeterPSJobState {name} in namespace {self.namespace}"):
+            found = self._server.get(job_state_path(self.namespace, name))
         if found is None:
             return None
         try:
@@ -325,10 +325,6 @@ class HeterPSClient:
                 return JobUpdate(kind, name, "unseen" if before is None else "kept"), before or body
         verb = "created" if before is None else "unchanged" if before.get("spec") == after.get("spec") else "changed"
         return JobUpdate(kind, name, verb), after
-
-    def _config_map(self, name: str) -> dict[str, Any] | None:
-        with self._doing(f"reading ConfigMap {name} in namespace {self.namespace}"):
-            return self._server.get(config_map_path(self.namespace, name))
 
     def _missing(self, name: str) -> ClusterError:
         others = [job.name for job in self.jobs()]

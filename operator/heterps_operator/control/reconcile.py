@@ -247,9 +247,15 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
             others.setdefault(holder, []).append(f"{number} of {pool}")
     names = [f"{holder} has {' and '.join(held)}" for holder, held in others.items()]
     more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
+    held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})" if names else ""
+    limits = observed.capacity.namespace_limits
+    limited = [f"{limits[pool]} of {pool}" for pool in pools if pool in limits]
+    if limited:
+        rule = f"jobs of this namespace may hold {' and '.join(limited)} together"
+        fix = "the job waits until others end, or raise maxUnits of the namespace in spec.namespaces of the DevicePool"
+        return f"{free} are free{held}, as {rule}; {fix}"
     if not names:
         return f"{free} are free, though no job holds any; kubectl describe devicepool {pools[0]} shows its nodes"
-    held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})"
     return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
 
 

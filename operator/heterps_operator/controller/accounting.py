@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 
+from heterps_operator.controller.ledger import Ledger, job_key
 from heterps_operator.controller.stores.objects import Key, key_of
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import job_owner
-from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 
 __all__ = ["PodAccounting"]
 

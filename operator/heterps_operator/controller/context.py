@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from heterps_operator.controller.ledger import Ledger
 from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
 from heterps_operator.kubernetes.api import KubernetesApi
-from heterps_operator.kubernetes.reading.pools import Ledger
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
 from heterps_operator.measure.measurement import Measurement

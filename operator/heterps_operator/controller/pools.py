@@ -11,7 +11,7 @@ from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import object_path
-from heterps_operator.kubernetes.reading.pools import Capacity, pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.pools import Capacity, namespace_limits, pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.readable import POOL
 from heterps_runtime.contract import API_VERSION
 
@@ -39,7 +39,7 @@ class PoolKeeper:
         self._cluster = cluster
         self._problems = problems
         self._on_change = on_change
-        self._limits: dict[str, int] = {}
+        self._limits: tuple[dict[str, int], dict[str, dict[str, int | None]]] = ({}, {})  # of pools, and of namespaces
         self._capacities: dict[str, Capacity] = {}
         self._counted: tuple[int, ...] = ()  # versions of the stores that the capacities were counted from
 
@@ -76,8 +76,9 @@ class PoolKeeper:
                     self._problems.tell_unreadable(POOL, pool, error)
             self._capacities, self._counted = capacities, counted
         limits = {name: pool_limit(pools[name], capacity) for name, capacity in capacities.items()}
-        changed, self._limits = limits != self._limits, limits
-        cluster.ledger.set_limits(limits)
+        namespaces = {name: allowed for name in limits if (allowed := namespace_limits(pools[name])) is not None}
+        changed, self._limits = (limits, namespaces) != self._limits, (limits, namespaces)
+        cluster.ledger.set_limits(limits, namespaces)
         return changed
 
     def _publish(self, pool: Json) -> None:

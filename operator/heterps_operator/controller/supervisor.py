@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.controller.reflector import Reflector
@@ -19,7 +20,6 @@ from heterps_operator.controller.stores.objects import Key
 from heterps_operator.controller.work_queue import WorkQueue
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.reading.complaints import failed_turn
-from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.reading.readable import JOB
 from heterps_operator.kubernetes.state import StateTaken
 

@@ -38,6 +38,8 @@ __all__ = [
     "job_owner",
     "job_path",
     "job_selector",
+    "job_state_path",
+    "job_states_path",
     "job_status_path",
     "jobs_path",
     "label_selector",
@@ -53,7 +55,6 @@ __all__ = [
     "secret_path",
     "secrets_path",
     "service_name",
-    "state_name",
     "token_secret_name",
 ]
 
@@ -116,11 +117,6 @@ def run_config_name(job: str) -> str:
 def token_secret_name(job: str) -> str:
     """Secret of the token that authenticates the job's processes."""
     return f"{job}-token"
-
-
-def state_name(job: str) -> str:
-    """ConfigMap of the controller's state."""
-    return f"{job}-state"
 
 
 def plan_config_name(job: str, revision: int) -> str:
@@ -300,6 +296,16 @@ def job_path(namespace: str, name: str) -> str:
 def job_status_path(namespace: str, name: str) -> str:
     """The status of a HeterPSJob."""
     return f"{job_path(namespace, name)}/status"
+
+
+def job_states_path(namespace: str) -> str:
+    """HeterPSJobStates of a namespace."""
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/heterpsjobstates"
+
+
+def job_state_path(namespace: str, job: str) -> str:
+    """The HeterPSJobState of a job; it has the job's name."""
+    return f"{job_states_path(namespace)}/{job}"
 
 
 def _core(plural: str, namespace: str | None) -> str:

@@ -1,7 +1,8 @@
-"""The controller's state of a job, which survives restarts: a ConfigMap with one writer at a time.
+"""The controller's state of a job, which survives restarts: a HeterPSJobState with one writer at a time.
 
-It is written before any action, with the resourceVersion that was read: the first write of a second controller, started
-by mistake, is refused, and that controller stops. The HeterPSJob's status is only a summary.
+Users cannot write HeterPSJobStates, so an operator reads back what an operator has written (decision 28). The state is
+written before any action, with the resourceVersion that was read: the first write of a second controller, started by
+mistake, is refused, and that controller stops. The HeterPSJob's status is only a summary.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
+from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.api.shapes import number
 from heterps_operator.documents import Json, known_fields
+from heterps_operator.errors import ManifestError
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
-    config_map_path,
-    config_maps_path,
     is_owned,
     job_labels,
+    job_state_path,
+    job_states_path,
     owner_reference,
-    state_name,
 )
 from heterps_operator.kubernetes.reading.processes import process_from
 from heterps_operator.kubernetes.reading.typed import check_types
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessView
+from heterps_runtime.contract import API_VERSION
 
 __all__ = ["JobState", "NewerStateError", "NotOwnedError", "StateTaken", "StoredState"]
 
@@ -41,7 +44,7 @@ class StateTaken(Exception):  # noqa: N818  # not an error: another controller h
 
 
 class NotOwnedError(Exception):
-    """The state's name is taken by another owner's ConfigMap, or by an earlier job's."""
+    """The state's name is taken by another owner's object, or by an earlier job's."""
 
     def __init__(self, found: Json) -> None:
         super().__init__(str(found["metadata"]["name"]))
@@ -64,15 +67,31 @@ class StoredState:
     processes: tuple[ProcessView, ...] = ()  # started, and not yet recorded as ended and gone
     plans: tuple[int, ...] = ()  # revisions with a ConfigMap, the oldest first
     spec: Json | None = None  # carried out, for detecting changes
+    pools: tuple[Json, ...] = ()  # DevicePools that the spec is carried out with, in its order
 
     def to_data(self) -> dict[str, str]:
-        """Return the data of a ConfigMap: one JSON document per key."""
+        """Return the `data` of a HeterPSJobState: one JSON document per key."""
         return {
             "status.json": _text(self.status.to_json()),
             "bill.json": _text(self.bill.to_json()),
             "processes.json": _text([asdict(process) for process in self.processes]),
-            "controller.json": _text({"version": _VERSION, "plans": list(self.plans), "spec": self.spec}),
+            "controller.json": _text(
+                {"version": _VERSION, "plans": list(self.plans), "spec": self.spec, "pools": list(self.pools)}
+            ),
         }
+
+    def manifest(self, job: Json) -> Manifest | None:
+        """Return the manifest that is carried out; None if there is none yet, or this version refuses it.
+
+        Args:
+            job: the HeterPSJob, whose spec may have changed since.
+        """
+        if self.spec is None:
+            return None
+        try:
+            return read_objects({**job, "spec": self.spec}, [dict(pool) for pool in self.pools])
+        except (AttributeError, KeyError, TypeError, ManifestError):  # of another version
+            return None
 
     @classmethod
     def from_data(cls, data: dict[str, str]) -> StoredState:
@@ -94,6 +113,7 @@ class StoredState:
                 tuple(_process(item) for item in json.loads(data["processes.json"])),
                 tuple(int(number) for number in controller["plans"]),
                 controller.get("spec"),
+                tuple(controller.get("pools") or ()),
             )
         except (KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"state: missing or malformed {error}") from error
@@ -106,19 +126,19 @@ class JobState:
 
     Args:
         api: API server of the cluster.
-        job: the HeterPSJob; it owns the ConfigMap.
+        job: the HeterPSJob; it owns the HeterPSJobState.
     """
 
     def __init__(self, api: KubernetesApi, job: Json) -> None:
         metadata = job["metadata"]
         self._api = api
         self._namespace = str(metadata["namespace"])
-        self._name = state_name(str(metadata["name"]))
+        self._name = str(metadata["name"])
         self._job = job
         self._head: dict[str, Any] = {
             "name": self._name,
             "namespace": self._namespace,
-            "labels": job_labels(str(metadata["name"])),
+            "labels": job_labels(self._name),
             "ownerReferences": [owner_reference(job)],
         }
         self._version = ""
@@ -129,10 +149,10 @@ class JobState:
         Raises:
             ApiError: the API server does not answer.
             NewerStateError: a later version of the operator wrote it.
-            NotOwnedError: the ConfigMap is not this job's.
+            NotOwnedError: the object is not this job's.
             ValueError: the state is damaged.
         """
-        found = self._api.get(config_map_path(self._namespace, self._name))
+        found = self._api.get(job_state_path(self._namespace, self._name))
         if found is None:
             self._version = ""
             return None
@@ -151,12 +171,12 @@ class JobState:
         head = dict(self._head)
         if self._version:
             head["resourceVersion"] = self._version
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": memory.to_data()}
+        body = {"apiVersion": API_VERSION, "kind": "HeterPSJobState", "metadata": head, "data": memory.to_data()}
         try:
             if self._version:
-                written = self._api.replace(config_map_path(self._namespace, self._name), body)
+                written = self._api.replace(job_state_path(self._namespace, self._name), body)
             else:
-                written = self._api.create(config_maps_path(self._namespace), body)
+                written = self._api.create(job_states_path(self._namespace), body)
         except ApiError as error:
             if error.code == HTTPStatus.CONFLICT:
                 raise StateTaken(f"{self._namespace}/{self._name} was written by another controller") from error

@@ -114,11 +114,16 @@ class KubernetesSubstrate:
         """The latest process of each name, running or ended."""
         now = self._clock()
         seen: dict[str, ProcessView] = {}
+        # Users may edit a pod's annotation, but not the state: its pool and units, and so its price, are those started.
+        started = {pod_name(self._job_name, view.spec): view.spec for view in self._known.values()}
         for pod in self._pods.of_job(self.job):
             try:
                 view = self._view(pod, now)
             except ValueError:
                 continue  # another client has changed its annotation
+            spec = started.get(str(pod["metadata"]["name"]), view.spec)
+            if spec != view.spec:
+                view = replace(view, spec=spec)
             other = seen.get(view.name)
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
@@ -215,7 +220,7 @@ class KubernetesSubstrate:
             self._on_pod("created", spec.role, spec.pool or "")
         self._refused.pop(spec.name, None)
         self._pods.put(pod)
-        self._known[spec.name] = self._noted(self._view(pod, now))
+        self._known[spec.name] = self._noted(replace(self._view(pod, now), spec=spec))
 
     def stop(self, name: str, grace_seconds: float) -> None:
         """Delete a process's pod; its container has the grace period to end by itself."""

@@ -186,6 +186,8 @@ class PoolCapacity:
     # By pool: what would be free if the job held nothing. Less than what the job holds: the pool has shrunk.
     room: Mapping[str, int] = field(default_factory=dict)
     holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
+    # By pool: what the jobs of the namespace may hold together, if that leaves less than the pool has.
+    namespace_limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.names import config_map_path, job_path, object_path, state_name
+from heterps_operator.kubernetes.names import job_path, job_state_path, object_path
 from tests.chaos.cluster.bill import wrong_bill
 from tests.chaos.cluster.job import Job
 from tests.chaos.faults.schedule import Run
@@ -25,6 +25,7 @@ _KINDS = (
     ("/apis/policy/v1", "poddisruptionbudgets"),
     ("/apis/networking.k8s.io/v1", "networkpolicies"),
     ("/apis/heterps.io/v1alpha1", "heterpsjobs"),
+    ("/apis/heterps.io/v1alpha1", "heterpsjobstates"),
 )
 _GONE_SECONDS = 120.0  # in which the garbage collector deletes what a job owned
 _STILL_SECONDS = 0.5
@@ -39,7 +40,7 @@ def result_problems(job: Job, run: Run, judge: Judge) -> list[str]:
 
 def bill_problems(job: Job, api: KubernetesApi) -> list[str]:
     """Return what is wrong with the bill of an ended job."""
-    state = api.get(config_map_path(job.namespace, state_name(job.name)))
+    state = api.get(job_state_path(job.namespace, job.name))
     if state is None:
         return ["the job's state is gone"]
     bill = json.loads(state["data"]["bill.json"])

@@ -23,6 +23,7 @@ FULL_POOL: Json = {
         "torchDevice": "cuda",
         "unitsPerPod": 1,
         "maxUnits": 8,
+        "namespaces": [{"name": "team-a", "maxUnits": 4}],
         "autoscaled": False,
         "pricePerUnitHour": "2.42",
         "nodeSelector": {"gpu": "v100"},

@@ -32,8 +32,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",
         "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of "
-        "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, autoscaled, pricePerUnitHour, nodeSelector, "
-        "tolerations"]),
+        "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, namespaces, autoscaled, pricePerUnitHour, "
+        "nodeSelector, tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
     ("  pools:", "  podTemplates: {all: {containers: []}}\n  pools:", [
@@ -41,6 +41,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "remove it, or use one of metadata, spec"]),
     ("  model: {", "  model: {arguments: {a: 1}, argument: 2, ", [
         "job.yaml:15: HeterPSJob flights: spec.model.argument: is not a field (found 2); did you mean arguments?"]),
+    ("pricePerUnitHour: \"2.42\"", "pricePerUnitHour: \"2.42\", namespaces: [{name: a}, {name: a}]", [
+        "job.yaml:9: DevicePool v100: spec.namespaces[1].name: must not be in the list twice, \"a\" is item 0 already; "
+        "remove or rename one of the two"]),
     # --- missing fields
     ("entrypoint: \"flights.model:build\"", "", [
         "job.yaml:15: HeterPSJob flights: spec.model.entrypoint: is required; add it, "

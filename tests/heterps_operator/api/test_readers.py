@@ -17,7 +17,7 @@ from heterps_operator.api.schema import load_schemas
 from heterps_operator.control.members import coordinator, profiler
 from heterps_operator.kubernetes.building.objects import pod_groups
 from heterps_operator.kubernetes.building.pods import build_pod
-from heterps_operator.kubernetes.reading.pools import Capacity, pool_limit
+from heterps_operator.kubernetes.reading.pools import Capacity, namespace_limits, pool_limit
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.config import PoolConfig, RunConfig
@@ -88,6 +88,7 @@ def readings(job: Json, pool: Json) -> dict[str, Any]:
         ],
         "gangs": pod_groups(owner, PLAN, 1, {"v100": pool}),
         "capacity": pool_limit(pool, Capacity(4)),
+        "limits": namespace_limits(pool),
     }
 
 

@@ -106,6 +106,8 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (GPU_VALUE, "spec.torchDevice", "auto", "xpu", "a GPU pool's torchDevice must not be xpu"),
     (XPU_VALUE, "spec.torchDevice", "xpu", "cuda", "an XPU pool's torchDevice must not be cuda"),
     (CPU_VALUE, "spec.unitsPerPod", 8, 9, "unitsPerPod must not be greater than maxUnits (found 9)"),
+    (changed(CPU_VALUE, "spec.unitsPerPod", 2), "spec.namespaces", [{"name": "a"}, {"name": "b", "maxUnits": 2}],
+     [{"name": "a"}, {"name": "b", "maxUnits": 1}], "maxUnits of a namespace must hold one pod"),
     (CPU_VALUE, "spec.pricePerUnitHour", "0.0000001", "0.00", 'pricePerUnitHour: must be greater than 0, is "0.00"'),
     (CPU_VALUE, "spec.tolerations", [{**KEEP_OUT, "value": "a"}], [{"key": "a", "operator": "Exists", "value": "a"}],
      "spec.tolerations[0].value: value is used only with operator Equal"),

@@ -75,7 +75,7 @@ def put_state(server: FakeServer, pool: str = "cpu") -> None:
             ProcessView(ProcessSpec("profile-cpu", Role.PROFILE, "cpu", 1), 1.0, ended=2.0, exit_code=0),
         ),
     )
-    server.put("/api/v1/namespaces/team/configmaps/tiny-state", data=memory.to_data())
+    server.put("/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobstates/tiny", data=memory.to_data())
     message = "0/3 nodes are available: 3 Insufficient cpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     server.put(
@@ -308,7 +308,7 @@ def test_top_for_programs(server: FakeServer, capsys: Any) -> None:
 
 def test_a_state_of_another_version_is_said(server: FakeServer, capsys: Any) -> None:
     server.put(JOB, spec={}, status=RUNNING)
-    server.put("/api/v1/namespaces/team/configmaps/tiny-state", data={"status.json": "{}"})
+    server.put("/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobstates/tiny", data={"status.json": "{}"})
     assert main(["top", "tiny"]) == 2
     assert "is it of another version?" in capsys.readouterr().err
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from heterps_operator.controller.accounting import PodAccounting
+from heterps_operator.controller.ledger import Ledger, job_key
 from heterps_operator.controller.stores.pods import PodStore
-from heterps_operator.kubernetes.reading.pools import Ledger, job_key
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
@@ -74,6 +74,40 @@ def test_a_job_that_shrinks_keeps_its_units_until_the_pods_are_gone() -> None:
     assert ledger.held_by("default/a") == {"cpu": 4}
     ledger.occupy("default/a", {})
     assert ledger.held_by("default/a") == {}
+
+
+def test_jobs_of_a_namespace_hold_no_more_than_its_limit_together() -> None:
+    ledger = Ledger()
+    ledger.set_limits({"cpu": 8}, {"cpu": {"default": 3, "other": None}})
+    assert ledger.reserve("default/a", {"cpu": 2}).granted
+    assert ledger.free_units("default/b", ["cpu"]) == {"cpu": 1}
+    assert not ledger.reserve("default/b", {"cpu": 2}).granted
+    assert ledger.namespace_limit("cpu", "default/b") == 3
+    assert ledger.reserve("other/a", {"cpu": 6}).granted, "a namespace without a number has the whole pool"
+    assert ledger.namespace_limit("cpu", "other/a") is None
+    assert not ledger.reserve("third/a", {"cpu": 1}).granted
+    ledger.release("default/a")
+    assert ledger.reserve("default/b", {"cpu": 2}).granted
+
+
+def test_pods_of_a_deleted_job_count_against_its_namespace() -> None:
+    ledger = Ledger()
+    ledger.set_limits({"cpu": 8}, {"cpu": {"default": 3}})
+    ledger.occupy("default/a (deleted)", {"cpu": 2})
+    assert ledger.free("cpu", "default/b") == 1
+
+
+def test_a_lowered_limit_takes_nothing_away_and_gives_no_more() -> None:
+    ledger = Ledger()
+    ledger.set_limits({"cpu": 8})
+    assert ledger.reserve("default/a", {"cpu": 5}).granted
+    ledger.set_limits({"cpu": 8}, {"cpu": {"default": 2}})
+    assert ledger.free_units("default/a", ["cpu"]) == {"cpu": 5}
+    assert ledger.reserve("default/a", {"cpu": 5}).granted
+    assert not ledger.reserve("default/a", {"cpu": 6}).granted
+    assert ledger.free("cpu", "default/b") == 0
+    ledger.release("default/a")
+    assert ledger.free_units("default/a", ["cpu"]) == {"cpu": 2}, "when it starts again, the new limit holds"
 
 
 WORKER = ProcessSpec("worker-0-0", Role.WORKER, pool="cpu", units=2)

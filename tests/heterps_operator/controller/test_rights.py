@@ -18,6 +18,7 @@ from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, _resource
+from heterps_operator.kubernetes.names import object_path
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.status import Event, Status
 from tests.heterps_operator.helpers.documents import condition, waiting
@@ -113,6 +114,7 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
     keeper = PoolKeeper(life.cluster, ProblemRecorder(life.server, life.cluster.clock), lambda: None)
     keeper.refresh()
     for pool in life.cluster.pools.all():
+        life.server.put(f"{object_path(pool)}/status", **pool)  # the answer is the whole pool
         keeper._publish(pool)
     # Its end, after which it is deleted.
     for _ in range(30):

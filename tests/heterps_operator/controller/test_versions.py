@@ -17,14 +17,13 @@ from heterps_operator.control.problem import check_profile
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import NewerStateError, StoredState
 from heterps_operator.state.plan import JobPlan
-from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS
+from tests.heterps_operator.helpers.job_world import CONFIGS, JOB, PODS, STATE
 from tests.heterps_operator.helpers.life import Life
 from tests.heterps_operator.helpers.versions import newer, older
 
 Json = dict[str, Any]
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
-STATE = f"{CONFIGS}/flights-state"
 
 
 def written() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from heterps_operator.api.manifest import load_manifest
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.reading.pools import namespace_limits
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
@@ -27,6 +28,7 @@ KEY = ("ml", "flights")
 JOB = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobs/flights"
 PODS = "/api/v1/namespaces/ml/pods"
 CONFIGS = "/api/v1/namespaces/ml/configmaps"
+STATE = "/apis/heterps.io/v1alpha1/namespaces/ml/heterpsjobstates/flights"
 SERVICE = "/api/v1/namespaces/ml/services/flights"
 EVENTS = "/api/v1/namespaces/ml/events"
 
@@ -84,11 +86,17 @@ class World:
         made.jobs.put(self.job)
         for pool in self.pools:
             made.pools.put(pool)
-        made.ledger.set_limits({pool["metadata"]["name"]: pool["spec"]["maxUnits"] for pool in self.pools})
+        self.set_limits(made)
         for path, item in self.server.objects.items():
             if path.startswith(PODS):
                 made.pods.put(item)
         return made
+
+    def set_limits(self, cluster: OperatorContext) -> None:
+        """Pass the limits of the pools to the ledger, as if nodes had all units."""
+        limits = {pool["metadata"]["name"]: pool["spec"]["maxUnits"] for pool in self.pools}
+        shares = {pool["metadata"]["name"]: namespace_limits(pool) for pool in self.pools}
+        cluster.ledger.set_limits(limits, {name: share for name, share in shares.items() if share is not None})
 
     def controller(self, cluster: OperatorContext | None = None) -> JobController:
         return JobController(cluster or self.cluster, KEY, lambda: None)
@@ -122,7 +130,7 @@ def planned(world: World, phase: str = "Starting") -> None:
     status = replace(Status().with_phase(Phase(phase), world.now), plan=plan, plan_revision=1)
     owner = {"apiVersion": "heterps.io/v1alpha1", "kind": "HeterPSJob", "uid": "uid-1", "controller": True}
     memory = StoredState(replace(status, started=world.now), Bill())
-    world.server.put(f"{CONFIGS}/flights-state", data=memory.to_data(), metadata={"ownerReferences": [owner]})
+    world.server.put(STATE, data=memory.to_data(), metadata={"ownerReferences": [owner]})
     other = {"plan.json": "{}"}
     world.server.put(f"{CONFIGS}/flights-plan-1", immutable=True, data=other, metadata={"ownerReferences": [owner]})
 

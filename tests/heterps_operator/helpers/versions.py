@@ -15,7 +15,7 @@ def older(data: dict[str, str]) -> dict[str, str]:
     """Return the state as an operator would have written it that knew only what is needed."""
     status = json.loads(data["status.json"])
     controller = json.loads(data["controller.json"])
-    del controller["version"]
+    del controller["version"], controller["pools"]
     processes = [{key: view[key] for key in ("spec", "started")} for view in json.loads(data["processes.json"])]
     return {
         "status.json": json.dumps({key: value for key, value in status.items() if key in _NEEDED}),

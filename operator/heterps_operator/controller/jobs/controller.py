@@ -24,11 +24,12 @@ from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
 from heterps_operator.controller.jobs.wanted import Wanted
+from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import job_path, state_name
-from heterps_operator.kubernetes.reading.pools import job_key
+from heterps_operator.kubernetes.names import job_path, pod_name
+from heterps_operator.kubernetes.reading.claims import has_ended
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import JobState, NewerStateError, NotOwnedError, StoredState
 from heterps_operator.state.bill import Bill
@@ -146,17 +147,21 @@ class JobController:
                 return session
             if session.status.phase in _ENDED and not wanted.complete:
                 return session  # an ended job needs no pools
+        state = None if session is not None else JobState(self._cluster.api, job)
+        if state is not None:
+            self._known = self._load(state, job)
         manifest: Manifest | None
         try:
             manifest, self._hindrance = wanted.manifest(), None
         except NotReadyError as error:
-            manifest = self._owned.kept(job)
+            manifest = self._known.manifest(job) if session is None else session.manifest(job)
             if manifest is None or (session is not None and session.may_go_on):
                 raise
             self._hindrance = error
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         if session is None:
-            session, change = self._take_up(job, manifest, spec)
+            assert state is not None
+            session, change = self._take_up(job, state, manifest, spec)
             self._session = session
         else:
             change = spec_change({"spec": session.spec}, manifest.job)
@@ -165,34 +170,47 @@ class JobController:
             session.adopted = wanted.versions
         return session
 
-    def _take_up(self, job: Json, manifest: Manifest, spec: JobSpec) -> tuple[JobSession, SpecChange]:
+    def _load(self, state: JobState, job: Json) -> StoredState:
+        """Return the stored state of a job, or that of a new job.
+
+        Raises:
+            NotReadyError: the state cannot be read, or its name is taken.
+        """
+        what = f"HeterPSJobState {self._key[1]}"
+        try:
+            return state.load() or StoredState(Status(incarnation=self._next_incarnation(job)), Bill())
+        except NewerStateError as error:
+            raise NewerVersionError(f"{what}: {error}") from error
+        except NotOwnedError as error:
+            raise NotReadyError.taken(what, error.found) from error
+        except ValueError as error:
+            fix = f"delete the {what}, and the job resumes from its last checkpoint"
+            raise NotReadyError("DamagedState", f"{error}; {fix}", _RETRY_SECONDS) from error
+
+    def _take_up(self, job: Json, state: JobState, manifest: Manifest, spec: JobSpec) -> tuple[JobSession, SpecChange]:
         """Open the first session of this operator, for a new job or for one of an earlier operator.
 
         Returns:
             The session, and the change of the spec since its state was written.
         """
-        state = JobState(self._cluster.api, job)
-        try:
-            stored = state.load() or StoredState(Status(incarnation=self._next_incarnation(job)), Bill())
-        except NewerStateError as error:
-            raise NewerVersionError(f"ConfigMap {state_name(self._key[1])}: {error}") from error
-        except NotOwnedError as error:
-            raise NotReadyError.taken(f"ConfigMap {error}", error.found) from error
-        except ValueError as error:
-            fix = f"delete the ConfigMap {state_name(self._key[1])}, and the job resumes from its last checkpoint"
-            raise NotReadyError("DamagedState", f"{error}; {fix}", _RETRY_SECONDS) from error
-        self._known = stored
+        stored = self._known
         plan, holder = stored.status.plan, self._holder
         # A job with running pods holds all units of its plan; a job without pods may have lost them to others.
-        if plan is not None and stored.status.outcome is None and self._cluster.ledger.held_by(holder):
+        begun = bool(self._cluster.ledger.held_by(holder)) or self._has_pods_with_units(job, stored)
+        if plan is not None and stored.status.outcome is None and begun:
             self._cluster.ledger.restore(holder, plan.units)
         change = SpecChange() if stored.spec is None else spec_change({"spec": stored.spec}, manifest.job)
         stored = replace(stored, spec=stored.spec or manifest.job["spec"])
         # Until the changed spec is applied, the pods run with the previous one.
-        if change.effect >= Effect.RESTART and (kept := self._owned.kept(job)) is not None:
+        if change.effect >= Effect.RESTART and (kept := self._known.manifest(job)) is not None:
             manifest, spec = kept, JobSpec.from_manifests(kept.job, kept.pools)
         site = Site(self._cluster, self._key, self._owned, state, self._wake)
         return JobSession(site, job, manifest, spec, stored), change
+
+    def _has_pods_with_units(self, job: Json, stored: StoredState) -> bool:
+        """Whether a pod exists that was started with units, though its pool is gone, or its annotation was edited."""
+        started = {pod_name(self._key[1], view.spec) for view in stored.processes if view.running and view.spec.units}
+        return any(pod["metadata"]["name"] in started and not has_ended(pod) for pod in self._cluster.pods.of_job(job))
 
     def _next_incarnation(self, job: Json) -> int:
         """Return an incarnation that no pod of this job has: its state may have been deleted."""
@@ -233,7 +251,7 @@ class JobController:
             session.stop(change.effect)
             return session
         if step == Step.ADOPT:
-            session.adopt(manifest.job["spec"], spec)
+            session.adopt(manifest, spec)
             return session
         status = session.status
         if step == Step.REPLAN:

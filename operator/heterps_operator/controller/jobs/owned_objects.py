@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
-from heterps_operator.errors import ManifestError
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects
-from heterps_operator.kubernetes.building.pods import CONFIG_FILE
 from heterps_operator.kubernetes.names import (
     config_map_path,
     is_owned,
     object_path,
     plan_config_name,
     pod_path,
-    run_config_name,
     secret_path,
     secrets_path,
     token_secret_name,
@@ -156,17 +151,6 @@ class OwnedObjects:
             with contextlib.suppress(ApiError):
                 self._delete_plan(job, config_map_path(self._namespace, plan_config_name(self._name, revision)))
         return tuple(revision for revision in revisions if revision not in old)
-
-    def kept(self, job: Json) -> Manifest | None:
-        """Return the manifest in the job's run configuration; None if there is no readable one."""
-        found = self._api.get(config_map_path(self._namespace, run_config_name(self._name)))
-        if found is None or not is_owned(found, job):
-            return None
-        try:
-            configuration = json.loads(found["data"][CONFIG_FILE])
-            return read_objects(configuration["job"], configuration["pools"])
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ManifestError):
-            return None
 
     def end_pods(self, job: Json) -> None:
         """Delete the pods of a job that another owner's finalizer keeps: garbage collection waits for the job."""

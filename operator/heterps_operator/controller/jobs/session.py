@@ -19,13 +19,12 @@ from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped,
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial
+from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects
-from heterps_operator.kubernetes.names import state_name
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
-from heterps_operator.kubernetes.reading.pools import job_key
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
@@ -105,7 +104,7 @@ class JobSession:
         self.stopping = Effect.NONE  # effect of the changed spec for which the job is being stopped
         self.adopted: tuple[Any, ...] = ()  # versions of job and pools that this session has taken into account
         self.site = site
-        self._stored = stored
+        self._stored = replace(stored, pools=tuple(manifest.pools))
         self._written = (0, 0)  # revision and incarnation of the last written plan
         self._trial: PlanTrial | None = None
         token = site.owned.token(job)
@@ -164,6 +163,10 @@ class JobSession:
         assert self._stored.spec is not None
         return self._stored.spec
 
+    def manifest(self, job: Json) -> Manifest | None:
+        """Return the manifest that is carried out; None if this version refuses it."""
+        return self._stored.manifest(job)
+
     @property
     def may_go_on(self) -> bool:
         """Whether the job has stopped to continue with a changed spec."""
@@ -189,12 +192,15 @@ class JobSession:
             free_units=ledger.free_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
             holders={} if trains_now else {pool: ledger.holders(pool, excluding=holder) for pool in pools},
+            namespace_limits={
+                pool: limit for pool in pools if (limit := ledger.namespace_limit(pool, holder)) is not None
+            },
         )
         return self._loop.turn(capacity)
 
-    def adopt(self, spec: Json, job: JobSpec) -> None:
+    def adopt(self, manifest: Manifest, job: JobSpec) -> None:
         """Use a changed spec from the next turn on."""
-        self._stored = replace(self._stored, spec=spec)
+        self._stored = replace(self._stored, spec=manifest.job["spec"], pools=tuple(manifest.pools))
         self._loop.job = job
 
     def stop(self, effect: Effect) -> None:
@@ -255,7 +261,7 @@ class JobSession:
         try:
             self.site.state.save(self._stored)
         except ApiError as error:
-            raise NotReadyError.of(f"ConfigMap {state_name(self.site.key[1])}", error) from error
+            raise NotReadyError.of(f"HeterPSJobState {self.site.key[1]}", error) from error
         if plan is not None and new:  # after the state: now no other operator has the job
             job, pools = self._substrate.job, self._substrate.pools
             revisions = self.site.owned.keep_plan(job, pools, status, plan, revisions)

@@ -12,6 +12,7 @@ from heterps_operator.controller.jobs.owned_objects import NotReadyError
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
+from heterps_operator.kubernetes.reading.pools import namespace_limits
 
 __all__ = ["Wanted"]
 
@@ -51,7 +52,7 @@ class Wanted:
         """Return the job and its pools, validated and with their defaults.
 
         Raises:
-            NotReadyError: a pool is missing, or the job is invalid.
+            NotReadyError: a pool is missing, the namespace may not use one, or the job is invalid.
         """
         missing = [
             str(entry["name"])
@@ -64,6 +65,14 @@ class Wanted:
             have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
             text = f"spec.pools: there is no DevicePool {missing[0]}; create it, or correct the name ({have})"
             raise NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
+        namespace = str(self.job["metadata"]["namespace"])
+        for index, pool in enumerate(self.pools):
+            allowed = None if pool is None else namespace_limits(pool)
+            if allowed is not None and namespace not in allowed:
+                name = self.job["spec"]["pools"][index]["name"]
+                text = f"spec.pools[{index}].name: namespace {namespace} may not use the DevicePool {name}; use another"
+                fix = f"pool, or let its administrator add the namespace to spec.namespaces of the DevicePool {name}"
+                raise NotReadyError("PoolNotAllowed", f"{text} {fix}")
         try:
             manifest = read_objects({**self.job}, [dict(pool) for pool in self.pools if pool is not None])
         except ManifestError as error:

@@ -1,15 +1,12 @@
-"""Capacity of DevicePools, and the units that jobs hold. Pure, except the stateful `Ledger`.
+"""Capacity and limits of DevicePools. Pure.
 
-A pool's capacity comes from the nodes that its pods can run on, minus requests of other HeterPS pods there. The ledger
-keeps the sum of all jobs within it: units are reserved before a pod is created, and stay held while the pod exists,
-whatever the job decides meanwhile.
+A pool's capacity comes from the nodes that its pods can run on, minus requests of other HeterPS pods there.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -20,10 +17,7 @@ from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
 
 __all__ = [
     "Capacity",
-    "Grant",
-    "Ledger",
-    "Shortfall",
-    "job_key",
+    "namespace_limits",
     "pool_capacity",
     "pool_limit",
     "pool_status",
@@ -36,11 +30,6 @@ _KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
 # Kubernetes sets these on a node in trouble; a condition or a field says the same.
 _TROUBLE_TAINTS = "node.kubernetes.io/"
 _NODES_NAMED = 3  # nodes named in one message
-
-
-def job_key(namespace: str, name: str) -> str:
-    """Cluster-wide name of a job."""
-    return f"{namespace}/{name}"
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -139,6 +128,20 @@ def pool_limit(pool: Json, capacity: Capacity) -> int:
     """
     most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
     return most if pool["spec"].get("autoscaled") else min(most, capacity.units)
+
+
+def namespace_limits(pool: Json) -> dict[str, int | None] | None:
+    """Return the units of a pool that the jobs of each namespace may hold together.
+
+    Args:
+        pool: a DevicePool.
+
+    Returns:
+        By namespace; None: only the limit of the pool. A namespace that is absent may not use the pool. None instead of
+        all: every namespace may, without a limit of its own.
+    """
+    entries = pool["spec"].get("namespaces")
+    return None if entries is None else {str(entry["name"]): entry.get("maxUnits") for entry in entries}
 
 
 def _found(capacity: Capacity, spec: Json) -> dict[str, str]:
@@ -243,152 +246,3 @@ def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
     if toleration.get("key") not in (None, "", key):
         return False
     return toleration.get("operator") == "Exists" or str(toleration.get("value") or "") == value
-
-
-# --- who holds what ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shortfall:
-    """Why units of a pool were not granted."""
-
-    pool: str
-    wanted: int
-    free: int  # units available to the job
-    holders: tuple[tuple[str, int], ...]  # other jobs and their units, the largest first
-
-    def __str__(self) -> str:
-        taken = ", ".join(f"{job} holds {units}" for job, units in self.holders) or "no other job holds any"
-        return f"pool {self.pool}: {self.wanted} units wanted, {self.free} free; {taken}"
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Result of a reservation: all units, or none and the reason."""
-
-    shortfalls: tuple[Shortfall, ...] = ()
-
-    @property
-    def granted(self) -> bool:
-        """Whether the units are reserved."""
-        return not self.shortfalls
-
-
-@dataclass
-class _Holding:
-    """Units of one job, by pool."""
-
-    reserved: dict[str, int] = field(default_factory=dict)  # units that it may create pods for
-    occupied: dict[str, int] = field(default_factory=dict)  # units of existing pods
-
-    def units(self, pool: str) -> int:
-        return max(self.reserved.get(pool, 0), self.occupied.get(pool, 0))
-
-    def pools(self) -> set[str]:
-        return {*self.reserved, *self.occupied}
-
-
-class Ledger:
-    """Units of each pool that each job holds. Thread-safe.
-
-    A job holds the maximum of its reservation and its pods' units: a shrinking job keeps its units until the pods are
-    gone. A reservation that would exceed a pool's limit is refused as a whole; one within the job's current units is
-    always granted, even after nodes were lost.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._limits: dict[str, int] = {}
-        self._jobs: dict[str, _Holding] = {}
-        # Every turn of a job asks for free units: sums over hundreds of jobs would dominate it.
-        self._counted: dict[str, dict[str, int]] = {}  # by job, its part of the totals
-        self._totals: dict[str, int] = {}  # by pool
-
-    def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Set the units that all jobs together may hold; absent pools are unknown and have none."""
-        with self._lock:
-            self._limits = dict(limits)
-
-    def reserve(self, job: str, units: Mapping[str, int]) -> Grant:
-        """Replace a job's reservation, all or nothing.
-
-        Args:
-            job: `job_key` of the job.
-            units: the job's units by pool; absent pools are released.
-        """
-        with self._lock:
-            holding = self._jobs.get(job) or _Holding()
-            short = tuple(
-                Shortfall(pool, wanted, max(0, self._free(pool, job)), self._holders(pool, job))
-                for pool, wanted in sorted(units.items())
-                if wanted > holding.units(pool) and wanted > self._free(pool, job)
-            )
-            if not short:
-                holding.reserved = {pool: number for pool, number in units.items() if number > 0}
-                self._keep(job, holding)
-            return Grant(short)
-
-    def restore(self, job: str, units: Mapping[str, int]) -> None:
-        """Record the reservation that an earlier operator granted; it is a fact, so limits do not apply."""
-        with self._lock:
-            holding = self._jobs.get(job) or _Holding()
-            holding.reserved = {pool: number for pool, number in units.items() if number > 0}
-            self._keep(job, holding)
-
-    def occupy(self, job: str, units: Mapping[str, int]) -> None:
-        """Record the units that the job's pods occupy."""
-        with self._lock:
-            holding = self._jobs.get(job) or _Holding()
-            holding.occupied = {pool: number for pool, number in units.items() if number > 0}
-            self._keep(job, holding)
-
-    def release(self, job: str) -> None:
-        """Release the reservation; units of existing pods stay held until they are gone."""
-        self.restore(job, {})
-
-    def held(self, pool: str) -> int:
-        """Units of a pool that jobs hold."""
-        with self._lock:
-            return self._totals.get(pool, 0)
-
-    def held_by(self, job: str) -> dict[str, int]:
-        """Units that a job holds, by pool."""
-        with self._lock:
-            holding = self._jobs.get(job) or _Holding()
-            return {pool: holding.units(pool) for pool in sorted(holding.pools())}
-
-    def holders(self, pool: str, excluding: str = "") -> tuple[tuple[str, int], ...]:
-        """Jobs that hold units of a pool, with their units, the largest first."""
-        with self._lock:
-            return self._holders(pool, excluding)
-
-    def free(self, pool: str, excluding: str = "") -> int:
-        """Units of a pool available to a job: the limit minus the units of all others, never negative."""
-        with self._lock:
-            return max(0, self._free(pool, excluding))
-
-    def free_units(self, job: str, pools: Iterable[str]) -> dict[str, int]:
-        """Limits for planning a job: for each of its pools, its own units plus the free ones."""
-        with self._lock:
-            holding = self._jobs.get(job) or _Holding()
-            return {pool: max(0, holding.units(pool), self._free(pool, job)) for pool in pools}
-
-    # --- under the lock ---
-
-    def _free(self, pool: str, job: str) -> int:
-        return self._limits.get(pool, 0) - self._totals.get(pool, 0) + self._counted.get(job, {}).get(pool, 0)
-
-    def _holders(self, pool: str, excluding: str) -> tuple[tuple[str, int], ...]:
-        held = [(key, h.units(pool)) for key, h in self._jobs.items() if key != excluding and h.units(pool)]
-        return tuple(sorted(held, key=lambda entry: (-entry[1], entry[0])))
-
-    def _keep(self, job: str, holding: _Holding) -> None:
-        for pool, units in self._counted.pop(job, {}).items():
-            self._totals[pool] -= units
-        counted = {pool: holding.units(pool) for pool in holding.pools()}
-        for pool, units in counted.items():
-            self._totals[pool] = self._totals.get(pool, 0) + units
-        if counted:
-            self._jobs[job], self._counted[job] = holding, counted
-        else:
-            self._jobs.pop(job, None)

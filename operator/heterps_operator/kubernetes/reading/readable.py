@@ -94,11 +94,12 @@ _NODE_SPEC = fields({"unschedulable": truth, "taints": items(_TAINT)})
 _NODE_STATUS = fields({"allocatable": _AMOUNTS, "capacity": _AMOUNTS, "conditions": items(_CONDITION)})
 
 _TOLERATION = fields({"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect": _TEXT})
+_NAMESPACE = fields({"name": _NAMED, "maxUnits": number(1, _MOST_UNITS)}, required=("name",))
 _PRICE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a price in quotes, such as "0.04"')
 _POOL_SPEC = fields({
     "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "unitsPerPod": number(1, 1024),
     "maxUnits": number(1, _MOST_UNITS), "pricePerUnitHour": _PRICE, "nodeSelector": _TEXTS,
-    "tolerations": items(_TOLERATION), "autoscaled": truth,
+    "tolerations": items(_TOLERATION), "autoscaled": truth, "namespaces": items(_NAMESPACE),
 }, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
 _POOL_STATUS = fields({"conditions": items(_CONDITION)})
 

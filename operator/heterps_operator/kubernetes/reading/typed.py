@@ -1,7 +1,7 @@
 """Type checks of values that were read back. Pure.
 
-Dataclasses do not check types. The operator writes a ConfigMap, but any client with the rights may change it: a wrong
-type must be found when it is read, not in the middle of a turn.
+Dataclasses do not check types. Administrators and other versions of the operator may write a HeterPSJobState, too: a
+wrong type must be found when it is read, not in the middle of a turn.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import Observed
-from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, SERVICE, World, planned
+from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, SERVICE, STATE, World, planned
 from tests.heterps_operator.helpers.world import PLAN
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ def world(tmp_path: Path) -> World:
 def test_a_new_job_gets_its_objects_its_state_and_a_coordinator(world: World) -> None:
     world.controller().turn()
     assert world.names(PODS) == {"flights-coordinator-1-1"}
-    assert world.names(CONFIGS) == {"flights-run", "flights-state"}
+    assert world.names(CONFIGS) == {"flights-run"}
     assert world.names("/api/v1/namespaces/ml/secrets") == {"flights-token"}
     assert SERVICE in world.server.objects
     assert world.status["phase"] == "Profiling"
@@ -44,7 +44,7 @@ def test_a_new_job_gets_its_objects_its_state_and_a_coordinator(world: World) ->
 def test_what_was_decided_is_kept_before_it_is_done(world: World) -> None:
     world.controller().turn()
     order = [path for verb, path in world.server.requests if verb == "create"]
-    assert order.index(CONFIGS) < order.index(PODS)
+    assert order.index(STATE.rpartition("/")[0]) < order.index(PODS)
 
 
 def test_a_look_without_news_writes_nothing(world: World) -> None:
@@ -250,7 +250,7 @@ def test_a_suspended_job_whose_stages_have_changed_is_planned_anew(world: World)
     for _ in range(2):
         controller.turn()
     assert world.status["phase"] == "Profiling"
-    kept = world.server.objects[f"{CONFIGS}/flights-state"]["data"]["status.json"]
+    kept = world.server.objects[STATE]["data"]["status.json"]
     assert json.loads(kept)["plan"] is None
 
 

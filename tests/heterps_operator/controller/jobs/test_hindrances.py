@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import ApiError
-from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, World, events
+from tests.heterps_operator.helpers.job_world import PODS, STATE, World, events
 
 Json = dict[str, Any]
 
 SECRET = "/api/v1/namespaces/ml/secrets/flights-token"
-STATE = f"{CONFIGS}/flights-state"
 POD = f"{PODS}/flights-coordinator-1-1"
 
 
@@ -34,7 +33,7 @@ def end_coordinator(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [(SECRET, "Secret flights-token"), (STATE, "ConfigMap flights-state")], ids=["token", "state"]
+    ("path", "kind"), [(SECRET, "Secret flights-token"), (STATE, "HeterPSJobState flights")], ids=["token", "state"]
 )
 def test_an_object_of_somebody_else_is_left_as_it_is(world: World, path: str, kind: str) -> None:
     theirs = world.server.put(path, apiVersion="v1", kind=kind.split()[0], data={"mine": "bXk="})
@@ -71,7 +70,7 @@ def test_a_damaged_state_is_told_and_a_lost_one_is_made_good(world: World, damag
     world.server.objects[STATE]["data"]["status.json"] = damage
     world.controller(world.make_cluster()).turn()
     assert world.condition("Planned")["reason"] == "DamagedState"
-    assert "delete the ConfigMap flights-state" in world.status["message"]
+    assert "delete the HeterPSJobState flights" in world.status["message"]
     del world.server.objects[STATE]
     cluster = world.make_cluster()
     world.controller(cluster).turn()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.controller import context as cluster
+from tests.heterps_operator.helpers.job_world import STATE
 from tests.heterps_operator.helpers.life import Life
 
 
@@ -64,11 +65,11 @@ def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
 ) -> None:
     monkeypatch.setattr(cluster, "_SAVE_SECONDS", 300.0)  # as with many jobs
     life.train()
-    saved = life.server.objects["/api/v1/namespaces/ml/configmaps/flights-state"]
+    saved = life.server.objects[STATE]
     for _ in range(20):
         life.now += 10
         life.operator.turn()
-    assert life.server.objects["/api/v1/namespaces/ml/configmaps/flights-state"] is saved  # costs a request each time
+    assert life.server.objects[STATE] is saved  # costs a request each time
     cost = Decimal(life.status["cost"]["total"])
     assert cost > Decimal("0.1")  # for three cores and one card
     life.replace_operator()
