@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
-# `update` replaces the state of a job by its resource version. Users may only read it (docs/decisions/0029-tenants.md).
+# `update` replaces the state of a job by its resource version. Users may only read it (docs/decisions/0028-tenants.md).
 - apiGroups: [heterps.io]
   resources: [heterpsjobstates]
   verbs: [get, create, update]
