@@ -7,6 +7,7 @@ after every so many, and ends when a server fails; whoever started it starts it 
 Tables are trained with Adagrad on sparse gradients, the dense part with Adam.
 """
 
+import importlib
 import itertools
 import json
 import os
@@ -15,11 +16,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 SETTINGS, ROLE, INDEX = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2], int(sys.argv[3])
 os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF_CPP_MIN_LOG_LEVEL": "1"}
 
-import tensorflow as tf  # type: ignore[import-not-found]  # noqa: E402  (reads the variables above)
+tf: Any = importlib.import_module("tensorflow")  # reads the variables above; its types are not installed here
 
 FOLDER = Path(SETTINGS["folder"])
 TABLES, NUMBERS, RECORD_BYTES = 10, 19, 120
@@ -33,10 +35,10 @@ def serve() -> None:
     tf.distribute.Server(SETTINGS["cluster"], ROLE, INDEX, protocol="grpc").join()
 
 
-def records():  # type: ignore[no-untyped-def]
+def records() -> Any:
     """Return batches (ids (b, 10), numbers (b, 19), labels (b,)) for one worker."""
 
-    def columns(batch):  # type: ignore[no-untyped-def]
+    def columns(batch: Any) -> Any:
         words = tf.io.decode_raw(batch, tf.int32)  # (b, 30)
         floats = tf.bitcast(words, tf.float32)
         return words[:, :TABLES], floats[:, TABLES : TABLES + NUMBERS], floats[:, -1]
@@ -52,10 +54,10 @@ class Model:
     def __init__(self) -> None:
         dim, (first, second) = SETTINGS["arguments"]["embedding_dim"], SETTINGS["arguments"]["hidden"]
         widths = [TABLES * dim + NUMBERS, first, second, 1]
-        self.tables = [
+        self.tables: list[Any] = [
             tf.Variable(tf.random.normal((rows, dim), stddev=SETTINGS["embeddingStd"])) for rows in SETTINGS["tables"]
         ]
-        self.dense = []
+        self.dense: list[Any] = []
         for into, out in itertools.pairwise(widths):
             bound = into**-0.5
             self.dense.append(tf.Variable(tf.random.uniform((into, out), -bound, bound)))
@@ -65,7 +67,7 @@ class Model:
         self.powers = (tf.Variable(0.9), tf.Variable(0.999))
         self.steps = tf.Variable(0, dtype=tf.int64)
 
-    def loss(self, ids, numbers, labels):  # type: ignore[no-untyped-def]
+    def loss(self, ids: Any, numbers: Any, labels: Any) -> Any:
         """Return the mean loss of a batch."""
         x = tf.concat([tf.gather(table, ids[:, i]) for i, table in enumerate(self.tables)] + [numbers], axis=1)
         layers = list(zip(self.dense[::2], self.dense[1::2], strict=True))
@@ -75,7 +77,7 @@ class Model:
         logits = tf.squeeze(x @ weight + bias, axis=1)
         return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
-    def apply(self, gradients) -> None:  # type: ignore[no-untyped-def]
+    def apply(self, gradients: Any) -> None:
         """Apply gradients of the tables, then of the dense part."""
         for table, square, gradient in zip(self.tables, self.squares, gradients[:TABLES], strict=True):
             tf.raw_ops.ResourceSparseApplyAdagradV2(
@@ -118,8 +120,7 @@ def chief() -> None:
     checkpoint.restore(manager.latest_checkpoint)
     batches = iter(coordinator.create_per_worker_dataset(records))
 
-    @tf.function
-    def step(iterator):  # type: ignore[no-untyped-def]
+    def step(iterator: Any) -> None:
         ids, numbers, labels = next(iterator)
         variables = [*model.tables, *model.dense]
         with tf.GradientTape() as tape:
@@ -133,15 +134,16 @@ def chief() -> None:
                 time.sleep(0.01)
 
     threading.Thread(target=report, daemon=True).start()
+    compiled = tf.function(step)
     scheduled = SETTINGS["checkpointSteps"] * len(SETTINGS["cluster"]["worker"])
     while True:
         for _ in range(scheduled):
-            coordinator.schedule(step, args=(batches,))
+            coordinator.schedule(compiled, args=(batches,))
         coordinator.join()
         manager.save()
 
 
-def _tracked(model):  # type: ignore[no-untyped-def]
+def _tracked(model: Model) -> Any:
     """Return the model's variables as an object that a checkpoint can follow."""
     root = tf.Module()
     root.variables_of_model = [
