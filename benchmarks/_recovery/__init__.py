@@ -1,0 +1,1 @@
+"""Systems whose recovery `benchmarks.recovery` measures, and the programs that they run."""
