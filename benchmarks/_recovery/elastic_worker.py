@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from benchmarks._recovery.data import RECORD
-from examples.flights.flights.model import build
+from flights.model import build
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,7 +18,6 @@ import torch
 import yaml
 from benchmarks._recovery.data import write_records
 from benchmarks._recovery.system import BATCH, CHECKPOINT_STEPS, PATIENCE_SECONDS, Peer, Program, System
-from examples.flights.flights.model import build
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
@@ -102,7 +103,7 @@ class Torchrun(Peer):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command += ["--max-restarts=1000", "--monitor-interval=0.1"]
         command += ["-m", "benchmarks._recovery.elastic_worker", str(folder / "settings.json")]
-        environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(FLIGHTS))), "OMP_NUM_THREADS": "1"}
         super().__init__(folder, {"coordinator": Program(command, environment)})
 
     def pid(self, role: str) -> int:
@@ -162,7 +163,8 @@ def prepare(folder: Path) -> dict[str, Any]:
     document = manifest.run_configuration(folder, [FLIGHTS])
     spec = document["job"]["spec"]
     arguments = spec["model"]["arguments"]
-    network = build(**arguments)
+    sys.path.insert(0, str(FLIGHTS))
+    network = importlib.import_module("flights.model").build(**arguments)
     data = DataSpec.from_manifest(spec["data"], spec["model"]["loss"], folder / "data-cache")
     records = folder / "records"
     write_records(data, network, records)
