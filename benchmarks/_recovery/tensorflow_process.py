@@ -3,7 +3,7 @@
     python tensorflow_process.py SETTINGS.json chief|ps|worker INDEX
 
 It follows TensorFlow's tutorial on parameter-server training: the chief schedules steps on workers, saves a checkpoint
-after every so many, and ends when a server fails; whoever started it starts it again, and it restores the checkpoint.
+after every so many, and ends when a server fails. The benchmark starts it again, and it restores the checkpoint.
 Tables are trained with Adagrad on sparse gradients, the dense part with Adam.
 """
 

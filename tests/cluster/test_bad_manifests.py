@@ -179,12 +179,12 @@ def taken(name: str, what: str) -> Json:
     metadata = {"name": f"{name}-{suffix}" if suffix else name}
     match kind:
         case "Pod":
-            return shell_pod(metadata["name"], "sleep 1", nodeSelector={"nobody": "has"})
+            return shell_pod(metadata["name"], "sleep 1", nodeSelector={"no-node": "has"})
         case "Service":
             return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": {"ports": [{"port": 1}]}}
         case "NetworkPolicy":
             return {"apiVersion": "networking.k8s.io/v1", "kind": kind, "metadata": metadata,
-                    "spec": {"podSelector": {"matchLabels": {"nobody": "has"}}}}  # fmt: skip
+                    "spec": {"podSelector": {"matchLabels": {"no-node": "has"}}}}  # fmt: skip
         case "HeterPSJobState":
             return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "data": {}}
         case _:
@@ -220,7 +220,7 @@ def test_wrong_manifests_are_told_and_a_good_job_gets_on(
         "scheduling": {"stages": [{**STAGE, "pool": names["POOL"]}]},
     }
     pairs = changed(changed(base.pool, "metadata.name", names["PAIRS"]), "spec.unitsPerPod", 2)
-    empty = changed(changed(base.pool, "metadata.name", names["EMPTY"]), "spec.nodeSelector", {"nobody": "has"})
+    empty = changed(changed(base.pool, "metadata.name", names["EMPTY"]), "spec.nodeSelector", {"no-node": "has"})
     empty["spec"]["autoscaled"] = False
     kubectl.apply(base.pool, changed(pairs, "spec.maxUnits", 4), changed(empty, "spec.maxUnits", 8))
     planned = {

@@ -205,7 +205,7 @@ def test_a_manifest_of_a_newer_release_is_refused_by_every_reader(checkpoints: S
      ("step", True), ("loss", "0.1"), ("folder", 1)],
 )  # fmt: skip
 def test_a_manifest_with_a_value_of_another_type_is_damaged(field: str, value: object) -> None:
-    """Its checksum is right: whoever wrote it was wrong."""
+    """Its checksum is right, so the writer was wrong."""
     document = json.loads((V1 / "checkpoints" / "step-000000020.1-00000000" / "manifest.json").read_text())
     body = document["manifest"] | {field: value}
     text = json.dumps({"manifest": body, "checksum": _checksum(body)}).encode()

@@ -144,7 +144,7 @@ class Links:
         near = (reader, writer)
         try:
             far = await asyncio.open_connection("127.0.0.1", port, local_addr=(OUR_ADDRESS, 0))
-        except OSError:  # nobody listens: the client must see that, too
+        except OSError:  # nothing listens: the client must see that, too
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
             return

@@ -50,7 +50,7 @@ def test_a_pool_that_is_not_known_has_nothing_to_give() -> None:
     assert str(grant.shortfalls[0]) == "pool cpu: 1 units wanted, 0 free; no other job holds any"
 
 
-def test_a_job_plans_with_what_it_holds_and_what_nobody_does() -> None:
+def test_a_job_plans_with_what_it_holds_and_what_no_other_job_does() -> None:
     ledger = make_ledger(cpu=8)
     ledger.reserve("default/a", {"cpu": 5})
     assert ledger.free_units("default/a", ["cpu"]) == {"cpu": 8}
@@ -169,7 +169,7 @@ def test_pods_tell_a_restarted_operator_who_holds_what(jobs_first: bool) -> None
         make_pod("b", "7", replace(WORKER, units=-5)),
         make_pod("b", "8", phase="Failed"),
         make_pod("c", "9", None),
-        make_pod("b", "nobody's", ownerReferences=[]),
+        make_pod("b", "unowned", ownerReferences=[]),
         damaged,
     ]
     books = Books(cpu=8, gpu=2)

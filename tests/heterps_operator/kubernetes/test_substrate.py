@@ -251,7 +251,7 @@ def test_a_member_is_one_of_its_gang_only_if_the_gang_knows_it(
 @pytest.mark.parametrize(
     ("owners", "reason"),
     [([], "NameTaken"), ([{"kind": "HeterPSJob", "uid": "an earlier one"}], "NameNotFree")],
-    ids=["somebody else's", "an earlier job's"],
+    ids=["another owner's", "an earlier job's"],
 )
 def test_a_pod_of_the_name_that_is_not_this_job_s_is_waited_for(
     cluster: Cluster, substrate: KubernetesSubstrate, owners: list[Json], reason: str

@@ -268,7 +268,7 @@ def vector(*texts: tuple[str, dict[str, str]]) -> str:
 def ask(answer: Answer, clock: float = NOW, **options: Any) -> Figures:
     with serving(answer) as address:
         server = PrometheusServer(f"{address}/prometheus/", clock=lambda: clock, **options)
-        return server.of("ml", "flights").read("http://nobody:1")
+        return server.of("ml", "flights").read("http://absent:1")
 
 
 def test_a_prometheus_server_gives_the_same_figures() -> None:
