@@ -6,17 +6,15 @@ import random
 from collections.abc import Sequence
 
 from tests.chaos.faults.kinds import KINDS, Kind
-from tests.chaos.faults.schedule import STEPS_PER_EPOCH, TOPOLOGIES, Fault, Run, Topology
+from tests.chaos.faults.schedule import FIRST_STEP, Fault, Run, Topology, draw_run
 
 __all__ = ["CONTROLLERS_LEASE_SECONDS", "OPS", "draw"]
 
 OPS = ("start", "step", "checkpoint", "restart")
 CONTROLLERS_LEASE_SECONDS = 15.0  # of the campaign's operators: the default
 
-_FIRST_STEP = 8
 # A fault lasts for up to a minute, and training, though slowed down, must not end meanwhile (`small_model.Held`).
 _STEPS_BETWEEN = 96
-_STEPS_AFTER = 24
 _SECONDS = (1.0, 5.0, 5.0, 15.0, 30.0, 45.0)
 _STOP_SECONDS = CONTROLLERS_LEASE_SECONDS + 5.0  # least time after which another operator is active
 
@@ -31,23 +29,18 @@ def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[s
         consistencies: to draw from.
         longest: limit of a fault's duration, seconds; a stopped operator is always stopped for longer than its Lease.
     """
-    generator = random.Random(seed)
-    consistency = generator.choice(list(consistencies))
-    model = generator.choice(("counting", "small")) if consistency == "sync" else "counting"
-    topology = generator.choice(TOPOLOGIES)
-    drawn: list[Fault] = []
-    for _ in range(faults):
-        drawn.append(_draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, drawn, longest))
-    steps = _FIRST_STEP + faults * _STEPS_BETWEEN + _STEPS_AFTER
-    steps += -steps % STEPS_PER_EPOCH
-    return Run(seed, consistency, model, topology, steps, tuple(drawn))
+
+    def draw_fault(generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault]) -> Fault:
+        return _draw_fault(generator, kind, topology, earlier, longest)
+
+    return draw_run(seed, faults, kinds, consistencies, draw_fault, _STEPS_BETWEEN)
 
 
 def _draw_fault(
     generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault], longest: float
 ) -> Fault:
     target = generator.choice(_targets(kind, topology))
-    step = _FIRST_STEP + len(earlier) * _STEPS_BETWEEN + generator.randrange(_STEPS_BETWEEN // 2)
+    step = FIRST_STEP + len(earlier) * _STEPS_BETWEEN + generator.randrange(_STEPS_BETWEEN // 2)
     chance = generator.random()
     op, soon = generator.choice(("step", "step", "checkpoint")), False
     if earlier and KINDS[earlier[-1].kind].ends_generation and chance < 0.25:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tests.chaos.faults.kinds import DISK, KINDS, MACHINE, Kind
 from tests.chaos.faults.peers import CONTROLLER
 
-__all__ = ["CONSISTENCIES", "Fault", "Run", "Topology", "draw", "draw_endless"]
+__all__ = [
+    "CONSISTENCIES",
+    "FIRST_STEP",
+    "STEPS_PER_EPOCH",
+    "TOPOLOGIES",
+    "Fault",
+    "Run",
+    "Topology",
+    "draw",
+    "draw_endless",
+    "draw_run",
+]
 
 CONSISTENCIES = ("sync", "hybrid", "async")
 STEPS_PER_EPOCH = 16
@@ -28,7 +39,7 @@ _OWN = {
     "ps>coordinator": ("commit", "checkpoint", "checkpointed"),
     "machine": ("file", "manifest"),
 }
-_FIRST_STEP = 8
+FIRST_STEP = 8
 _STEPS_BETWEEN = 32
 _STEPS_AFTER = 24
 _SECONDS = (1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 5.0, 10.0, 25.0, 60.0)  # of pauses: mostly short
@@ -157,15 +168,39 @@ def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[s
         consistencies: to draw from.
         longest: limit of a fault's duration, seconds.
     """
+
+    def draw_fault(generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault]) -> Fault:
+        return _draw_fault(generator, kind, topology, earlier, len(earlier) == faults - 1, longest)
+
+    return draw_run(seed, faults, kinds, consistencies, draw_fault, _STEPS_BETWEEN)
+
+
+def draw_run(
+    seed: int,
+    faults: int,
+    kinds: Sequence[str],
+    consistencies: Sequence[str],
+    draw_fault: Callable[[random.Random, Kind, Topology, Sequence[Fault]], Fault],
+    steps_between: int,
+) -> Run:
+    """Draw a run whose faults follow each other at a distance, so that most find a job that has recovered.
+
+    Args:
+        seed: of the generator.
+        faults: their number.
+        kinds: keys of `KINDS` to draw from.
+        consistencies: to draw from.
+        draw_fault: draws a fault of a kind after the earlier ones.
+        steps_between: two faults.
+    """
     generator = random.Random(seed)
     consistency = generator.choice(list(consistencies))
     model = generator.choice(("counting", "small")) if consistency == "sync" else "counting"
     topology = generator.choice(TOPOLOGIES)
     drawn: list[Fault] = []
-    for number in range(faults):
-        kind = generator.choice(list(kinds))
-        drawn.append(_draw_fault(generator, KINDS[kind], topology, drawn, number == faults - 1, longest))
-    steps = _FIRST_STEP + faults * _STEPS_BETWEEN + _STEPS_AFTER
+    for _ in range(faults):
+        drawn.append(draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, drawn))
+    steps = FIRST_STEP + faults * steps_between + _STEPS_AFTER
     steps += -steps % STEPS_PER_EPOCH
     return Run(seed, consistency, model, topology, steps, tuple(drawn))
 
@@ -194,7 +229,7 @@ def _draw_fault(
     generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault], last: bool, longest: float
 ) -> Fault:
     target = generator.choice(_targets(kind, topology))
-    step = _FIRST_STEP + len(earlier) * _STEPS_BETWEEN + generator.randrange(_STEPS_BETWEEN // 2)
+    step = FIRST_STEP + len(earlier) * _STEPS_BETWEEN + generator.randrange(_STEPS_BETWEEN // 2)
     soon, near = False, False
     chance = generator.random()
     if earlier and KINDS[earlier[-1].kind].ends_generation and chance < 0.25:
