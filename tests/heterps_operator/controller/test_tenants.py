@@ -28,14 +28,6 @@ ROLES = ROOT / "helm" / "heterps" / "templates" / "userroles.yaml"
 READING = {"get", "list", "watch"}
 
 
-@pytest.fixture
-def life(tmp_path: Path) -> Life:
-    life = Life(tmp_path)
-    life.train()
-    life.settle()
-    return life
-
-
 def cost_of_an_hour(life: Life) -> Decimal:
     """Replace the operator, and return what the job pays for the next hour."""
     life.replace_operator()

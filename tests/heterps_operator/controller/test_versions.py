@@ -93,14 +93,6 @@ def test_the_fixtures_have_every_kind_of_document_that_is_stored() -> None:
 # --- through the control loop -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def life(tmp_path: Path) -> Life:
-    life = Life(tmp_path)
-    life.train()
-    life.settle()
-    return life
-
-
 @pytest.mark.parametrize("change", [older, newer])
 def test_a_job_goes_on_from_the_state_of_another_version(life: Life, change: Any) -> None:
     before, pods, cost = life.status, set(life.pods()), life.status["cost"]["total"]
