@@ -53,6 +53,7 @@ class Job:
         self.profiles: dict[str, Any] = {}
         self.error: dict[str, str] | None = None
         self.requests: list[str] = []
+        self.lost: list[str] = []  # a name for each death that was told
         self.ended = threading.Event()
 
     def checkpoint(self) -> None:
@@ -90,10 +91,18 @@ class Job:
             elif self.step >= self.total:
                 self.checkpoint()
                 self.phase = "Succeeded"
-            elif ready:
+            elif ready and not self.awaits_a_death():
                 self.step += 1
                 if self.step % 10 == 0:
                     self.checkpoint()
+
+    def awaits_a_death(self) -> bool:
+        """Whether a member is to die at this step: steps take milliseconds, and it must die in one that remains."""
+        return any(
+            self.step >= die.get("atStep", 0) and self.lost.count(name) < die.get("times", 1)
+            for name, die in SCENARIO.get("die", {}).items()
+            if name in self.members
+        )
 
     def status(self) -> dict[str, Any]:
         done = self.phase == "Succeeded"
@@ -173,6 +182,7 @@ def make_handler(job: Job) -> type[BaseHTTPRequestHandler]:
                                 member["batchSize"] = body["stages"][member["stage"]][member["index"]]
                     case "POST", "/v1/lost":
                         job.members[body["member"]]["state"] = "lost"
+                        job.lost.append(body["member"])
                     case "POST", "/v1/checkpoint":
                         job.checkpoint()
                     case "POST", "/v1/stop":
