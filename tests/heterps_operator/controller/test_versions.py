@@ -98,16 +98,27 @@ def test_a_job_goes_on_from_the_state_of_another_version(life: Life, change: Any
     before, pods, cost = life.status, set(life.pods()), life.status["cost"]["total"]
     life.server.objects[STATE]["data"] = change(life.server.objects[STATE]["data"])
     life.replace_operator()
+    life.server.requests.clear()
     for _ in range(5):
         life.now += 10
         life.operator.turn()
     assert set(life.pods()) == pods
+    assert not [path for verb, path in life.writes() if verb == "delete"]
     after = life.status
     assert after["phase"] == "Running"
     assert after["plan"] == before["plan"] | {"reason": after["plan"]["reason"]}
     assert after["restarts"] == 0
     assert float(after["cost"]["total"]) > float(cost)
     assert json.loads(life.server.objects[STATE]["data"]["controller.json"])["version"] == 1
+
+
+def test_the_plan_that_another_version_wrote_is_kept(life: Life) -> None:
+    path = f"{CONFIGS}/flights-plan-1"
+    document = json.loads(life.server.objects[path]["data"]["plan.json"]) | {"laterField": 1}
+    life.server.objects[path]["data"] = {"plan.json": json.dumps(document)}
+    life.replace_operator()
+    life.operator.turn()
+    assert json.loads(life.server.objects[path]["data"]["plan.json"]) == document
 
 
 def test_a_job_whose_state_is_too_new_is_left_alone_and_told(life: Life) -> None:

@@ -96,6 +96,8 @@ class OwnedObjects:
             self._check_owner(job, what, found)
             try:
                 if found is not None and found.get("immutable") and found.get("data") != item.get("data"):
+                    if objects.is_same_plan(found, item):
+                        continue  # another version of the operator wrote it
                     # Left by a state that was deleted.
                     self._api.delete(object_path(item), uid=str(found["metadata"]["uid"]))
                 self._api.apply(object_path(item), item)

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -38,6 +39,7 @@ from heterps_runtime.contract import Role, ps_name, worker_name
 __all__ = [
     "PLAN_FILE",
     "disruption_budgets",
+    "is_same_plan",
     "network_policy",
     "outdated_plans",
     "plan_config",
@@ -93,6 +95,16 @@ def plan_config(job: Json, revision: int, document: Json) -> dict[str, Any]:
     item = _object(job, "v1", "ConfigMap", name, immutable=True, data={PLAN_FILE: _text(document)})
     item["metadata"]["annotations"] = {ANNOTATION_PLAN_REVISION: str(revision)}
     return item
+
+
+def is_same_plan(found: Json, item: Json) -> bool:
+    """Whether two ConfigMaps hold one plan, as far as this version reads it: others may write more or fewer fields."""
+    try:
+        plans = [JobPlan.from_json(json.loads(body["data"][PLAN_FILE])) for body in (found, item)]
+    except (KeyError, TypeError, ValueError):
+        return False
+    one, other = (replace(plan, document={}) for plan in plans)
+    return one == other
 
 
 def outdated_plans(revisions: Iterable[int], keep: int = _KEPT_PLANS) -> tuple[int, ...]:
