@@ -68,5 +68,5 @@ def test_mutations_find_a_planted_crash() -> None:
 @pytest.mark.parametrize(("name", "words"), [("control.memory", "bytes allocated"), ("control.quadratic", "lines")])
 def test_the_bounds_find_planted_costs(name: str, words: str) -> None:
     target = find(name)
-    found = [find_excess(target, len(data), measure(target, data)) for data in inputs(target, 200)]
-    assert any(words in excess for excess in found if excess is not None)
+    excesses = (find_excess(target, len(data), measure(target, data)) for data in inputs(target, 200))
+    assert any(words in excess for excess in excesses if excess is not None)
