@@ -9,7 +9,7 @@ from heterps_operator.formatting import format_time
 from heterps_operator.page.html import Content, Markup, element, join
 from heterps_operator.page.palette import pattern_definitions
 
-__all__ = ["build_document", "figures", "section"]
+__all__ = ["build_document", "facts", "figures", "section"]
 
 # The page loads nothing and runs nothing, whatever a name in it contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -63,3 +63,9 @@ def figures(pairs: Sequence[tuple[str, str, str]]) -> Markup:
         for name, value, remark in pairs
     )
     return element("dl", join(items), class_="figures")
+
+
+def facts(pairs: Iterable[tuple[str, Content]]) -> Markup:
+    """Build a list of names, each with a sentence."""
+    parts = (part for name, text in pairs for part in (element("dt", name), element("dd", text)))
+    return element("dl", *parts, class_="facts")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from heterps_operator.formatting import format_money, format_rate
 from heterps_operator.page.charts import bar, chart, label, line, percent, ticks, vertical_grid
 from heterps_operator.page.document import section
-from heterps_operator.page.html import Markup, data_table, element
+from heterps_operator.page.html import Markup, data_table, element, units_of
 from heterps_operator.page.palette import Palette, swatch
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.frontier import Frontier, FrontierPoint, price_by_pool
@@ -28,7 +28,9 @@ def frontier_section(problem: Problem, plan: Plan, found: Frontier, palette: Pal
         return None
     end = _ROOM * max(points[-1].throughput, plan.throughput, problem.min_samples_per_second)
     used = [pool for pool in palette.pools if any(price_by_pool(problem, p.plan).get(pool) for p in points)]
-    missing = "" if found.complete else " Some plans between these are missing: the search was stopped, or there are more."
+    missing = (
+        "" if found.complete else " Some plans between these are missing: the search was stopped, or there are more."
+    )
     summary = (
         "The cheapest plan for each throughput. The price per hour rises in steps; what the whole training costs may "
         f"fall with the throughput, because it takes less time.{missing}"
@@ -119,8 +121,8 @@ def _table(problem: Problem, plan: Plan, points: Sequence[FrontierPoint]) -> Mar
     rows.append((plan.throughput, plan.cost_per_hour, plan.cost, plan))
     cells = (
         (
-            element("strong", "chosen") if each is plan else "",
-            ", ".join(f"{stage.units} × {stage.pool}" for stage in each.stages),
+            ", ".join(units_of(stage.units, stage.pool) for stage in each.stages)
+            + (": chosen" if each is plan else ""),
             f"{throughput:,.0f}",
             format_money(per_hour),
             format_money(cost),
@@ -128,8 +130,12 @@ def _table(problem: Problem, plan: Plan, points: Sequence[FrontierPoint]) -> Mar
         for throughput, per_hour, cost, each in sorted(rows, key=lambda row: row[0])
     )
     shown = "" if len(points) <= _ROWS else f", {len(rows)} of {len(points)}"
-    head = ("", "units of each stage", "samples/s", "per hour", "in all")
+    head = ("units of each stage", "samples/s", "per hour", "in all")
     return data_table(f"The cheapest plans{shown}", head, cells, numbers=3)
+
+
+def _units(plan: Plan) -> str:
+    return ", ".join(units_of(stage.units, stage.pool) for stage in plan.stages)
 
 
 def _thinned(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:

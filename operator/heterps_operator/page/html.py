@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Content", "Markup", "data_table", "element", "join"]
+__all__ = ["Content", "Markup", "data_table", "element", "join", "units_of"]
 
 # Characters that neither HTML nor UTF-8 can hold: controls except tab and newline, and lone surrogates.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -72,6 +72,11 @@ def data_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Conten
     )
     # A wide table scrolls in its own box; the box takes the focus, so that the keyboard can scroll it.
     return element("div", table, class_="table", tabindex="0", role="region", aria_label=caption)
+
+
+def units_of(count: int, pool: str) -> str:
+    """Format units of a pool so that no line ends between them: `4 × cpu`."""
+    return f"{count}\u00a0×\u00a0{pool}"
 
 
 def _escape(value: Content) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_operator.page.document import section
-from heterps_operator.page.html import Markup, element, join
+from heterps_operator.page.html import Markup, element, join, units_of
 from heterps_operator.page.palette import Palette, swatch
 from heterps_operator.state.plan import JobPlan
 from heterps_runtime.contract import StageDocument
@@ -34,7 +34,7 @@ def _stage(stage: StageDocument, palette: Palette) -> Markup:
     fill = palette.fill(stage.pool)
     layers = (element("li", swatch(fill), name) for name in stage.layers)
     workers = _plural(stage.pods, "worker")
-    title = element("h3", stage.name, " ", element("small", f"{stage.units} × {stage.pool}, {workers}"))
+    title = element("h3", stage.name, " ", element("small", f"{units_of(stage.units, stage.pool)}, {workers}"))
     return element("li", title, element("ol", join(layers), class_="layers"))
 
 

@@ -56,12 +56,12 @@ def pattern_definitions() -> Markup:
     patterns = [_pattern(f"pool-{i}", f"var(--pool-{i})", lines) for i, lines in enumerate(_LINES)]
     patterns += [
         _pattern("send", "var(--send)", _LINES[3]),
-        _pattern("wait", "var(--wait)", _LINES[2]),
+        _pattern("wait", "var(--wait)", _LINES[2], "pattern pattern-quiet"),
     ]
     return element("svg", element("defs", join(patterns)), class_="definitions", aria_hidden="true")
 
 
-def _pattern(name: str, colour: str, lines: str) -> Markup:
+def _pattern(name: str, colour: str, lines: str, css: str = "pattern") -> Markup:
     ground = element("rect", width="8", height="8", style=f"fill: {colour}")
-    drawn = element("path", d=lines, class_="pattern") if lines else None
+    drawn = element("path", d=lines, class_=css) if lines else None
     return element("pattern", ground, drawn, id=name, width="8", height="8", patternUnits="userSpaceOnUse")

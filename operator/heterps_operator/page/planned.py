@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterps_operator.page.document import section
-from heterps_operator.page.html import Content, Markup, data_table, element
 from heterps_operator.formatting import format_money
+from heterps_operator.page.document import facts, section
+from heterps_operator.page.html import Content, Markup, data_table
 from heterps_operator.terminal.explanation import describe_bottleneck, describe_proof, describe_shadow_prices
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Alternative, Explanation
@@ -36,7 +36,7 @@ class Planned:
 def reasons_section(planned: Planned) -> Markup:
     """Build the section that says why the plan is this one, and what others would cost."""
     plan, explanation = planned.plan, planned.explanation
-    facts = [
+    reasons = [
         ("proof", describe_proof(plan)),
         ("limited by", describe_bottleneck(explanation)),
         *(("limits", sentence) for sentence in describe_shadow_prices(planned.problem, plan)),
@@ -46,7 +46,7 @@ def reasons_section(planned: Planned) -> Markup:
     return section(
         "Why this plan",
         "Each alternative is the cheapest plan of its kind, so the best is compared with the best.",
-        element("dl", *(part for name, text in facts for part in (element("dt", name), element("dd", text))), class_="facts"),
+        facts(reasons),
         data_table("Alternatives", ("plan", "cost", "per hour", "samples/s", "compared"), rows, numbers=4),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from heterps_operator.page.charts import bar, chart, label, percent, shortened, ticks, vertical_grid
 from heterps_operator.page.document import section
-from heterps_operator.page.html import Markup, data_table, element
+from heterps_operator.page.html import Markup, data_table, element, units_of
 from heterps_operator.page.palette import Palette, swatch
 from heterps_operator.state.values import CoordinatorView
 from heterps_operator.terminal.explanation import describe_bottleneck
@@ -19,6 +19,7 @@ __all__ = ["StepTimes", "measured_times", "predicted_times", "timeline_section"]
 
 _LANE_PIXELS = 14
 _STAGE_PIXELS = 58
+_ROUNDING = 1e-9  # of a step; shorter waits are differences of rounded sums
 _LABEL_CHARACTERS = 38  # fit into the plot of a narrow telephone
 
 
@@ -47,7 +48,8 @@ class StepTimes:
     @property
     def wait(self) -> float:
         """Seconds in which the stage neither computes nor sends."""
-        return max(self.step - max(self.compute, self.send or 0.0), 0.0)
+        rest = self.step - max(self.compute, self.send or 0.0)
+        return rest if rest > _ROUNDING * self.step else 0.0
 
 
 def predicted_times(problem: Problem, plan: Plan, explanation: Explanation) -> list[StepTimes]:
@@ -109,7 +111,7 @@ def timeline_section(
     groups = [("predicted", predicted)] * bool(predicted) + [("measured", measured)] * bool(measured)
     if not groups:
         return None
-    limit = "" if explanation is None else f" The step cannot be shorter because of {describe_bottleneck(explanation)}."
+    limit = "" if explanation is None else f" The pace is limited by {describe_bottleneck(explanation)}."
     return section(
         "One step, stage by stage",
         "All stages work at the same time on different micro-batches, so the slowest one sets the pace." + limit,
@@ -136,7 +138,7 @@ def _plot(kind: str, times: Sequence[StepTimes], palette: Palette) -> Markup:
     parts = vertical_grid(end, height, marks, f"{kind} {unit} of a step")
     for number, each in enumerate(times):
         top = _STAGE_PIXELS * number + 20
-        name = shortened(f"{each.name}: {each.units} × {each.pool}", _LABEL_CHARACTERS)
+        name = shortened(f"{each.name}: {units_of(each.units, each.pool)}", _LABEL_CHARACTERS)
         parts.append(label(name, "0%", top - 6, css="strong"))
         parts += _lane("compute", top, each.compute, each.step, end, palette.fill(each.pool))
         if each.send:
@@ -151,7 +153,7 @@ def _plot(kind: str, times: Sequence[StepTimes], palette: Palette) -> Markup:
 def _lane(name: str, top: float, busy: float, step: float, end: float, fill: str) -> list[Markup]:
     """One activity of a stage: its time, and the rest of the step, in which it waits."""
     parts = [label(name, "0%", top + 11, "end", shift=-8, css="tick")]
-    if step > busy:
+    if step > busy * (1 + _ROUNDING):
         parts.append(bar(percent(busy, end), top, percent(step - busy, end), _LANE_PIXELS, "url(#wait)"))
     return [*parts, bar("0%", top, percent(busy, end), _LANE_PIXELS, fill)]
 
@@ -161,7 +163,7 @@ def _table(groups: Sequence[tuple[str, Sequence[StepTimes]]]) -> Markup:
         (
             each.name,
             kind,
-            f"{each.units} × {each.pool}",
+            units_of(each.units, each.pool),
             _seconds(each.compute),
             "" if each.share_fixed is None else f"{each.share_fixed:.0%}",
             "" if each.send is None else _seconds(each.send),
@@ -171,13 +173,15 @@ def _table(groups: Sequence[tuple[str, Sequence[StepTimes]]]) -> Markup:
         for kind, group in groups
         for each in group
     ]
-    head = ("stage", "", "units", "compute", "fixed part", "send", "wait", "step")
+    head = ("stage", "source", "units", "compute", "fixed part", "send", "wait", "step")
     caption = "Time of a step; the fixed part of computing does not shrink with more units"
     return data_table(caption, head, rows, numbers=5)
 
 
 def _seconds(value: float) -> str:
     """Format a time of a step in three digits: `1.24 ms`."""
+    if value == 0:
+        return "0"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
