@@ -107,7 +107,7 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
     if arguments.html is not None:
         from heterps_operator.cli.plans.pages import write_page
         from heterps_operator.page.plan_page import plan_page
-        from heterps_operator.page.planned import Planned
+        from heterps_operator.page.sections.reasons import Planned
 
         name = _name(arguments, job)
         write_page(plan_page(name, Planned(problem, found, explanation, whole), time.time()), arguments.html)

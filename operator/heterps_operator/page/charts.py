@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from heterps_operator.page.html import Content, Markup, element
 
-__all__ = ["bar", "chart", "label", "line", "percent", "shortened", "ticks", "vertical_grid"]
+__all__ = ["bar", "chart", "label", "line", "percent", "short_number", "shortened", "ticks", "vertical_grid"]
 
 _AXIS_PIXELS = 34  # below the plot, for the labels of the horizontal axis
 
@@ -92,3 +92,11 @@ def vertical_grid(highest: float, height: float, values: Iterable[tuple[float, s
 def shortened(text: str, most: int) -> str:
     """Return a text of at most `most` characters; the page's tables have the whole of it."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def short_number(value: float) -> str:
+    """Format a number for an axis: `500`, `25k`, `1.5M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"

@@ -50,10 +50,11 @@ def section(heading: str, summary: Content, *parts: Content) -> Markup:
 
     Args:
         heading: its title.
-        summary: what to see in it, in a sentence or two.
+        summary: what to see in it, in a sentence or two; None: the content says it.
         parts: its content.
     """
-    return element("section", element("h2", heading), element("p", summary, class_="summary"), *parts)
+    said = None if summary is None else element("p", summary, class_="summary")
+    return element("section", element("h2", heading), said, *parts)
 
 
 def figures(pairs: Sequence[tuple[str, str, str]]) -> Markup:

@@ -66,12 +66,13 @@ def data_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Conten
         lines.append(element("tr", element("th", name, scope="row"), *data))
     table = element(
         "table",
-        element("caption", caption),
         element("thead", element("tr", *heads)),
         element("tbody", *lines),
+        aria_label=caption,
     )
-    # A wide table scrolls in its own box; the box takes the focus, so that the keyboard can scroll it.
-    return element("div", table, class_="table", tabindex="0", role="region", aria_label=caption)
+    # A wide table scrolls in its own box, which takes the focus so that the keyboard can scroll it.
+    box = element("div", table, class_="table", tabindex="0", role="region", aria_label=caption)
+    return element("figure", element("figcaption", caption), box)
 
 
 def units_of(count: int, pool: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from heterps_operator.page.html import Markup, element, join
 
-__all__ = ["Palette", "pattern_definitions", "swatch"]
+__all__ = ["Palette", "marker", "pattern_definitions", "swatch"]
 
 # The lines of each pattern, in a tile of 8 x 8 pixels.
 _LINES = (
@@ -49,6 +49,16 @@ def swatch(fill: str) -> Markup:
     """Build the small sample of a fill that stands before its name."""
     rect = element("rect", width="100%", height="100%", fill=fill, class_="shape")
     return element("svg", rect, class_="swatch", aria_hidden="true")
+
+
+def marker(kind: str) -> Markup:
+    """Build the sample of a mark in a plot: `chosen`, `predicted`, `measured` or `floor`, as `style.css` draws it."""
+    shape = element("circle", cx="50%", cy="50%", r="5", class_=kind)
+    if kind == "floor":
+        shape = element("line", x1="0%", y1="50%", x2="100%", y2="50%", class_=kind)
+    elif kind == "measured":
+        shape = element("rect", x="15%", y="15%", width="70%", height="70%", class_=kind)
+    return element("svg", shape, class_="swatch", aria_hidden="true")
 
 
 def pattern_definitions() -> Markup:

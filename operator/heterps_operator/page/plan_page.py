@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from heterps_operator.formatting import format_duration, format_money, format_rate
 from heterps_operator.page.document import build_document, figures
-from heterps_operator.page.frontier import frontier_section
 from heterps_operator.page.html import Markup
-from heterps_operator.page.layers import layers_section
 from heterps_operator.page.palette import Palette
-from heterps_operator.page.planned import Planned, reasons_section
-from heterps_operator.page.timeline import predicted_times, timeline_section
+from heterps_operator.page.sections.frontier import frontier_section
+from heterps_operator.page.sections.layers import layers_section
+from heterps_operator.page.sections.reasons import Planned, reasons_section
+from heterps_operator.page.sections.timeline import predicted_times, timeline_section
 from heterps_operator.state.plan import JobPlan
 
 __all__ = ["plan_page"]

@@ -161,8 +161,7 @@ def _lane(name: str, top: float, busy: float, step: float, end: float, fill: str
 def _table(groups: Sequence[tuple[str, Sequence[StepTimes]]]) -> Markup:
     rows = [
         (
-            each.name,
-            kind,
+            each.name if len(groups) == 1 else f"{each.name}, {kind}",
             units_of(each.units, each.pool),
             _seconds(each.compute),
             "" if each.share_fixed is None else f"{each.share_fixed:.0%}",
@@ -173,7 +172,7 @@ def _table(groups: Sequence[tuple[str, Sequence[StepTimes]]]) -> Markup:
         for kind, group in groups
         for each in group
     ]
-    head = ("stage", "source", "units", "compute", "fixed part", "send", "wait", "step")
+    head = ("stage", "units", "compute", "fixed part", "send", "wait", "step")
     caption = "Time of a step; the fixed part of computing does not shrink with more units"
     return data_table(caption, head, rows, numbers=5)
 

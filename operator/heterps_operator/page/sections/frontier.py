@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterps_operator.formatting import format_money, format_rate
-from heterps_operator.page.charts import bar, chart, label, line, percent, ticks, vertical_grid
+from heterps_operator.page.charts import bar, chart, label, line, percent, short_number, ticks, vertical_grid
 from heterps_operator.page.document import section
 from heterps_operator.page.html import Markup, data_table, element, units_of
-from heterps_operator.page.palette import Palette, swatch
+from heterps_operator.page.palette import Palette, marker, swatch
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.frontier import Frontier, FrontierPoint, price_by_pool
 from heterps_planner.plans.plan import Plan
@@ -50,12 +50,10 @@ def frontier_section(problem: Problem, plan: Plan, found: Frontier, palette: Pal
 
 def _legend(problem: Problem, palette: Palette, used: Sequence[str]) -> Markup:
     items = [element("li", swatch(palette.fill(pool)), f"paid for {pool}") for pool in used]
-    marker = element("circle", cx="50%", cy="50%", r="6", class_="chosen")
-    items.append(element("li", element("svg", marker, class_="swatch", aria_hidden="true"), "the chosen plan"))
+    items.append(element("li", marker("chosen"), "the chosen plan"))
     if problem.min_samples_per_second > 0:
-        dashes = line("0%", 7, "100%", 7, "floor")
         required = f"required: {format_rate(problem.min_samples_per_second)}"
-        items.append(element("li", element("svg", dashes, class_="swatch", aria_hidden="true"), required))
+        items.append(element("li", marker("floor"), required))
     return element("ul", *items, class_="legend")
 
 
@@ -103,7 +101,7 @@ def _axes(end: float, top: float, height: float) -> list[Markup]:
     for value in ticks(top):
         y = height * (1 - value / top)
         parts += [line("0%", y, "100%", y, "grid"), label(_dollars(value), "0%", y + 4, "end", -6, "tick")]
-    marks = [(value, _short(value)) for value in ticks(end)]
+    marks = [(value, short_number(value)) for value in ticks(end)]
     return [*parts, *vertical_grid(end, height, marks, "samples per second")]
 
 
@@ -147,12 +145,4 @@ def _thinned(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 def _dollars(value: float) -> str:
     """Format a tick of a price axis: `$0`, `$2.5`, `$40`, `$2e-05`."""
-    return f"${value:.3g}" if value < 10_000 else f"${_short(value)}"
-
-
-def _short(value: float) -> str:
-    """Format a tick of a throughput axis: `500`, `25k`, `1.5M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+    return f"${value:.3g}" if value < 10_000 else f"${short_number(value)}"
