@@ -93,7 +93,7 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
         case "report":
             from heterps_operator.cli.report import report
 
-            return report(options, programs)
+            return report(options)
         case "explain":
             from heterps_operator.cli.explain import explain
 

@@ -91,7 +91,9 @@ def _answer(
 def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
     found = _solve(problem, arguments, job, search)
     _say_if_interrupted(search)
-    whole = _frontier(problem, search) if arguments.frontier or arguments.html else None
+    # A plan with a margin is on no frontier, which trusts the profile.
+    drawn = arguments.frontier or (arguments.html and found.feasible and not arguments.robust)
+    whole = _frontier(problem, search) if drawn else None
     if whole is not None and arguments.frontier:
         _show_frontier(problem, found, whole, arguments.frontier)
     if isinstance(found, Infeasible):

@@ -9,15 +9,17 @@ from argparse import Namespace
 from dataclasses import dataclass, replace
 
 from heterps_operator.api.job import JobSpec
+from heterps_operator.api.manifest import load_manifest
 from heterps_operator.cli.cluster import open_client
 from heterps_operator.cli.options.cluster import check_name
 from heterps_operator.cli.options.plan import PAGES, check_target
 from heterps_operator.cli.plans.pages import write_page
 from heterps_operator.cli.plans.reasons import find_reasons
-from heterps_operator.cli.session import Programs, open_session
 from heterps_operator.control.problem import build_problem
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, ManifestError, UsageError
+from heterps_operator.local.profiles import ProfileCache
+from heterps_operator.local.workspace import Workspace, work_directory
 from heterps_operator.page.report_page import report_page
 from heterps_operator.page.sections.reasons import Planned
 from heterps_operator.state.bill import Bill
@@ -55,7 +57,7 @@ class _Job:
     logs: str
 
 
-def report(arguments: Namespace, programs: Programs) -> int:
+def report(arguments: Namespace) -> int:
     """Write the page of the job of the command line; return the exit code.
 
     Raises:
@@ -66,7 +68,7 @@ def report(arguments: Namespace, programs: Programs) -> int:
     here = arguments.job.endswith(_JOB_FILES)
     if not here and arguments.work_directory is not None:
         raise UsageError("--work-directory: is for a job of this machine; name its job file (.yaml), or leave it out")
-    job = _on_this_machine(arguments, programs) if here else _on_a_cluster(arguments)
+    job = _on_this_machine(arguments) if here else _on_a_cluster(arguments)
     document = build_report(job.spec, job.status, job.bill, interrupted=False, logs=job.logs)
     page = report_page(document, job.status, _planned(job), job.where, time.time())
     target = arguments.html or f"{job.spec.name}.html"
@@ -78,21 +80,24 @@ def report(arguments: Namespace, programs: Programs) -> int:
     return EXIT_OK
 
 
-def _on_this_machine(arguments: Namespace, programs: Programs) -> _Job:
-    session = open_session(arguments.job, arguments.work_directory, programs)
-    loaded = session.workspace.load()
-    if loaded is None:
-        fix = f"heterps run {arguments.job} runs it"
-        raise UsageError(f"{session.workspace.path}: no run of job {session.job.name} is stored here; {fix}")
+def _on_this_machine(arguments: Namespace) -> _Job:
+    manifest = load_manifest(arguments.job)
+    spec = JobSpec.from_manifests(manifest.job, manifest.pools)
+    folder = work_directory(spec.name, arguments.work_directory)
+    workspace = Workspace(folder) if folder.is_dir() else None
+    loaded = None if workspace is None else workspace.load()
+    if workspace is None or loaded is None:
+        fix = f"heterps run {arguments.job} starts one; --work-directory names another folder"
+        raise UsageError(f"{folder}: there is no run of job {spec.name} here; {fix}")
     status, bill, _ = loaded
-    profiles = session.cached_profiles()
+    cache = ProfileCache(workspace.profiles, manifest.run_configuration(workspace.path))
+    profiles = cache.load([pool.name for pool in spec.pools])
     problem: Json | str
-    if missing := [pool.name for pool in session.job.pools if pool.name not in profiles]:
+    if missing := [pool.name for pool in spec.pools if pool.name not in profiles]:
         problem = f"there is no profile of pool {', '.join(missing)}"
     else:
-        problem = _problem(session.job, profiles)
-    path = session.workspace.path
-    return _Job(session.job, status, bill, problem, str(path), str(path / "logs"))
+        problem = _problem(spec, profiles)
+    return _Job(spec, status, bill, problem, str(workspace.path), str(workspace.path / "logs"))
 
 
 def _problem(job: JobSpec, profiles: Json) -> Json | str:

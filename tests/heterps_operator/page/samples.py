@@ -1,4 +1,7 @@
-"""A job with two pools, two stages and three plans, as pages show it. `python -m ...samples FOLDER` writes its pages."""
+"""A job with three pools, two stages and three plans, as pages show it.
+
+`python -m tests.heterps_operator.page.samples FOLDER` writes its pages.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ def status(known: Planned, message: str = "measured 36,210 samples/s, the floor 
         "stages": stages,
         "evaluation": {"auc": 0.7913, "logLoss": 0.4761, "samples": 400_000},
     }
-    before = plan.summary.replace(f" x{plan.stages[0].units} ", " x1 ", 1)
+    before = plan.summary.replace(f" x{plan.stages[-1].units} ", f" x{plan.stages[-1].units - 1} ")
     history = (
         PlanRecord(1, NOW, "PlanComputed", "", before, 44_100.0, 0.98, 36_210.0),
         PlanRecord(2, NOW + 340, "UnitsChanged", message, plan.summary, 47_500.0, 1.10, 45_020.0),
@@ -126,7 +129,7 @@ def bill(pools: Sequence[str]) -> Bill:
     """Return a bill with a line for each of these pools."""
     return Bill(
         tuple(
-            BillLine(name, Decimal(str(price)), 1_450_000_000 * (number + 1))
+            BillLine(name, Decimal(str(price)), [1_060_000_000, 45_000_000, 5_200_000_000][number])
             for number, (name, price) in enumerate(zip(pools, _PRICES.values(), strict=True))
         ),
         NOW + 1_000,

@@ -38,8 +38,8 @@ def bill_section(bill: Json, predicted: float | None, palette: Palette) -> Marku
     rows.append(("total", "", "", format_money(total)))
     note = None
     if predicted is not None:
-        text = f"The plan predicts {format_money(predicted)} for training alone; the bill also has profiling, "
-        note = element("p", f"{text}starting, waiting and evaluating.", class_="note")
+        text = f"The plan predicts {format_money(predicted)} for the training itself, without profiling, starting, "
+        note = element("p", f"{text}waiting and evaluating.", class_="note")
     return section(
         "Bill",
         "Price × units × time, for as long as each process existed.",

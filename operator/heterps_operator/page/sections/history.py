@@ -24,7 +24,9 @@ def history_section(records: Sequence[PlanRecord]) -> Markup | None:
     if not records:
         return None
     changes = len(records) - 1
-    if records[0].revision > 1:
+    if records[0].revision > 1 and changes == 0:
+        summary = "Only the present plan is known; earlier ones were not recorded."
+    elif records[0].revision > 1:
         summary = f"The last {len(records)} plans of the job; earlier ones are no longer known."
     elif changes == 0:
         summary = "The job has had one plan, and it has not changed."

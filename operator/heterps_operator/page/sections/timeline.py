@@ -111,12 +111,18 @@ def timeline_section(
     groups = [("predicted", predicted)] * bool(predicted) + [("measured", measured)] * bool(measured)
     if not groups:
         return None
+    # One scale for both plots, so that they can be compared.
+    end = max(max(each.step, each.compute, each.send or 0.0) for _, group in groups for each in group)
     limit = "" if explanation is None else f" The pace is limited by {describe_bottleneck(explanation)}."
     return section(
         "One step, stage by stage",
         "All stages work at the same time on different micro-batches, so the slowest one sets the pace." + limit,
         _legend([times for _, group in groups for times in group], palette),
-        *(_plot(kind, group, palette) for kind, group in groups),
+        *(
+            part
+            for kind, group in groups
+            for part in (element("h3", kind.capitalize()), _plot(kind, group, end, palette))
+        ),
         _table(groups),
     )
 
@@ -130,12 +136,11 @@ def _legend(times: Sequence[StepTimes], palette: Palette) -> Markup:
     return element("ul", *items, class_="legend")
 
 
-def _plot(kind: str, times: Sequence[StepTimes], palette: Palette) -> Markup:
-    end = max(max(each.step, each.compute, each.send or 0.0) for each in times)
+def _plot(kind: str, times: Sequence[StepTimes], end: float, palette: Palette) -> Markup:
     unit, factor = ("s", 1.0) if end >= 1 else ("ms", 1e3) if end >= 1e-3 else ("µs", 1e6)
     height = _STAGE_PIXELS * len(times)
     marks = [(value / factor, f"{value:g}") for value in ticks(end * factor)]
-    parts = vertical_grid(end, height, marks, f"{kind} {unit} of a step")
+    parts = vertical_grid(end, height, marks, f"{unit} of a step")
     for number, each in enumerate(times):
         top = _STAGE_PIXELS * number + 20
         name = shortened(f"{each.name}: {units_of(each.units, each.pool)}", _LABEL_CHARACTERS)
