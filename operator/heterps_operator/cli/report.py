@@ -34,6 +34,7 @@ __all__ = ["report"]
 _SECONDS = 10.0  # for the alternatives, and for the frontier
 _MOST_POINTS = 200  # of the frontier; more would not be seen apart
 _JOB_FILES = (".yaml", ".yml")
+_OF_A_CLUSTER = ("namespace", "context", "kubeconfig")  # options
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ def report(arguments: Namespace) -> int:
     here = arguments.job.endswith(_JOB_FILES)
     if not here and arguments.work_directory is not None:
         raise UsageError("--work-directory: is for a job of this machine; name its job file (.yaml), or leave it out")
+    given = [name for name in _OF_A_CLUSTER if getattr(arguments, name) is not None]
+    if here and given:
+        raise UsageError(f"--{given[0]}: is for a job on a cluster; name the job without .yaml, or leave it out")
     job = _on_this_machine(arguments) if here else _on_a_cluster(arguments)
     document = build_report(job.spec, job.status, job.bill, interrupted=False, logs=job.logs)
     page = report_page(document, job.status, _planned(job), job.where, time.time())

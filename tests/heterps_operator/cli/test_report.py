@@ -74,6 +74,7 @@ def test_a_job_that_never_ran_is_refused_and_leaves_no_folder(folder: Path, caps
         (("job.yaml", "--html", "none/a.html"), "--html none/a.html: its folder does not exist"),
         (("job.yaml", "--html", "a.txt"), "--html a.txt: must end in .html or .htm"),
         (("tiny", "--work-directory", "w"), "--work-directory: is for a job of this machine"),
+        (("job.yaml", "--namespace", "team"), "--namespace: is for a job on a cluster"),
         (("Tiny/x",), "must be a name of a-z, 0-9, '-' and '.', is 'Tiny/x'"),
         (("none.yaml",), "none.yaml: the file does not exist"),
     ],
