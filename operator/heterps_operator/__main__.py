@@ -90,6 +90,10 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
             from heterps_operator.cli.logs import logs
 
             return logs(options)
+        case "report":
+            from heterps_operator.cli.report import report
+
+            return report(options)
         case "explain":
             from heterps_operator.cli.explain import explain
 

@@ -1,4 +1,4 @@
-"""JSON documents and their files.
+"""JSON documents, and files that are replaced atomically.
 
 A file is replaced atomically (write aside, flush to the disk, rename, flush the folder), so that a reader sees the old
 or the new state and never a partial one, even if a process is killed or the power fails.
@@ -16,7 +16,7 @@ from typing import Any
 from heterps_operator.errors import StateError
 from heterps_runtime.disk import sync_folder
 
-__all__ = ["Json", "known_fields", "read_json", "write_json"]
+__all__ = ["Json", "known_fields", "read_json", "write_json", "write_text"]
 
 Json = Mapping[str, Any]
 
@@ -29,12 +29,25 @@ def write_json(path: Path, document: Json, *, mode: int = 0o644) -> None:
         document: what to write.
         mode: permissions of the file, set before the first write.
     """
+    write_text(path, json.dumps(document, indent=1) + "\n", mode=mode)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a UTF-8 text file atomically.
+
+    Args:
+        path: the file; its folder must exist.
+        text: what to write.
+        mode: permissions of the file, set before the first write.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

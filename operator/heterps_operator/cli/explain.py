@@ -14,21 +14,18 @@ from rich.text import Text
 
 from heterps_operator.cli.cluster import open_client
 from heterps_operator.cli.plans.files import write_document
+from heterps_operator.cli.plans.reasons import find_reasons
 from heterps_operator.client.client import HeterPSClient
 from heterps_operator.client.views import EventView, JobView, PlanView
-from heterps_operator.control.problem import with_running_servers
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.formatting import format_money, format_rate
-from heterps_operator.state.plan import JobPlan
 from heterps_operator.terminal.console import make_console
 from heterps_operator.terminal.explanation import render_plan
 from heterps_operator.terminal.job_tables import age, render_events, render_facts
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
 from heterps_planner.plans.explain import Explanation
-from heterps_planner.plans.explain import explain as explain_plan
-from heterps_planner.plans.plan import Infeasible, Plan
-from heterps_planner.scenarios.evaluate import evaluate
+from heterps_planner.plans.plan import Plan
 from heterps_runtime.contract import EXIT_OK
 
 __all__ = ["describe_change", "explain"]
@@ -67,36 +64,18 @@ def explain(arguments: Namespace) -> int:
 
 def _reasons(client: HeterPSClient, name: str, plan: PlanView) -> _Reasons | str:
     """Compute the reasons for the current plan, or return why that is not possible."""
+    deadline = time.monotonic() + _SECONDS
     try:
-        document = client.problem(name)
+        found = find_reasons(client.problem(name), plan.document, deadline)
     except (ClusterError, ManifestError, ValueError) as error:
         return f"alternatives cannot be compared: {error}"
-    deadline = time.monotonic() + _SECONDS
-
-    def late() -> bool:
-        return time.monotonic() >= deadline
-
-    keys = ("pool", "lastLayer", "units")
-    try:
-        servers = JobPlan.from_json(plan.document).servers
-        free = Problem.from_json(document)
-        problem = Problem.from_json(with_running_servers(document, servers))
-        stages = [{key: stage[key] for key in keys} for stage in plan.document["stages"]]
-        found = evaluate(problem, stages, deadline=deadline)
-    except (ValueError, KeyError) as error:
-        return f"alternatives cannot be compared: the plan does not fit the current job ({error})"
-    if isinstance(found, Infeasible):
-        return f"the plan does not fit the current job: {found.message}"
-    found = replace(
-        found, method=str(plan.document.get("method") or "hand"), seconds=float(plan.document.get("seconds") or 0.0)
-    )
     floors = []
-    floor = problem.min_samples_per_second
+    floor = found.problem.min_samples_per_second
     for share in _FLOORS if floor else ():
-        lower = solve(replace(free, min_samples_per_second=floor * share), deadline=deadline)
-        if isinstance(lower, Plan) and lower.cost < found.cost * (1 - 1e-6):
+        lower = solve(replace(found.free_problem, min_samples_per_second=floor * share), deadline=deadline)
+        if isinstance(lower, Plan) and lower.cost < found.plan.cost * (1 - 1e-6):
             floors.append((floor * share, lower))
-    return _Reasons(problem, found, explain_plan(problem, found, late), tuple(floors))
+    return _Reasons(found.problem, found.plan, found.explanation, tuple(floors))
 
 
 def _render(

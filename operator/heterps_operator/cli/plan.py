@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from heterps_planner.errors import DeadlineError
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
 from heterps_planner.plans.explain import explain
+from heterps_planner.plans.frontier import Frontier, frontier
 from heterps_planner.plans.machine import is_measured, share_cores
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.evaluate import evaluate
@@ -89,8 +91,11 @@ def _answer(
 def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, search: Search, console: Console) -> int:
     found = _solve(problem, arguments, job, search)
     _say_if_interrupted(search)
-    if arguments.frontier:
-        _show_frontier(problem, found, arguments.frontier, search)
+    # A plan with a margin is on no frontier, which trusts the profile.
+    drawn = arguments.frontier or (arguments.html and found.feasible and not arguments.robust)
+    whole = _frontier(problem, search) if drawn else None
+    if whole is not None and arguments.frontier:
+        _show_frontier(problem, found, whole, arguments.frontier)
     if isinstance(found, Infeasible):
         write_document(arguments.output, found.to_json())
         if arguments.output == "table":
@@ -101,6 +106,13 @@ def _plan_one(problem: Problem, arguments: Namespace, job: JobSpec | None, searc
         trusting = _shared(problem, solve(problem, deadline=search.deadline, clock=search.clock), arguments)
     explanation = explain(problem, found, search.should_stop)
     search.finish()
+    if arguments.html is not None:
+        from heterps_operator.cli.plans.pages import write_page
+        from heterps_operator.page.plan_page import plan_page
+        from heterps_operator.page.sections.reasons import Planned
+
+        name = _name(arguments, job)
+        write_page(plan_page(name, Planned(problem, found, explanation, whole), time.time()), arguments.html)
     if arguments.output == "table":
         from heterps_operator.terminal.explanation import render_plan
 
@@ -183,16 +195,24 @@ def _shared(problem: Problem, found: Plan | Infeasible, arguments: Namespace) ->
     return share_cores(problem, found, arguments.cores) if arguments.cores and isinstance(found, Plan) else found
 
 
-def _show_frontier(problem: Problem, found: Plan | Infeasible, targets: list[str], search: Search) -> None:
-    from heterps_operator.terminal.plots import plot_frontier
-    from heterps_planner.plans.frontier import frontier
+def _name(arguments: Namespace, job: JobSpec | None) -> str:
+    return Path(arguments.problem[0]).stem if job is None else job.name
 
+
+def _frontier(problem: Problem, search: Search) -> Frontier:
+    """Compute the frontier within a time limit of its own."""
     # The frontier also shows plans below the floor.
     search.restart(None if search.deadline == float("inf") else search.deadline - search.clock(), "frontier")
     whole = frontier(
         replace(problem, min_samples_per_second=0.0), should_stop=search.should_stop, progress=search.progress
     )
     search.finish()
+    return whole
+
+
+def _show_frontier(problem: Problem, found: Plan | Infeasible, whole: Frontier, targets: list[str]) -> None:
+    from heterps_operator.terminal.plots import plot_frontier
+
     if not whole.points and not whole.complete:
         raise UsageError("--frontier: no plan was found within the time limit; raise --timeout")
     if not whole.points:

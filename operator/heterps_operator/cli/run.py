@@ -48,7 +48,7 @@ def _run(session: Session, display: Display, arguments: Namespace) -> Json:
         return build_report(session.job, status, bill, interrupted=False, logs=logs)
     profiles = {} if arguments.refresh_profile else session.cached_profiles()
     if arguments.refresh_profile:
-        status = replace(status, plan=None)
+        status = status.without_plan("the layers are measured again (--refresh-profile)")
     if profiles and status.plan is None:
         names = ", ".join(sorted(profiles))
         display.say(f"profile of {names}: taken from an earlier run; --refresh-profile measures again")
@@ -87,8 +87,9 @@ def _earlier(session: Session, display: Display, prints: Json) -> tuple[Status, 
     now = status.phase_since  # the loop's first turn sets the times of this run
     again = replace(status.begin_again(now), started=None)
     if old.get("planning") != prints["planning"]:
+        why = "pools, objective or scheduling have changed"
         if status.plan is not None:
-            display.say("pools, objective or scheduling have changed: replanning")
-        again = replace(again, plan=None)
+            display.say(f"{why}: replanning")
+        again = again.without_plan(why)
     display.say(f"resuming an earlier run ({status.phase}, step {step})")
     return again, bill

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
@@ -16,7 +15,7 @@ from heterps_operator.errors import UsageError
 from heterps_operator.local.planner import PLANNER_COMMAND, PlannerProcess
 from heterps_operator.local.processes import RUNTIME_COMMAND, ProcessSubstrate
 from heterps_operator.local.profiles import ProfileCache
-from heterps_operator.local.workspace import Workspace
+from heterps_operator.local.workspace import Workspace, work_directory
 from heterps_operator.loop.control_loop import ControlLoop
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
@@ -68,12 +67,12 @@ class Driven:
     profiles: dict[str, Json]
 
 
-def open_session(path: str, work_directory: str | None, programs: Programs, goal: str | None = None) -> Session:
+def open_session(path: str, folder: str | None, programs: Programs, goal: str | None = None) -> Session:
     """Read a job file and open its work directory.
 
     Args:
         path: path of the manifest.
-        work_directory: folder of the job; None: `.heterps/JOB` in the current directory.
+        folder: work directory of the job; None: see `work_directory`.
         programs: programs to start.
         goal: see `JobSpec.goal`.
 
@@ -83,7 +82,7 @@ def open_session(path: str, work_directory: str | None, programs: Programs, goal
     manifest = load_manifest(path)
     _check_method(manifest.job["spec"], path)
     job = JobSpec.from_manifests(manifest.job, manifest.pools, goal)
-    workspace = Workspace(Path(work_directory) if work_directory else Path(".heterps") / job.name)
+    workspace = Workspace(work_directory(job.name, folder))
     configuration = manifest.run_configuration(workspace.path)
     cache = ProfileCache(workspace.profiles, configuration)
     return Session(job, path, workspace, configuration, cache, programs)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting, termination
+from heterps_operator.control.history import record_plan
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
 from heterps_operator.state.plan import JobPlan
@@ -97,6 +98,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     status = reporting.observe_members(job, observed, status)
     status, resumed = reporting.observe_resume(observed, status)
     status, warnings = reporting.relay_warnings(observed, status)
+    status = record_plan(before, status, observed.coordinator, now)
     events += reporting.warn_of_machine(job, before, status, now)
     events += resumed + reporting.news(before, status, observed)
     return Decision(status, saves + actions, warnings + events)

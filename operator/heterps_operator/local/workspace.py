@@ -26,9 +26,14 @@ from heterps_operator.errors import StateError, WorkspaceError
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 
-__all__ = ["Workspace", "fingerprints"]
+__all__ = ["Workspace", "fingerprints", "work_directory"]
 
 _KEPT_BY_FRESH = frozenset({"cache", "lock"})
+
+
+def work_directory(job: str, given: str | None) -> Path:
+    """Return the folder of a job: the given one, or `.heterps/JOB` in the current directory."""
+    return Path(given) if given else Path(".heterps") / job
 
 
 class Workspace:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from heterps_operator.documents import Json, known_fields
+from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import Review, Trial
@@ -127,6 +128,7 @@ class Status:
     plan: JobPlan | None = None  # the plan that is carried out
     plan_revision: int = 0
     plan_reason: str = ""  # why this plan was made: PlanComputed (the first), Replanned, UnitsChanged
+    history: tuple[PlanRecord, ...] = ()  # of the plans so far, the oldest first
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
@@ -193,6 +195,7 @@ class Status:
             plan=self.plan,
             plan_revision=self.plan_revision,
             plan_reason=self.plan_reason,
+            history=self.history,
             incarnation=self.incarnation + 1,
             result=self.result,
         ).with_condition("Suspended", False, "Running", "", now)
@@ -242,6 +245,7 @@ def _series(value: Json) -> ThroughputSeries:
 # Fields that JSON does not restore by itself.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "plan": JobPlan.from_json,
+    "history": lambda value: tuple(PlanRecord(**known_fields(PlanRecord, item)) for item in value),
     "outcome": Phase,
     "conditions": lambda value: tuple(Condition(**known_fields(Condition, item)) for item in value),
     "gang": tuple,

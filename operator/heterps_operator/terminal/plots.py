@@ -15,27 +15,16 @@ from matplotlib.ticker import FuncFormatter
 
 from heterps_operator.formatting import format_money, format_rate
 from heterps_planner.model.problem import Problem
-from heterps_planner.plans.frontier import FrontierPoint
+from heterps_planner.plans.frontier import FrontierPoint, price_by_pool
 from heterps_planner.plans.plan import Plan
 from heterps_planner.scenarios.market import Followed
 
-__all__ = ["draw_frontier", "draw_market", "plan_price_by_pool", "plot_frontier", "plot_market"]
+__all__ = ["draw_frontier", "draw_market", "plot_frontier", "plot_market"]
 
 # The palette of Okabe and Ito, which is distinguishable with colour blindness.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999")
 _CHOSEN = "#000000"
 _FLOOR = "#B00020"
-
-
-def plan_price_by_pool(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Dollars per hour that a plan pays for each pool, including parameter servers if the problem charges for them."""
-    prices = {pool.name: pool.price_per_unit_hour for pool in problem.pools}
-    paid = dict.fromkeys(prices, 0.0)
-    for stage in plan.stages:
-        paid[stage.pool] += stage.units * prices[stage.pool]
-    if problem.parameter_server is not None:
-        paid[plan.parameter_server.pool] += plan.parameter_server.units * prices[plan.parameter_server.pool]
-    return paid
 
 
 def plot_frontier(problem: Problem, points: Sequence[FrontierPoint], plan: Plan | None, path: Path) -> None:
@@ -60,7 +49,7 @@ def draw_frontier(problem: Problem, points: Sequence[FrontierPoint], plan: Plan 
     figure = Figure(figsize=(9, 7), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     x = [point.throughput for point in points]
-    paid = [plan_price_by_pool(problem, point.plan) for point in points]
+    paid = [price_by_pool(problem, point.plan) for point in points]
     used = [(i, pool.name) for i, pool in enumerate(problem.pools) if any(p[pool.name] > 0 for p in paid)]
     # A point's price applies up to its throughput: steps rise before the point.
     edges = [0.0, *x]

@@ -21,7 +21,7 @@ from heterps_planner.search.points import lowest_throughput
 from heterps_planner.search.servers import cheapest_at
 from heterps_planner.search.sweep import Multipliers
 
-__all__ = ["MAX_POINTS", "Frontier", "FrontierPoint", "frontier"]
+__all__ = ["MAX_POINTS", "Frontier", "FrontierPoint", "frontier", "price_by_pool"]
 
 MAX_POINTS = 10_000
 # The next requested throughput exceeds a point's by more than the tolerance of the floor.
@@ -53,6 +53,17 @@ class Frontier:
 
     points: tuple[FrontierPoint, ...]  # empty if the floor cannot be reached
     complete: bool  # contains every step of the staircase
+
+
+def price_by_pool(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Dollars per hour that a plan pays for each pool, including parameter servers if the problem charges for them."""
+    prices = {pool.name: pool.price_per_unit_hour for pool in problem.pools}
+    paid = dict.fromkeys(prices, 0.0)
+    for stage in plan.stages:
+        paid[stage.pool] += stage.units * prices[stage.pool]
+    if problem.parameter_server is not None:
+        paid[plan.parameter_server.pool] += plan.parameter_server.units * prices[plan.parameter_server.pool]
+    return paid
 
 
 def frontier(

@@ -21,6 +21,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.values import ProcessSpec, ProcessView
@@ -503,6 +504,38 @@ def test_explain_says_why_there_is_no_plan(server: FakeServer, capsys: Any) -> N
     condition = {"type": "Planned", "status": "False", "reason": "ThroughputFloorUnreachable", "message": reason}
     server.put(JOB, spec={}, status={"phase": "Failed", "conditions": [condition]})
     assert reason in printed(capsys, "explain", "tiny")
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_a_cluster_has_a_page(
+    server: FakeServer, job_file: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["submit", str(job_file)]) == 0
+    assert main(["report", "tiny"]) == 2
+    assert "no operator has begun with it" in capsys.readouterr().err
+    pools = [server.objects[f"/apis/heterps.io/v1alpha1/devicepools/{name}"] for name in ("cpu", "accelerator")]
+    records = (
+        PlanRecord(1, 1_700_000_000.0, "PlanComputed"),
+        PlanRecord(2, 1_700_000_600.0, "UnitsChanged", "measured 9,000 samples/s", "cpu x3 [embedding..head]"),
+    )
+    plan = JobPlan.from_json(plan_document())
+    memory = StoredState(
+        Status(phase=Phase.RUNNING, plan=plan, plan_revision=2, history=records),
+        Bill(),
+        spec=server.objects[JOB]["spec"],
+        pools=tuple(pools),
+    )
+    server.put("/apis/heterps.io/v1alpha1/namespaces/team/heterpsjobstates/tiny", data=memory.to_data())
+    assert printed(capsys, "report", "tiny") == "tiny: report written to tiny.html\n"
+    page = Path("tiny.html").read_text()
+    for words in ("Running · namespace team", "measured 9,000 samples/s", "there is no profile of pool cpu"):
+        assert words in page
+    put_profiles(server)
+    assert json.loads(printed(capsys, "report", "tiny", "--html", "a.html", "--output", "json"))["phase"] == "Running"
+    assert "What speed costs" in Path("a.html").read_text()
 
 
 # --- cancel -----------------------------------------------------------------------------------------------------------

@@ -156,12 +156,46 @@ def test_the_frontier_as_csv_has_every_plan(problem_file: str, tmp_path: Path, c
     assert picture.read_text().startswith("<?xml")
 
 
+def test_a_page_is_written_beside_the_table_and_replaced(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "plan.html"
+    target.write_text("an earlier one")
+    assert "share of cost" in table(capsys, "--problem", problem_file, "--html", str(target))
+    text = target.read_text()
+    for words in ("<h1>ads</h1>", "What speed costs", "Why this plan", "embedding"):
+        assert words in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ads.json", "plan.html"]
+
+
+def test_a_page_of_a_plan_with_a_margin_has_no_frontier(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "plan.html"
+    table(capsys, "--problem", problem_file, "--robust", "10%", "--html", str(target))
+    assert "What speed costs" not in target.read_text()
+
+
+def test_without_a_plan_there_is_no_page(tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "plan.html"
+    name = write(tmp_path, "ads.json", minSamplesPerSecond=1e9)
+    assert main(["plan", "--problem", name, "--html", str(target)]) == 3
+    assert not target.exists()
+
+
+def test_a_page_that_cannot_be_written_is_named(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "plan.html"
+    target.mkdir()
+    assert main(["plan", "--problem", problem_file, "--html", str(target)]) == 2
+    assert f"--html {target}: cannot be written (Is a directory)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--what-if", "gpuu.maxUnits=1"), "gpuu.maxUnits: unknown pool 'gpuu'; did you mean 'gpu'?"),
         (("--what-if", "gpu.maxUnits"), "must be NAME=VALUE"),
         (("--what-if", "gpu.maxUnits=1", "--frontier", "a.png"), "--frontier: cannot be combined with --what-if"),
+        (("--what-if", "gpu.maxUnits=1", "--html", "a.html"), "--html: cannot be combined with --what-if"),
+        (("--html", "a.pdf"), "--html a.pdf: must end in .html or .htm"),
+        (("--html", "none/a.html"), "--html none/a.html: its folder does not exist"),
+        (("--problem", "b.json", "--html", "a.html"), "--html: is for one problem, --problem is given 2 times"),
         (("--compare", "--method", "cpu"), "--method: cannot be combined with --compare; leave one of them out"),
         (("--prices", "none.csv"), "--prices none.csv: cannot be read"),
         (("--prices", "none.csv", "--robust", "5%"), "--robust: cannot be combined with --prices"),

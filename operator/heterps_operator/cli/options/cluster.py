@@ -6,14 +6,16 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 
-__all__ = ["add_cluster_commands"]
+from heterps_operator.errors import UsageError
+
+__all__ = ["add_cluster_commands", "check_name"]
 
 _ROLES = ("coordinator", "ps", "worker", "profile")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
 def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
-    """Add submit, status, top, logs, explain and cancel to the commands of `heterps`."""
+    """Add submit, status, top, logs, explain, report and cancel to the commands of `heterps`."""
     submit = add("submit", help="train a job on a cluster", description="Check a job file and submit it to a cluster.")
     submit.add_argument("file", metavar="FILE", help="job file (YAML)")
     submit.add_argument("--wait", action="store_true", help="show the job until it ends and exit with its result")
@@ -43,6 +45,14 @@ def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
     explain.add_argument("job", metavar="JOB", type=_name, help="name of the job")
     _add_common(explain, ("table", "json", "yaml"))
 
+    report = add(
+        "report", help="write a job's page", description="Write what a job did as one HTML file, to read or to print."
+    )
+    report.add_argument("job", metavar="JOB", help="name of a job on a cluster, or job file (.yaml) of this machine")
+    report.add_argument("--html", metavar="FILE", help="the file to write (default: NAME.html)")
+    report.add_argument("--work-directory", metavar="D", help="of a job of this machine (default: .heterps/NAME)")
+    _add_common(report, ("text", "json"))
+
     cancel = add(
         "cancel", help="stop a job on a cluster", description="Stop a job: it writes a checkpoint, then its pods end."
     )
@@ -59,11 +69,22 @@ def _add_common(parser: ArgumentParser, outputs: tuple[str, ...]) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: $KUBECONFIG, or ~/.kube/config)")
 
 
-def _name(text: str) -> str:
-    # A name becomes part of an API path, so no other characters may get in.
+def check_name(text: str) -> str:
+    """Return a name of an object, which becomes part of an API path, so that no other characters may get in.
+
+    Raises:
+        UsageError: it is no such name.
+    """
     if len(text) > 253 or not _NAME.fullmatch(text):
-        raise ArgumentTypeError(f"must be a name of a-z, 0-9, '-' and '.', is {text!r}")
+        raise UsageError(f"must be a name of a-z, 0-9, '-' and '.', is {text!r}")
     return text
+
+
+def _name(text: str) -> str:
+    try:
+        return check_name(text)
+    except UsageError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def _count(text: str) -> int:

@@ -8,18 +8,19 @@ from pathlib import Path
 
 from heterps_operator.errors import UsageError
 
-__all__ = ["PICTURES", "add_plan_options", "check_plan_options"]
+__all__ = ["PAGES", "PICTURES", "add_plan_options", "check_plan_options", "check_target"]
 
 PICTURES = (".png", ".svg", ".pdf")
+PAGES = (".html", ".htm")
 # Options that each select another kind of answer, with the options that they exclude.
 _APART = {
-    "compare": ("method", "stages", "what_if", "frontier", "prices", "cores"),
-    "prices": ("stages", "what_if", "frontier", "robust", "method", "cores"),
-    "what_if": ("frontier",),
+    "compare": ("method", "stages", "what_if", "frontier", "html", "prices", "cores"),
+    "prices": ("stages", "what_if", "frontier", "html", "robust", "method", "cores"),
+    "what_if": ("frontier", "html"),
     "robust": ("stages", "frontier"),
 }
 _WITH_PRICES = ("restart_seconds", "pod_start_seconds", "horizon_seconds", "draw")
-_ALONE = (*_APART, "method", "stages", "frontier", "seed", "cores")  # for a single problem only
+_ALONE = (*_APART, "method", "stages", "frontier", "html", "seed", "cores")  # for a single problem only
 
 
 def add_plan_options(parser: ArgumentParser) -> None:
@@ -48,6 +49,7 @@ def add_plan_options(parser: ArgumentParser) -> None:
     add("--timeout", type=_seconds, metavar="SECONDS", help="time limit of the search (--compare: of each method)")
     add("--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
     add("--frontier", metavar="FILE", action="append", help="cost against throughput: .csv, .png, .svg or .pdf")
+    add("--html", metavar="FILE", help="write a page with the plan, its timeline, frontier and reasons")
     add("--refresh-profile", action="store_true", help="measure the layers again")
 
 
@@ -72,9 +74,11 @@ def check_plan_options(arguments: Namespace) -> None:
     if arguments.prices is None and (others := _given(arguments, _WITH_PRICES)):
         raise UsageError(f"{others[0]}: is for --prices FILE only; add it, or leave the option out")
     for target in arguments.frontier or []:
-        _check_target("--frontier", target, (".csv", *PICTURES))
+        check_target("--frontier", target, (".csv", *PICTURES))
     if arguments.draw is not None:
-        _check_target("--draw", arguments.draw, PICTURES)
+        check_target("--draw", arguments.draw, PICTURES)
+    if arguments.html is not None:
+        check_target("--html", arguments.html, PAGES)
 
 
 def _given(arguments: Namespace, options: tuple[str, ...]) -> list[str]:
@@ -85,7 +89,17 @@ def _spell(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def _check_target(option: str, target: str, endings: tuple[str, ...]) -> None:
+def check_target(option: str, target: str, endings: tuple[str, ...]) -> None:
+    """Check the name of a file that a command is to write.
+
+    Args:
+        option: the option that names it, for the message.
+        target: the name.
+        endings: the allowed ones, at least two, in lower case.
+
+    Raises:
+        UsageError: it has another ending, or its folder does not exist.
+    """
     path = Path(target)
     if path.suffix.lower() not in endings:
         raise UsageError(f"{option} {target}: must end in {', '.join(endings[:-1])} or {endings[-1]}")

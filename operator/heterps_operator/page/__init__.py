@@ -1,0 +1,1 @@
+"""One self-contained HTML page for a plan, or for a job: no script, and nothing to load."""
