@@ -145,7 +145,7 @@ class RunConfig:
             seed=training["seed"],
             precision=training["precision"],
             wire_precision=servers["wirePrecision"],
-            encrypted=spec["encryption"] == "Required",
+            encrypted=spec.get("encryption") == "Required",
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],
             checkpoint_keep=checkpoint["keep"],

@@ -46,7 +46,7 @@ class Impostor(LinkSecurity):
 def context() -> Iterator[Context]:
     context: Context = zmq.Context()
     yield context
-    context.destroy(linger=0)
+    context.term()
 
 
 @pytest.fixture
@@ -151,15 +151,15 @@ def test_a_member_of_another_job_ends_with_the_cause(job: ThreadedJob) -> None:
 
 def test_a_token_is_never_sent_in_clear(job: ThreadedJob) -> None:
     url = job.credentials.url.replace("https:", "http:")
-    with pytest.raises(UserError, match="HETERPS_COORDINATOR: must be an address https://, as spec.encryption says"):
+    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address https://, as spec.encryption says"):
         Credentials(url, SECURITY)
-    with pytest.raises(UserError, match="HETERPS_COORDINATOR: must be an address http://, as spec.encryption says"):
+    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address http://, as spec.encryption says"):
         Credentials(job.credentials.url, LinkSecurity(TOKEN, encrypted=False))
 
 
 def test_a_coordinator_without_encryption_is_refused(tmp_path: Path) -> None:
     job = ThreadedJob(configuration(tmp_path / "job"))
     credentials = Credentials(job.credentials.url.replace("http:", "https:"), SECURITY)
-    with pytest.raises(TransientError, match="or do not both encrypt: .*SSL"):
+    with pytest.raises(TransientError, match=r"or do not both encrypt: .*SSL"):
         credentials.control_address()
     job.close()
