@@ -20,6 +20,7 @@ from heterps_runtime.tls import client_context, derive_key, server_context
 __all__ = ["LinkSecurity"]
 
 _DOMAIN = b"heterps"
+_CURVE_OVERHEAD = 33  # bytes of a MESSAGE command around a frame: name 8, nonce 8, authentication 16, flags 1 (RFC 26)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class LinkSecurity:
 
     token: str = field(repr=False)  # the job's secret
     encrypted: bool  # spec.encryption is Required
+
+    @property
+    def frame_overhead(self) -> int:
+        """Bytes by which a frame is longer on the network than in a message."""
+        return _CURVE_OVERHEAD if self.encrypted else 0
 
     def guard_listener(self, socket: zmq.Socket[bytes]) -> None:
         """Let a listening socket require the token; `admits` decides on each connection."""

@@ -58,14 +58,14 @@ def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, 
     return identity, decode(frames)
 
 
-def _configure(socket: zmq.Socket[bytes]) -> None:
+def _configure(socket: zmq.Socket[bytes], security: LinkSecurity) -> None:
     # The protocol bounds the messages in flight, so the queues need no limits, which would drop messages.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.RECONNECT_IVL, 50)
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + security.frame_overhead)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MILLISECONDS)
@@ -80,7 +80,7 @@ def listen_socket(
         TransientError: the host is not an address of this machine.
     """
     socket = context.socket(zmq.ROUTER)
-    _configure(socket)
+    _configure(socket, security)
     # A peer that connects again takes its identity over from a connection that is dead but not closed yet.
     socket.set(zmq.ROUTER_HANDOVER, 1)
     security.guard_listener(socket)
@@ -110,7 +110,7 @@ class Connection:
     ) -> None:
         self._address = address
         self._socket = context.socket(zmq.DEALER)
-        _configure(self._socket)
+        _configure(self._socket, security)
         self._socket.set(zmq.IDENTITY, identity.encode())
         security.guard_connection(self._socket)
         self._monitor = self._socket.get_monitor_socket(

@@ -9,16 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import zmq
 
 from heterps_runtime import tls
 from heterps_runtime.contract import PATH_HEALTH, PATH_STATUS
 from heterps_runtime.errors import TransientError, UserError
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES
 from heterps_runtime.wire.link import Credentials
-from heterps_runtime.wire.messages import Go, Shutdown
+from heterps_runtime.wire.messages import Forward, Go, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection, TokenAuthority, listen_socket, receive, send
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -87,6 +90,20 @@ def test_only_holders_of_the_token_are_heard(context: Context, capfd: pytest.Cap
     for connection in (*strangers, right):
         connection.close()
     bare.close(linger=0)
+    listener.close(linger=0)
+
+
+def test_the_longest_frames_arrive(context: Context) -> None:
+    """Encrypted, a frame is longer than before; a message of three has two of the full length."""
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    upstream, downstream = Upstream(listener), Downstream(context, SECURITY, "worker-0-0", 1, [address])
+    values = np.arange(2 * MAX_FRAME_BYTES // 8 + 1, dtype=np.int64)
+    downstream.send(0, Forward(1, 0, True, 0, 0, {"x": values}, ()))
+    assert listener.poll(20_000)
+    [(_, message)] = upstream.poll(1)
+    assert np.array_equal(message.tensors["x"], values)
+    downstream.close()
     listener.close(linger=0)
 
 
