@@ -23,7 +23,19 @@ _PERMISSIVE = "permissive: keep the notice"
 _NVIDIA = "NVIDIA's terms for CUDA; PyTorch's package for Linux requires them, HeterPS contains none of them"
 PERMITTED = {
     **dict.fromkeys(
-        ("0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT", "MIT-CMU"),
+        (
+            "0BSD",
+            "Apache-2.0",
+            "BSD",
+            "BSD-2-Clause",
+            "BSD-3-Clause",
+            "BSL-1.0",
+            "CC0-1.0",
+            "ISC",
+            "MIT",
+            "MIT-0",
+            "MIT-CMU",
+        ),
         _PERMISSIVE,
     ),
     **dict.fromkeys(("PSF-2.0", "Zlib", "LLVM-exception"), _PERMISSIVE),

@@ -66,18 +66,27 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
         case Role.COORDINATOR:
             from heterps_runtime.coordinator.server import CoordinatorServer
 
-            server = CoordinatorServer(config, _token(), options.host, options.port, options.ready_file)
+            server = CoordinatorServer(
+                config,
+                _token(),
+                options.host,
+                options.port,
+                options.ready_file,
+                metrics_port=options.metrics_port,
+            )
             asyncio.run(server.run())
         case Role.PS:
             from heterps_runtime.ps.server import ParameterServer
             from heterps_runtime.wire.link import Credentials
 
-            ParameterServer(config, Credentials.from_environment(), options.index, options.pool, options.host).run()
+            credentials = Credentials.from_environment(encrypted=config.encrypted)
+            ParameterServer(config, credentials, options.index, options.pool, options.host).run()
         case Role.WORKER:
             from heterps_runtime.wire.link import Credentials
             from heterps_runtime.worker.main import run_worker
 
-            run_worker(config, Credentials.from_environment(), options.stage, options.index, options.pool, options.host)
+            credentials = Credentials.from_environment(encrypted=config.encrypted)
+            run_worker(config, credentials, options.stage, options.index, options.pool, options.host)
         case Role.PROFILE:
             from heterps_runtime.profiler.main import run_profiler
 
@@ -90,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     roles = parser.add_subparsers(dest="role", required=True)
     coordinator = roles.add_parser(Role.COORDINATOR, help="membership, commits, checkpoints, HTTP")
     coordinator.add_argument("--port", type=int, default=0, help="HTTP port; 0: any free one")
+    coordinator.add_argument("--metrics-port", type=int, help="port for /healthz and /metrics alone, never encrypted")
     coordinator.add_argument("--ready-file", type=Path, help="file to write the address to, once it listens")
     ps = roles.add_parser(Role.PS, help="a parameter server")
     worker = roles.add_parser(Role.WORKER, help="computes a stage")

@@ -57,6 +57,7 @@ class RunConfig:
     seed: int
     precision: Literal["fp32", "fp64"]
     wire_precision: Literal["full", "fp16", "bf16"]
+    encrypted: bool  # links between processes
     checkpoint_path: str
     checkpoint_every: int  # steps
     checkpoint_keep: int
@@ -144,6 +145,7 @@ class RunConfig:
             seed=training["seed"],
             precision=training["precision"],
             wire_precision=servers["wirePrecision"],
+            encrypted=spec.get("encryption") == "Required",
             checkpoint_path=checkpoint.get("path") or str(work / "checkpoints"),
             checkpoint_every=checkpoint["everySteps"],
             checkpoint_keep=checkpoint["keep"],

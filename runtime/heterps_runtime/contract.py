@@ -1,7 +1,7 @@
 """The contract between controller and runtime: data only, standard library only.
 
-The controller (`heterps_operator`) imports this module and `cores`, nothing else of the runtime. They communicate by
-JSON over HTTP, a JSON file, environment variables and exit codes, whose names are defined here.
+The controller (`heterps_operator`) imports this module, `cores` and `tls`, nothing else of the runtime. They
+communicate by JSON over HTTP, a JSON file, environment variables and exit codes, whose names are defined here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROFILE_VERSION = 1
 
 # --- environment of every runtime process -----------------------------------------------------------------------------
 ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see heterps_runtime.config)
-ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator
+ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator; https if the job encrypts
 ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the job's shared secret
 
 # --- addresses of data and checkpoints --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import (
-    COORDINATOR_PORT,
+    coordinator_address,
     events_path,
     job_path,
     object_path,
@@ -216,11 +216,14 @@ class ClusterJob:
 
     def coordinator_in(self, pod: Json) -> CoordinatorClient:
         """Return a client of the coordinator in a pod."""
+        return CoordinatorClient(coordinator_address(self.job, str(pod["status"]["podIP"])), self.token())
+
+    def token(self) -> str:
+        """Return the secret of the job's processes."""
         secret = self._api.get(secret_path(self._namespace, token_secret_name(self.name)))
         if secret is None:
             raise ClusterError(f"job {self.name} has no token")
-        token = b64decode(secret["data"]["token"]).decode()
-        return CoordinatorClient(f"http://{pod['status']['podIP']}:{COORDINATOR_PORT}", token)
+        return b64decode(secret["data"]["token"]).decode()
 
     def told(self, reason: str) -> list[str]:
         """Return the messages of its events with this reason, the oldest first."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT
+from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
+from heterps_runtime.contract import PATH_METRICS
 from tests.cluster.faults import COMPARED
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import wait_until
@@ -53,6 +57,20 @@ def test_a_suspended_job_goes_on_from_its_checkpoint_to_the_model_of_plain_pytor
     assert 60 <= status["checkpoint"]["step"] < 400
     wait_until("its pods are gone", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"])
     job.patch({"runPolicy": {"suspend": False}})
+    job.wait_for_phase("Succeeded")
+    assert_same_model(job.model(), expected_model)
+
+
+def test_a_job_that_encrypts_trains_the_model_of_plain_pytorch(make: Make, expected_model: dict[str, Any]) -> None:
+    job = make("encrypted", spec={**COMPARED, "encryption": "Required"}).submit()
+    job.wait_for_step(60)
+    assert job.coordinator().address.startswith("https://")
+    [coordinator] = job.pods("coordinator")
+    address, token = str(coordinator["status"]["podIP"]), job.token()
+    with pytest.raises(CoordinatorError, match="does not answer"):
+        CoordinatorClient(f"http://{address}:{COORDINATOR_PORT}", token).status()
+    with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}{PATH_METRICS}", timeout=30) as answer:
+        assert b"heterps_training_committed_steps" in answer.read()
     job.wait_for_phase("Succeeded")
     assert_same_model(job.model(), expected_model)
 

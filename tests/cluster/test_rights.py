@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from heterps_operator.kubernetes.names import COORDINATOR_PORT
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
 from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.wire.security import LinkSecurity
 from tests.cluster.cluster import Cluster
 from tests.cluster.faults import processes_of
 from tests.cluster.helm import Helm, grant, kubeconfig_of
@@ -49,7 +50,7 @@ HANDSHAKE = {
 def routes() -> Iterator[tuple[str, str]]:
     """Return method and path of every route of a coordinator, from its own table."""
     server = object.__new__(CoordinatorServer)
-    server._token = "irrelevant"
+    server._security = LinkSecurity("irrelevant", encrypted=False)
     for route in server._application().router.routes():
         yield route.method, str(route.resource.canonical if route.resource else "").replace("{pool}", "cpu")
 

@@ -280,7 +280,9 @@ def _pool_faults(job: _Object, pools: dict[str, _Object], required: bool) -> lis
         elif job.usable and pools[name].usable and "maxUnits" in entry:
             faults += _limit_faults(("spec", "pools", i, "maxUnits"), entry["maxUnits"], pools[name].value["spec"])
     if job.usable and not faults and all(pool.usable for pool in pools.values()):
-        faults += _stage_faults(job.value["spec"], {name: pool.value["spec"] for name, pool in pools.items()})
+        specs = {name: pool.value["spec"] for name, pool in pools.items()}
+        faults += _stage_faults(job.value["spec"], specs)
+        faults += _encryption_faults(job.value["spec"], specs)
     return faults
 
 
@@ -311,6 +313,21 @@ def _stage_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Fault]:
         elif used[name] > limits[name]:
             message = f"the stages so far need {used[name]} units of {name}, the limit is {limits[name]}"
             faults.append(Fault(path, MISSING, message, "lower the units of a stage, or raise maxUnits of the pool"))
+    return faults
+
+
+def _encryption_faults(spec: dict[str, Any], pools: dict[str, Any]) -> list[Fault]:
+    """Encryption needs pools without all-reduce: neither gloo nor NCCL encrypts."""
+    if spec["encryption"] != "Required":
+        return []
+    faults = []
+    for i, entry in enumerate(spec["pools"]):
+        pool = pools[entry["name"]]
+        if pool["deviceType"] == "CPU" or entry.get("maxUnits", pool["maxUnits"]) < 2 * pool["unitsPerPod"]:
+            continue
+        message = f"must be Disabled, as all-reduce among workers of pool {entry['name']} is not encrypted"
+        fix = f"set spec.pools[{i}].maxUnits to {pool['unitsPerPod']} (one worker), or remove the pool from the job"
+        faults.append(Fault(("spec", "encryption"), spec["encryption"], message, fix))
     return faults
 
 

@@ -41,6 +41,7 @@ EFFECTS: Mapping[str, Effect] = {
     "elasticity": Effect.LIVE,
     "parameterServer": Effect.RESTART,
     "parameterServer.replicas": Effect.REPLAN,
+    "encryption": Effect.RESTART,
     "podTemplates": Effect.RESTART,
     "checkpoint": Effect.RESTART,
     "checkpoint.path": Effect.REFUSED,

@@ -25,6 +25,7 @@ __all__ = [
     "LABEL_PROCESS",
     "LABEL_ROLE",
     "LABEL_STAGE",
+    "METRICS_PORT",
     "budget_name",
     "config_map_path",
     "config_maps_path",
@@ -43,6 +44,7 @@ __all__ = [
     "job_status_path",
     "jobs_path",
     "label_selector",
+    "metrics_port",
     "object_path",
     "owner_reference",
     "plan_config_name",
@@ -60,6 +62,7 @@ __all__ = [
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
 COORDINATOR_PORT = 7400
+METRICS_PORT = 7401  # of a coordinator whose other port is encrypted
 
 LABEL_JOB = f"{API_GROUP}/job"
 LABEL_ROLE = f"{API_GROUP}/role"
@@ -140,10 +143,20 @@ def gang_name(job: str, incarnation: int) -> str:
     return f"{job}-{incarnation}"
 
 
-def coordinator_address(ip: str) -> str:
-    """`http://IP:PORT` of a coordinator."""
+def coordinator_address(job: Json, ip: str) -> str:
+    """`http://IP:PORT` of a coordinator, or `https://IP:PORT` if the job encrypts."""
     host = f"[{ip}]" if ":" in ip else ip
-    return f"http://{host}:{COORDINATOR_PORT}"
+    scheme = "https" if _encrypts(job) else "http"
+    return f"{scheme}://{host}:{COORDINATOR_PORT}"
+
+
+def metrics_port(job: Json) -> int:
+    """Port where a coordinator serves health and metrics in clear, for probes and Prometheus."""
+    return METRICS_PORT if _encrypts(job) else COORDINATOR_PORT
+
+
+def _encrypts(job: Json) -> bool:
+    return job["spec"].get("encryption") == "Required"
 
 
 def _label(text: str, length: int) -> str:

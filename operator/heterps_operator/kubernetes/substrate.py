@@ -153,7 +153,7 @@ class KubernetesSubstrate:
         return tuple(self._known.values())
 
     def coordinator_address(self) -> str | None:
-        """`http://IP:PORT` of the running coordinator."""
+        """`http://IP:PORT` or `https://IP:PORT` of the running coordinator."""
         known = self._known.get(COORDINATOR)
         if known is None or not known.running:
             return None
@@ -162,7 +162,7 @@ class KubernetesSubstrate:
             if pod["metadata"]["name"] == name and (pod.get("status") or {}).get("phase") == "Running":
                 address = pod["status"].get("podIP")
                 if address:
-                    return coordinator_address(str(address))
+                    return coordinator_address(self.job, str(address))
         return None
 
     def wait(self, seconds: float) -> None:

@@ -113,7 +113,7 @@ class ControlLoop:
         self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._meter = Meter(measurement or Scraping(), clock)
+        self._meter = Meter(measurement or Scraping(token), clock)
         self._client: Coordinator | None = None
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}

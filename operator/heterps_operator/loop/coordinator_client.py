@@ -18,6 +18,7 @@ from heterps_operator.state.values import Action, FailJob, ReportLost, RequestSt
 from heterps_operator.state.values import SubmitAllocation as Allocation
 from heterps_operator.state.values import SubmitPlan as Plan
 from heterps_runtime import contract
+from heterps_runtime.tls import client_context
 
 __all__ = ["CoordinatorClient", "CoordinatorError"]
 
@@ -44,7 +45,7 @@ class CoordinatorClient:
     """Calls one coordinator.
 
     Args:
-        address: `http://host:port`.
+        address: `http://host:port`, or `https://host:port` if the job encrypts.
         token: the job's shared secret.
         timeout_seconds: for a whole exchange.
         may_act: is asked before each request other than a GET.
@@ -58,10 +59,11 @@ class CoordinatorClient:
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         parts = urlsplit(address)
-        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
-            raise ValueError(f"coordinator address: must be http://host:port, is {address!r}")
+        if parts.scheme not in ("http", "https") or parts.hostname is None or parts.port is None:
+            raise ValueError(f"coordinator address: must be http://host:port or https://host:port, is {address!r}")
         self.address = address
         self._token = token
+        self._context = client_context(token) if parts.scheme == "https" else None
         self._timeout = timeout_seconds
         self._may_act = may_act
 
@@ -106,7 +108,13 @@ class CoordinatorClient:
         url = f"{self.address}{path}"
         try:
             response = send_request(
-                method, url, headers=headers, timeout=self._timeout, most_bytes=_MOST_BYTES, body=payload
+                method,
+                url,
+                headers=headers,
+                timeout=self._timeout,
+                most_bytes=_MOST_BYTES,
+                body=payload,
+                context=self._context,
             )
         except NoResponseError as error:
             raise CoordinatorError(f"{method} {path}: {self.address} {error}") from error

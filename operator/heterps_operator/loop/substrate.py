@@ -32,7 +32,7 @@ class Substrate(Protocol):
         ...
 
     def coordinator_address(self) -> str | None:
-        """`http://host:port` of the running coordinator, once it listens."""
+        """`http://host:port` (https if the job encrypts) of the running coordinator, once it listens."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -53,7 +53,7 @@ class Coordinator(Protocol):
 
     @property
     def address(self) -> str:
-        """`http://host:port`."""
+        """`http://host:port`, or https."""
         ...
 
     def status(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from heterps_operator.measure.http_requests import NoResponseError, send_request
 from heterps_operator.state.status import Event
 from heterps_operator.state.values import CoordinatorView, MemberView
 from heterps_runtime import contract
+from heterps_runtime.tls import client_context
 
 __all__ = [
     "Figures",
@@ -109,7 +110,7 @@ class Measurement(Protocol):
         ...
 
     def read(self, address: str) -> Figures:
-        """Return the current figures of the job whose coordinator is at `address` (`http://host:port`).
+        """Return the current figures of the job whose coordinator is at `address`, `http(s)://host:port`.
 
         Raises:
             MeasurementError: no figures are available; the message names the fix.
@@ -233,18 +234,25 @@ class Scraping:
     """Scrapes the coordinator itself.
 
     Args:
+        token: the job's shared secret, which a coordinator with encryption requires.
         timeout_seconds: time limit of the whole response.
     """
 
     pause_seconds = 1.0
 
-    def __init__(self, timeout_seconds: float = 2.0) -> None:
+    def __init__(self, token: str, timeout_seconds: float = 2.0) -> None:
+        self._token = token
         self._timeout = timeout_seconds
+        self._context: ssl.SSLContext | None = None  # once it is needed
 
     def read(self, address: str) -> Figures:
         """See `Measurement.read`."""
         url = address + contract.PATH_METRICS
-        text = _get(url + _CHOICE, self._timeout, _MOST_BYTES, {"Accept": "text/plain"})
+        encrypted = urlsplit(address).scheme == "https"
+        if encrypted and self._context is None:
+            self._context = client_context(self._token)
+        context = self._context if encrypted else None
+        text = _get(url + _CHOICE, self._timeout, _MOST_BYTES, {"Accept": "text/plain"}, context)
         try:
             return read_figures(text)
         except MeasurementError as error:
@@ -323,7 +331,8 @@ class PrometheusServer:
             raise MeasurementError(f"{self._url}: the response is not from a Prometheus API ({error!r})") from error
         found = [_gather(samples) for samples in targets.values() if _complete(samples)]
         if not found:
-            fix = "let it scrape the coordinators' port http (a PodMonitor), or leave --prometheus-url out"
+            port = "port http (with encryption, metrics)"
+            fix = f"let it scrape the coordinators' {port} with a PodMonitor, or leave --prometheus-url out"
             raise MeasurementError(f"{self._url}: it has no series of job {namespace}/{job}; {fix}")
         # For a while, the series of a replaced coordinator exist beside those of its successor.
         newest = max(found, key=lambda figures: figures.measured)

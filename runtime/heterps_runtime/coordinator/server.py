@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import os
+import ssl
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +32,7 @@ from heterps_runtime.process import log
 from heterps_runtime.wire.codec import decode, encode
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
@@ -47,9 +49,10 @@ class CoordinatorServer:
     Args:
         config: the job.
         token: the job's shared secret.
-        host, port: address for HTTP; port 0: any free port.
+        host, port: address for HTTP, or HTTPS if the job encrypts; port 0: any free port.
         ready_file: written with the address once the coordinator listens.
         heartbeat_seconds: silence after which a member is considered lost.
+        metrics_port: port for health and metrics alone, without TLS; None: none.
     """
 
     def __init__(
@@ -60,11 +63,12 @@ class CoordinatorServer:
         port: int,
         ready_file: Path | None,
         heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+        metrics_port: int | None = None,
     ) -> None:
         self._config = config
-        self._token = token
         self._host = host
         self._port = port
+        self._metrics_port = metrics_port
         self._ready_file = ready_file
         self._files = JobFiles(config)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
@@ -84,8 +88,9 @@ class CoordinatorServer:
         )
         self._metrics = JobMetrics(self.core, config, time.time)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authority = TokenAuthority(self._context, token)
-        socket, address = listen_socket(self._context, host, token)
+        self._security = LinkSecurity(token, config.encrypted)
+        self._authority = TokenAuthority(self._context, self._security)
+        socket, address = listen_socket(self._context, host, self._security)
         self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
         self._plain = socket
         self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
@@ -100,20 +105,17 @@ class CoordinatorServer:
             TransientError: the checkpoints cannot be read.
             UserError: the port is taken.
         """
-        runner = web.AppRunner(self._application(), access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, self._host, self._port)
-        try:
-            await site.start()
-        except OSError as error:
-            await runner.cleanup()
-            raise UserError(
-                f"--port: cannot listen on {self._host}:{self._port}: {os.strerror(error.errno or 0)}; "
-                "choose another port, or 0 for any free one"
-            ) from error
+        context = self._security.http_server()
+        runner = await self._listen("--port", self._port, self._application(), context)
+        runners = [runner]
+        if self._metrics_port is not None:
+            open_pages = web.Application()
+            open_pages.add_routes(self._open_routes())
+            runners.append(await self._listen("--metrics-port", self._metrics_port, open_pages, None))
         port = runner.addresses[0][1]
         if self._ready_file is not None:
-            text = json.dumps({"http": f"http://{self._host}:{port}", "pid": os.getpid()})
+            scheme = "http" if context is None else "https"
+            text = json.dumps({"http": f"{scheme}://{self._host}:{port}", "pid": os.getpid()})
             temporary = self._ready_file.with_suffix(".tmp")
             temporary.write_text(text)
             temporary.replace(self._ready_file)
@@ -127,12 +129,28 @@ class CoordinatorServer:
         await asyncio.gather(receiver, ticker, return_exceptions=True)
         asyncio.get_running_loop().remove_reader(self._departures.fileno())
         self._departures.close()
-        await runner.cleanup()
+        for runner in runners:
+            await runner.cleanup()
         self._executor.shutdown(wait=True)
         self._plain.close(linger=1000)
         self._context.term()
         if self._failure is not None:
             raise self._failure
+
+    async def _listen(
+        self, option: str, port: int, application: web.Application, context: ssl.SSLContext | None
+    ) -> web.AppRunner:
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, port, ssl_context=context).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise UserError(
+                f"{option}: cannot listen on {self._host}:{port}: {os.strerror(error.errno or 0)}; "
+                "choose another port, or 0 for any free one"
+            ) from error
+        return runner
 
     async def _receive(self) -> None:
         while True:
@@ -255,8 +273,7 @@ class CoordinatorServer:
         application = web.Application(middlewares=[self._guard()], client_max_size=MAX_BODY_BYTES)
         application.add_routes(
             [
-                web.get(contract.PATH_HEALTH, self._health),
-                web.get(contract.PATH_METRICS, self._serve_metrics),
+                *self._open_routes(),
                 web.get(contract.PATH_ENDPOINT, self._endpoint),
                 web.get(contract.PATH_STATUS, self._status),
                 web.get(contract.PATH_PROFILES, self._profiles),
@@ -272,8 +289,15 @@ class CoordinatorServer:
         )
         return application
 
+    def _open_routes(self) -> list[web.RouteDef]:
+        """Pages for probes and Prometheus, which hold no token."""
+        return [
+            web.get(contract.PATH_HEALTH, self._health),
+            web.get(contract.PATH_METRICS, self._serve_metrics),
+        ]
+
     def _guard(self) -> Any:
-        expected = f"Bearer {self._token}".encode()
+        expected = f"Bearer {self._security.token}".encode()
         open_paths = {contract.PATH_HEALTH, contract.PATH_METRICS}
 
         @web.middleware

@@ -25,7 +25,7 @@ def run_profiler(config: RunConfig, pool: str) -> None:
         ValueError: model or data are wrong; the coordinator is told, as by a worker.
         TransientError: a process of the measurement failed.
     """
-    credentials = Credentials.from_environment()
+    credentials = Credentials.from_environment(encrypted=config.encrypted)
     link = ControlLink(credentials, f"profile-{pool}")
 
     def say(text: str) -> None:

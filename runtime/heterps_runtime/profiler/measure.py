@@ -23,6 +23,7 @@ from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import open_data
 from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
@@ -161,7 +162,7 @@ def _measure_transfers(
     sizes = sorted({largest, max(1, largest // 4)})
     seconds: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
     processor: list[dict[int, Reading]] = [{} for _ in probe.stages[:-1]]
-    link = TransferProbe(device, secrets.token_hex(16))
+    link = TransferProbe(device, LinkSecurity(secrets.token_hex(16), config.encrypted))
     try:
         for size in sizes:
             for i, cut in enumerate(probe.cuts(size)):

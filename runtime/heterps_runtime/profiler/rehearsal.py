@@ -45,6 +45,7 @@ from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.profiler.readings import Reading
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Done, FromMember
+from heterps_runtime.wire.security import LinkSecurity
 
 if TYPE_CHECKING:  # it imports torch, which would delay the start of the processes
     from heterps_runtime.worker.member import WorkerMember
@@ -123,8 +124,8 @@ class Rehearsal:
         self._document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
         path = self._folder / "config.json"
         path.write_text(json.dumps(self._document))
-        self._token = secrets.token_hex(16)
-        self._environment = dict(os.environ) | {ENV_CONFIG: str(path), ENV_TOKEN: self._token}
+        self._security = LinkSecurity(secrets.token_hex(16), RunConfig.from_json(self._document).encrypted)
+        self._environment = dict(os.environ) | {ENV_CONFIG: str(path), ENV_TOKEN: self._security.token}
         self._ready = self._folder / "ready.json"
         self._start(Role.COORDINATOR, "--host", _HOST, "--ready-file", str(self._ready))
         return self
@@ -153,7 +154,7 @@ class Rehearsal:
             if time.monotonic() > deadline:
                 raise TransientError("the coordinator of the measurement does not start")
             time.sleep(_POLL_SECONDS)
-        credentials = Credentials(json.loads(self._ready.read_text())["http"], self._token)
+        credentials = Credentials(json.loads(self._ready.read_text())["http"], self._security)
         self._credentials = credentials
         self._environment[ENV_COORDINATOR] = credentials.url
         credentials.request("PUT", PATH_PLAN, self._plan(layers))

@@ -10,6 +10,7 @@ import zmq
 
 from heterps_runtime.profiler.layers import Cut
 from heterps_runtime.wire.messages import Backward, Forward
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream, array_of, tensor_of
 
@@ -25,16 +26,16 @@ class TransferProbe:
 
     Args:
         device: of the tensors on both sides.
-        token: for the socket.
+        security: of the job's links.
     """
 
-    def __init__(self, device: torch.device, token: str) -> None:
+    def __init__(self, device: torch.device, security: LinkSecurity) -> None:
         self._device = device
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authority = TokenAuthority(self._context, token)
-        socket, address = listen_socket(self._context, _HOST, token)
+        self._authority = TokenAuthority(self._context, security)
+        socket, address = listen_socket(self._context, _HOST, security)
         self._upstream = Upstream(socket)
-        self._downstream = Downstream(self._context, token, "profile", _GENERATION, [address])
+        self._downstream = Downstream(self._context, security, "profile", _GENERATION, [address])
         self._cut = Cut((), ())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="transfers", daemon=True)

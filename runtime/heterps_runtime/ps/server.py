@@ -65,8 +65,8 @@ class ParameterServer(Member):
         self._parked: list[tuple[bytes, Pull | PullDense]] = []  # waiting for a commit
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authority = TokenAuthority(self._context, credentials.token)
-        self._socket, address = listen_socket(self._context, host, credentials.token)
+        self._authority = TokenAuthority(self._context, credentials.security)
+        self._socket, address = listen_socket(self._context, host, credentials.security)
         self._link.totals = self._totals
         self._wakeup = Wakeup()
         self._saver = Saver(self._storage, self._link, self._wakeup.wake)

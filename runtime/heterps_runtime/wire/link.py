@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import ssl
 import threading
 import time
 import urllib.error
@@ -24,6 +25,7 @@ import zmq
 from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.wire.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
 
 __all__ = ["ControlLink", "Credentials", "member_identity", "pulse_identity", "read_identity"]
@@ -51,39 +53,52 @@ def read_identity(identity: str) -> tuple[str, str, bool]:
 
 
 class Credentials:
-    """The address of the coordinator, and the job's token."""
+    """The address of the coordinator, and the security of the job's links.
 
-    def __init__(self, url: str, token: str) -> None:
+    Raises:
+        UserError: the address is not one of HTTPS, though the job encrypts, or the reverse.
+    """
+
+    def __init__(self, url: str, security: LinkSecurity) -> None:
+        scheme = "https" if security.encrypted else "http"
+        if urlparse(url).scheme != scheme:  # the token must not be sent in clear
+            raise UserError(f"{ENV_COORDINATOR}: must be an address {scheme}://, as spec.encryption says, is {url!r}")
         self.url = url.rstrip("/")
-        self.token = token
+        self.security = security
+        self._context = security.http_client()
 
     @classmethod
-    def from_environment(cls) -> Credentials:
+    def from_environment(cls, *, encrypted: bool) -> Credentials:
         """Read `HETERPS_COORDINATOR` and `HETERPS_TOKEN`.
 
+        Args:
+            encrypted: whether the job's links are.
+
         Raises:
-            UserError: a variable is not set.
+            UserError: a variable is not set, or the address does not fit.
         """
         missing = [name for name in (ENV_COORDINATOR, ENV_TOKEN) if not os.environ.get(name)]
         if missing:
             raise UserError(
                 f"the environment lacks {', '.join(missing)}; the controller sets them for every process of a job"
             )
-        return cls(os.environ[ENV_COORDINATOR], os.environ[ENV_TOKEN])
+        return cls(os.environ[ENV_COORDINATOR], LinkSecurity(os.environ[ENV_TOKEN], encrypted))
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """Call the coordinator's HTTP interface; returns the JSON response."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.security.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310  # our own coordinator
-        with urllib.request.urlopen(request, timeout=_HTTP_TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            request, timeout=_HTTP_TIMEOUT_SECONDS, context=self._context
+        ) as answer:
             return json.loads(answer.read() or b"null")
 
     def control_address(self) -> str:
         """Address of the coordinator's control socket; waits while the coordinator starts.
 
         Raises:
-            TransientError: the coordinator does not answer in time, or refuses the token.
+            TransientError: the coordinator does not answer in time, or one of the two does not hold the token.
         """
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while True:
@@ -93,9 +108,18 @@ class Credentials:
             except urllib.error.HTTPError as error:
                 raise TransientError(f"the coordinator at {self.url} refuses this process: {error}") from error
             except OSError as error:
+                if (cause := _tls_failure(error)) is not None:
+                    text = f"{self.url} and this process do not hold the same token, or do not both encrypt: {cause}"
+                    raise TransientError(text) from error
                 if time.monotonic() > deadline:
                     raise TransientError(f"no coordinator answers at {self.url}: {error}") from error
                 time.sleep(0.1)
+
+
+def _tls_failure(error: OSError) -> ssl.SSLError | None:
+    """The failed handshake behind an error, if that is its cause and not a coordinator that starts or ends."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return cause if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError) else None
 
 
 class ControlLink:
@@ -113,7 +137,7 @@ class ControlLink:
         self._credentials = credentials
         self._address = credentials.control_address()
         identity = member_identity(name, self.incarnation)
-        self._connection = Connection(self._context, self._address, identity, credentials.token)
+        self._connection = Connection(self._context, self._address, identity, credentials.security)
         self.pollables = self._connection.pollables
         self._stop = threading.Event()
         self._pulse = threading.Thread(target=self._run_pulse, name="pulse", daemon=True)
@@ -165,7 +189,7 @@ class ControlLink:
 
     def _run_pulse(self) -> None:
         identity = pulse_identity(self.name, self.incarnation)
-        connection = Connection(self._context, self._address, identity, self._credentials.token)
+        connection = Connection(self._context, self._address, identity, self._credentials.security)
         try:
             while not self._stop.wait(PULSE_SECONDS):
                 connection.send(Pulse(self._joins, self.status, self.totals()))

@@ -1,7 +1,7 @@
 """Sockets between the processes of a job.
 
-Listening sockets require the job's token (ZeroMQ's PLAIN mechanism). `TokenAuthority` answers handshakes and compares
-in constant time. Traffic is not encrypted: a NetworkPolicy isolates a job's network, or it is the loopback interface.
+Listening sockets require the job's token, and encrypt if the job asks for it (security.py). `TokenAuthority` answers
+handshakes and compares in constant time.
 
 ZeroMQ repairs connections by itself, but what was under way when one broke can be lost in either direction. Both ends
 notice: `Connection.broke` at the end that connects, `Departures` at the end that listens. Heartbeats find connections
@@ -10,7 +10,6 @@ of which the other end is gone without a word.
 
 from __future__ import annotations
 
-import hmac
 import threading
 from typing import Generic, TypeVar
 
@@ -18,17 +17,20 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from heterps_runtime.errors import TransientError
+from heterps_runtime.process import log
 from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from heterps_runtime.wire.messages import Message
+from heterps_runtime.wire.security import LinkSecurity
 
 __all__ = ["Connection", "Departures", "TokenAuthority", "listen_socket", "receive", "send"]
 
-_DOMAIN = b"heterps"
 # A connection without a sign of life for this long is closed. It must outlast the transmission of a frame over a slow
 # network, and be shorter than the coordinator's patience with a silent member (liveness.py).
 _SILENCE_MILLISECONDS = 15_000
 _HEARTBEAT_MILLISECONDS = 3_000
 _HANDSHAKE_MILLISECONDS = 10_000
+_MOST_REFUSED = 1000  # addresses that are logged
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 
 
@@ -56,31 +58,32 @@ def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, 
     return identity, decode(frames)
 
 
-def _configure(socket: zmq.Socket[bytes]) -> None:
+def _configure(socket: zmq.Socket[bytes], security: LinkSecurity) -> None:
     # The protocol bounds the messages in flight, so the queues need no limits, which would drop messages.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.RECONNECT_IVL, 50)
     socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + security.frame_overhead)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MILLISECONDS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MILLISECONDS)
 
 
-def listen_socket(context: zmq.Context[zmq.Socket[bytes]], host: str, token: str) -> tuple[zmq.Socket[bytes], str]:
+def listen_socket(
+    context: zmq.Context[zmq.Socket[bytes]], host: str, security: LinkSecurity
+) -> tuple[zmq.Socket[bytes], str]:
     """A ROUTER socket on a free port that requires the token, and its address.
 
     Raises:
         TransientError: the host is not an address of this machine.
     """
     socket = context.socket(zmq.ROUTER)
-    _configure(socket)
+    _configure(socket, security)
     # A peer that connects again takes its identity over from a connection that is dead but not closed yet.
     socket.set(zmq.ROUTER_HANDOVER, 1)
-    socket.set(zmq.PLAIN_SERVER, 1)
-    socket.set(zmq.ZAP_DOMAIN, _DOMAIN)
+    security.guard_listener(socket)
     try:
         port = socket.bind_to_random_port(f"tcp://{host}", min_port=20000, max_port=60000, max_tries=1000)
     except zmq.ZMQError as error:
@@ -96,20 +99,25 @@ class Connection:
         context: ZeroMQ context.
         address: of the listening socket, tcp://host:port.
         identity: name of this end; unique at the listening socket.
-        token: the job's shared secret.
+        security: of the job's links.
 
     Attributes:
         pollables: sockets to poll for messages and for the end of the connection.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, token: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, security: LinkSecurity
+    ) -> None:
+        self._address = address
         self._socket = context.socket(zmq.DEALER)
-        _configure(self._socket)
+        _configure(self._socket, security)
         self._socket.set(zmq.IDENTITY, identity.encode())
-        self._socket.set(zmq.PLAIN_USERNAME, _DOMAIN)
-        self._socket.set(zmq.PLAIN_PASSWORD, token.encode())
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        security.guard_connection(self._socket)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSALS
+        )
         self._established = False
+        self._refused = False
         self.pollables = (self._socket, self._monitor)
         self._socket.connect(address)
 
@@ -132,6 +140,9 @@ class Connection:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             ended = ended or (self._established and event == zmq.EVENT_DISCONNECTED)
+            if event & _REFUSALS and not self._refused:  # ZeroMQ tries again and again
+                self._refused = True
+                log(f"the handshake with {self._address} fails: it ends, is of another job, or does not encrypt alike")
             self._established = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return ended
 
@@ -189,8 +200,9 @@ class Departures(Generic[Peer]):
 class TokenAuthority:
     """Answers the authentication requests of a ZeroMQ context (ZAP, RFC 27)."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], token: str) -> None:
-        self._token = token.encode()
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], security: LinkSecurity) -> None:
+        self._security = security
+        self._refused: set[bytes] = set()  # addresses
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(_ZAP_ENDPOINT)
@@ -202,10 +214,11 @@ class TokenAuthority:
             while True:
                 frames = self._socket.recv_multipart()
                 version, request = frames[0], frames[1]
-                mechanism, credentials = frames[5], frames[6:]
-                granted = (
-                    mechanism == b"PLAIN" and len(credentials) == 2 and hmac.compare_digest(credentials[1], self._token)
-                )
+                address, mechanism, credentials = frames[3], frames[5], frames[6:]
+                granted = self._security.admits(mechanism, credentials)
+                if not granted and address not in self._refused and len(self._refused) < _MOST_REFUSED:
+                    self._refused.add(address)  # it tries again and again
+                    log(f"refused a connection from {address.decode(errors='replace')}: it does not hold the token")
                 status = (b"200", b"OK") if granted else (b"400", b"wrong token")
                 self._socket.send_multipart([version, request, *status, b"heterps" if granted else b"", b""])
         except zmq.ContextTerminated:

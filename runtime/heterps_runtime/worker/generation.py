@@ -26,6 +26,7 @@ from heterps_runtime.errors import PeerLostError, SupersededError
 from heterps_runtime.process import Wakeup
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.work import WorkCounter
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
@@ -45,7 +46,7 @@ class GenerationSetup:
     Args:
         config: the job.
         process: line to the coordinator, inbox and clock.
-        context, token: for connections to other members.
+        context, security: for connections to other members.
         stage: index of the worker's stage.
         upstream: socket for the previous stage.
         collectives: of the stage; None if servers hold the dense parameters.
@@ -57,7 +58,7 @@ class GenerationSetup:
         config: RunConfig,
         process: WorkerProcess,
         context: zmq.Context[zmq.Socket[bytes]],
-        token: str,
+        security: LinkSecurity,
         *,
         stage: int,
         upstream: Upstream,
@@ -70,7 +71,7 @@ class GenerationSetup:
         self._config = config
         self._process = process
         self._context = context
-        self._token = token
+        self._security = security
         self._index = stage
         self._upstream = upstream
         self._workload = workload
@@ -166,14 +167,14 @@ class GenerationSetup:
         if self._index + 1 == len(announced.stages):
             return None
         addresses = [m.address for m in announced.stages[self._index + 1]]
-        return Downstream(self._context, self._token, self._process.link.name, announced.generation, addresses)
+        return Downstream(self._context, self._security, self._process.link.name, announced.generation, addresses)
 
     def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
         """Connect to the servers. The first worker of a stage sends them tables and initial dense parameters."""
         addresses = [s.address for s in announced.servers]
         servers = ServerClient(
             self._context,
-            self._token,
+            self._security,
             self._process.link.name,
             announced.generation,
             addresses,

@@ -60,7 +60,7 @@ class WorkerMember(Member):
         config: the job.
         link: line to the coordinator.
         context: ZeroMQ context of the process.
-        credentials: have the job's token.
+        credentials: of the job.
         place: position in the plan.
         workload: the model and the device.
         data: of the first stage; None in later stages.
@@ -83,8 +83,8 @@ class WorkerMember(Member):
         self._model = workload.model
         self._data = data
         self._source = BatchSource(config, data, workload.model.layered.tables, workload.device) if data else None
-        self._authority = TokenAuthority(context, credentials.token)
-        socket, self._address = listen_socket(context, place.host, credentials.token)
+        self._authority = TokenAuthority(context, credentials.security)
+        socket, self._address = listen_socket(context, place.host, credentials.security)
         self._upstream = Upstream(socket)
         self._inbox = Inbox()
         self._clock = Clock()
@@ -95,7 +95,7 @@ class WorkerMember(Member):
             config,
             self._process,
             context,
-            credentials.token,
+            credentials.security,
             stage=place.stage,
             upstream=self._upstream,
             collectives=self._collectives,

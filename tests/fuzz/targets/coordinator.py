@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.wire.security import LinkSecurity
 from tests.fuzz.target import Form, Target
 from tests.heterps_runtime.helpers.coordinator_world import World
 
@@ -38,7 +39,7 @@ def _handler(name: str) -> Callable[[bytes], None]:
         world = World([("cpu", 1, 2), ("cpu", 2, 1)])
         server = CoordinatorServer.__new__(CoordinatorServer)
         server.core, server._config = world.core, world.config
-        server._token, server._plan_revision = _TOKEN, 0
+        server._security, server._plan_revision = LinkSecurity(_TOKEN, encrypted=False), 0
         request: Any = _Request(data)
         answer = server._guard()(request, getattr(server, name))
         try:

@@ -78,6 +78,7 @@ FULL_JOB: Json = {
         "balancing": {"policy": "optimal", "intervalSeconds": 10, "minGainPercent": 5},
         "elasticity": {"workers": 0, "mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
         "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16"},
+        "encryption": "Disabled",
         "podTemplates": {
             role: {"metadata": {}, "spec": {}}
             for role in ("all", "coordinator", "parameterServer", "worker", "profiler")

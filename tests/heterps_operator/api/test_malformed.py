@@ -26,8 +26,8 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.epochs: is not a field (found 3); did you mean spec.training.epochs?"]),
     ("  pools:", "  gpus: 3\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, model, "
-        "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, podTemplates, "
-        "checkpoint, runPolicy, mode, paused, managedBy"]),
+        "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, encryption, "
+        "podTemplates, checkpoint, runPolicy, mode, paused, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",
@@ -189,6 +189,10 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
      "    - {pool: cpu, lastLayer: b}\n  pools:", [
         "job.yaml:21: HeterPSJob flights: spec.scheduling.stages[1].units: the stages so far need 10 units of cpu, "
         "the limit is 8; lower the units of a stage, or raise maxUnits of the pool"]),
+    ("  pools:", "  encryption: Required\n  pools:", [
+        "job.yaml:18: HeterPSJob flights: spec.encryption: must be Disabled, as all-reduce among workers of pool v100 "
+        "is not encrypted, is \"Required\"; set spec.pools[1].maxUnits to 1 (one worker), or remove the pool from the "
+        "job"]),
     ("kind: HeterPSJob", "kind: HeterPsJob", [
         "job.yaml:12: kind: must be one of DevicePool, HeterPSJob, is \"HeterPsJob\"; correct kind, or move the "
         "document to another file"]),

@@ -6,6 +6,7 @@ Each run takes seconds to start, so one run covers several disturbances.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -54,6 +55,18 @@ def test_an_undisturbed_run_gives_the_model_that_plain_pytorch_trains(
     trained: tuple[RealJob, Result], expected: dict[str, Any]
 ) -> None:
     assert_same_model(model(trained[0]), expected)
+
+
+def test_a_run_that_encrypts_gives_the_same_model(tmp_path: Path, expected: dict[str, Any]) -> None:
+    job = real_job(tmp_path / "encrypted", encryption="Required")
+    process = job.start("run", "job.yaml")
+    job.await_step(process, 20)
+    assert json.loads((job.work / "coordinator.json").read_text())["http"].startswith("https://")
+    result = job.finish(process)
+    assert result.code == 0, result.text
+    token = (job.work / "token").read_bytes()
+    assert all(token not in log.read_bytes() for log in (job.work / "logs").iterdir())
+    assert_same_model(model(job), expected)
 
 
 def test_stdout_is_one_document_and_people_read_stderr(trained: tuple[RealJob, Result]) -> None:

@@ -46,6 +46,7 @@ CHANGES: list[tuple[str, Any, str, Effect]] = [
     ("elasticity.workers", 5, "elasticity.workers", Effect.LIVE),
     ("parameterServer.replicas", 5, "parameterServer.replicas", Effect.REPLAN),
     ("parameterServer.memoryLimit", "5Gi", "parameterServer.memoryLimit", Effect.RESTART),
+    ("encryption", "Required", "encryption", Effect.RESTART),
     ("image", "example.com/new:2", "image", Effect.RESTART),
     ("podTemplates.all", {"spec": {"hostNetwork": True}}, "podTemplates.all.spec.hostNetwork", Effect.RESTART),
     ("checkpoint.everySteps", 5, "checkpoint.everySteps", Effect.RESTART),

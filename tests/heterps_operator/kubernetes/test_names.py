@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,8 +75,16 @@ def test_paths_follow_from_the_object(item: dict[str, str], path: str) -> None:
 
 
 def test_an_address_of_ipv6_is_bracketed() -> None:
-    assert names.coordinator_address("10.0.0.7") == "http://10.0.0.7:7400"
-    assert names.coordinator_address("fd00::7") == "http://[fd00::7]:7400"
+    job: dict[str, Any] = {"spec": {}}
+    assert names.coordinator_address(job, "10.0.0.7") == "http://10.0.0.7:7400"
+    assert names.coordinator_address(job, "fd00::7") == "http://[fd00::7]:7400"
+
+
+def test_a_coordinator_that_encrypts_serves_metrics_on_a_port_of_their_own() -> None:
+    for encryption, scheme, port in (("Disabled", "http", 7400), ("Required", "https", 7401)):
+        job = {"spec": {"encryption": encryption}}
+        assert names.coordinator_address(job, "10.0.0.7") == f"{scheme}://10.0.0.7:7400"
+        assert names.metrics_port(job) == port
 
 
 def test_only_what_belongs_to_this_very_job_is_owned() -> None:

@@ -199,7 +199,7 @@ def test_scraping_reads_the_coordinators_metrics() -> None:
         return 200, text()
 
     with serving(answer) as address:
-        assert Scraping().read(address) == read_figures(text())
+        assert Scraping("token").read(address) == read_figures(text())
     assert urlsplit(asked[0]).path == "/metrics"
     assert "heterps_worker_step_seconds" in parse_qs(urlsplit(asked[0]).query)["name[]"]
 
@@ -209,9 +209,9 @@ def test_scraping_says_what_went_wrong() -> None:
         serving(lambda *_: (503, "starting")) as address,
         pytest.raises(MeasurementError, match=r"/metrics: answers with 503 .*: starting"),
     ):
-        Scraping().read(address)
+        Scraping("token").read(address)
     with pytest.raises(MeasurementError, match=r"^http://127.0.0.1:\d+/metrics: does not answer \(.*refused\)$"):
-        Scraping().read(address)
+        Scraping("token").read(address)
 
 
 def test_an_answer_without_end_is_given_up_at_its_limit() -> None:
@@ -219,7 +219,7 @@ def test_an_answer_without_end_is_given_up_at_its_limit() -> None:
         serving(lambda *_: (200, "#" * (4 * 2**20 + 1))) as address,
         pytest.raises(MeasurementError, match=r"/metrics: the response is larger than 4194304 bytes$"),
     ):
-        Scraping(30).read(address)
+        Scraping("token", 30).read(address)
 
 
 def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> None:
@@ -245,7 +245,7 @@ def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> 
     thread.start()
     try:
         with pytest.raises(MeasurementError, match=r"no complete response within 0\.2 s"):
-            Scraping(0.2).read(f"http://127.0.0.1:{server.server_port}")
+            Scraping("token", 0.2).read(f"http://127.0.0.1:{server.server_port}")
     finally:
         ended.set()
         server.shutdown()

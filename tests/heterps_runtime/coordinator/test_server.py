@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
 from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.wire.security import LinkSecurity
 from tests.heterps_runtime.helpers.jobs import plan_document
 
 
@@ -24,7 +25,7 @@ class Plans:
 
 def test_a_plan_of_an_older_revision_is_refused() -> None:
     server = object.__new__(CoordinatorServer)
-    server._token, server._plan_revision = "token", 0
+    server._security, server._plan_revision = LinkSecurity("token", encrypted=False), 0
     server.core = plans = Plans()  # type: ignore[assignment]
 
     async def ask() -> list[int]:

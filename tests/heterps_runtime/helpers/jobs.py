@@ -42,6 +42,7 @@ from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import Credentials
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import run_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
 
@@ -164,6 +165,7 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
             **training,
         },
         "parameterServer": {"wirePrecision": "full"},
+        "encryption": "Disabled",
         "checkpoint": {"everySteps": 10, "keep": 3},
         "runPolicy": {"hangTimeoutSeconds": 60},
     }
@@ -239,7 +241,9 @@ class ThreadedJob:
                 raise self._loop_failure
             assert time.monotonic() < deadline, "the coordinator does not start"
             time.sleep(POLL_SECONDS)
-        self.credentials = Credentials(json.loads(ready.read_text())["http"], TOKEN)
+        self.credentials = Credentials(
+            json.loads(ready.read_text())["http"], LinkSecurity(TOKEN, self.config.encrypted)
+        )
 
     def _coordinate(self, ready: Path, heartbeat_seconds: float) -> None:
         try:

@@ -15,6 +15,7 @@ from heterps_runtime.profiler.layers import LayerProbe
 from heterps_runtime.profiler.transfers import TransferProbe
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.keys import UniqueKeys
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from tests.heterps_runtime.helpers.jobs import configuration
@@ -84,7 +85,7 @@ def test_a_cut_carries_the_live_tensors_and_comes_back_as_gradients(tmp_path: Pa
         stage = model.layered.stage(0, i)
         assert len(cut.forward) == len(stage.outputs) + 1  # and the label
         assert len(cut.backward) == len(stage.gradient_outputs)
-    link = TransferProbe(CPU, "a token of the tests")
+    link = TransferProbe(CPU, LinkSecurity("a token of the tests", encrypted=False))
     try:
         measured = [link.measure(cut) for cut in cuts]
         assert all(seconds > 0 and processor > 0 for seconds, processor in measured)

@@ -24,9 +24,12 @@ from heterps_runtime.errors import ProtocolError, TransientError
 from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Forward, Go, Message, Shutdown
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection, Departures, TokenAuthority, listen_socket, receive, send
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
+
+SECURITY = LinkSecurity(TOKEN, encrypted=False)
 
 
 @pytest.fixture
@@ -37,16 +40,19 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    wrong = [Connection(context, address, f"wrong-{i}", t) for i, t in enumerate(["x", TOKEN + "x", TOKEN[:-1]])]
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    wrong = [
+        Connection(context, address, f"wrong-{i}", LinkSecurity(token, encrypted=False))
+        for i, token in enumerate(["x", TOKEN + "x", TOKEN[:-1]])
+    ]
     bare = context.socket(zmq.DEALER)
     bare.set(zmq.LINGER, 0)
     bare.connect(address)
     for connection in wrong:
         connection.send(Shutdown("intrusion"))
     send(bare, Shutdown("intrusion"))
-    right = Connection(context, address, "right", TOKEN)
+    right = Connection(context, address, "right", SECURITY)
     right.send(Go(7))
     assert listener.poll(10_000)
     received = receive(listener, routed=True)
@@ -127,11 +133,11 @@ def _departed(departures: Departures[str]) -> list[str]:
 
 
 def test_both_ends_notice_a_connection_that_was_reset(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     departures: Departures[str] = Departures(listener)
     cutter = Cutter(address)
-    cut, whole = (Connection(context, a, n, TOKEN) for a, n in ((cutter.address, "cut"), (address, "whole")))
+    cut, whole = (Connection(context, a, n, SECURITY) for a, n in ((cutter.address, "cut"), (address, "whole")))
     for connection in (cut, whole):
         connection.send(Go(1))
     assert {_hear(listener, departures)[0] for _ in range(2)} == {"cut", "whole"}
@@ -157,15 +163,15 @@ def test_both_ends_notice_a_connection_that_was_reset(context: zmq.Context[zmq.S
 
 
 def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     departures: Departures[str] = Departures(listener)
     cutter = Cutter(address)
-    first = Connection(context, cutter.address, "same", TOKEN)
+    first = Connection(context, cutter.address, "same", SECURITY)
     first.send(Go(1))
     assert _hear(listener, departures) == ("same", Go(1))
     cutter.mute()  # the first connection is half-open: neither end knows that it is dead
-    second = Connection(context, address, "same", TOKEN)
+    second = Connection(context, address, "same", SECURITY)
     second.send(Go(2))
     assert _hear(listener, departures) == ("same", Go(2))
     send(listener, Go(3), b"same")
@@ -184,7 +190,7 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
 
 def test_a_frame_that_is_too_long_is_not_even_read(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """ZMTP 3.0 (RFC 23): a greeting of 64 bytes, then frames; a long one has 8 bytes of length."""
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     host, port = address.removeprefix("tcp://").split(":")
     for length, refused in ((MAX_FRAME_BYTES + 1, True), (MAX_FRAME_BYTES, False)):
         with socket.create_connection((host, int(port))) as stranger:
@@ -206,9 +212,9 @@ def test_a_frame_that_is_too_long_is_not_even_read(context: zmq.Context[zmq.Sock
 def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
-    TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    upstream, downstream = Upstream(listener), Downstream(context, TOKEN, "worker-0-0", 1, [address])
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    upstream, downstream = Upstream(listener), Downstream(context, SECURITY, "worker-0-0", 1, [address])
     forward = Forward(1, 0, True, 0, 0, {}, ())
     for message in (replace(forward, generation=0), forward):
         downstream.send(0, message)
@@ -241,9 +247,9 @@ def test_messages_that_are_put_back_are_received_again_before_others(tmp_path: P
 
 
 def test_an_address_of_another_machine_is_an_error_that_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    TokenAuthority(context, TOKEN)
+    TokenAuthority(context, SECURITY)
     with pytest.raises(TransientError, match=r"cannot listen on 192\.0\.2\.1: "):
-        listen_socket(context, "192.0.2.1", TOKEN)
+        listen_socket(context, "192.0.2.1", SECURITY)
 
 
 PATHS = [
@@ -301,9 +307,9 @@ def test_tokens_are_compared_in_constant_time(tmp_path: Path, monkeypatch: pytes
     assert (b"Bearer wrong", f"Bearer {TOKEN}".encode()) in compared
     job.close()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    TokenAuthority(context, TOKEN)
-    listener, address = listen_socket(context, "127.0.0.1", TOKEN)
-    stranger = Connection(context, address, "stranger", "wrong")
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    stranger = Connection(context, address, "stranger", LinkSecurity("wrong", encrypted=False))
     stranger.send(Shutdown("intrusion"))
     assert not listener.poll(300)
     assert (b"wrong", TOKEN.encode()) in compared

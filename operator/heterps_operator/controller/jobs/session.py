@@ -108,6 +108,7 @@ class JobSession:
         self._written = (0, 0)  # revision and incarnation of the last written plan
         self._trial: PlanTrial | None = None
         token = site.owned.token(job)
+        job = {**job, "spec": manifest.job["spec"]}  # a newer spec may wait for its turn
         site.owned.apply(
             job,
             objects.service(job),
@@ -119,7 +120,7 @@ class JobSession:
         self._substrate = KubernetesSubstrate(
             cluster.api,
             cluster.pods,
-            {**job, "spec": manifest.job["spec"]},
+            job,
             {str(pool["metadata"]["name"]): pool for pool in manifest.pools},
             known=stored.processes,
             clock=cluster.clock,

@@ -26,6 +26,7 @@ from heterps_operator.kubernetes.names import (
     gang_name,
     job_labels,
     job_selector,
+    metrics_port,
     owner_reference,
     plan_config_name,
     run_config_name,
@@ -57,6 +58,9 @@ _SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # label in the common Prome
 def service(job: Json) -> dict[str, Any]:
     """Build the headless Service that gives every pod its DNS name, ready or not: members look each other up before."""
     name = str(job["metadata"]["name"])
+    ports = [{"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"}]
+    if (open_port := metrics_port(job)) != COORDINATOR_PORT:
+        ports.append({"name": "metrics", "port": open_port, "protocol": "TCP"})
     return _object(
         job,
         "v1",
@@ -66,7 +70,7 @@ def service(job: Json) -> dict[str, Any]:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": job_selector(name),
-            "ports": [{"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"}],
+            "ports": ports,
         },
     )
 
@@ -137,12 +141,11 @@ def disruption_budgets(job: Json, plan: JobPlan) -> tuple[dict[str, Any], ...]:
 
 
 def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
-    """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's port.
+    """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's ports.
 
     Egress stays open: data and checkpoints may be anywhere.
     """
     name = str(job["metadata"]["name"])
-    port = {"protocol": "TCP", "port": COORDINATOR_PORT}
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
     scraper = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(_SCRAPER)}}
     return _object(
@@ -155,7 +158,8 @@ def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": job_selector(name)}}]},
-                {"from": [operator, scraper], "ports": [port]},
+                {"from": [operator], "ports": [{"protocol": "TCP", "port": COORDINATOR_PORT}]},
+                {"from": [scraper], "ports": [{"protocol": "TCP", "port": metrics_port(job)}]},
             ],
         },
     )

@@ -21,6 +21,7 @@ from heterps_operator.kubernetes.names import (
     COORDINATOR_PORT,
     gang_name,
     host_name,
+    metrics_port,
     owner_reference,
     pod_labels,
     pod_name,
@@ -60,7 +61,7 @@ def build_pod(
         job: the HeterPSJob from the API server.
         pool: the DevicePool of `spec.pool` with its defaults; None for the coordinator.
         spec: the process.
-        coordinator: `http://IP:PORT`; None for the coordinator itself.
+        coordinator: its address; None for the coordinator itself.
         plan_revision: revision of the process's plan; 0: none yet.
         gang_size: number of members that Kueue admits together, including this one; 0: this pod is admitted alone.
         pools: all pools of the job; the coordinator avoids their nodes where possible.
@@ -264,8 +265,12 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
     elif spec.role == "coordinator":
         command += ["--host", "$(POD_IP)", "--port", str(COORDINATOR_PORT)]
         container["ports"] = [{"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"}]
+        open_port = metrics_port(job)
+        if open_port != COORDINATOR_PORT:
+            command += ["--metrics-port", str(open_port)]
+            container["ports"].append({"name": "metrics", "containerPort": open_port, "protocol": "TCP"})
         container["readinessProbe"] = {
-            "httpGet": {"path": PATH_HEALTH, "port": COORDINATOR_PORT},
+            "httpGet": {"path": PATH_HEALTH, "port": open_port},
             "periodSeconds": 1,  # the job waits for readiness
             "timeoutSeconds": 2,
         }

@@ -15,6 +15,7 @@ import zmq
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Backward, Forward
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection, receive, send
 
 __all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
@@ -36,9 +37,14 @@ class Downstream:
     """The workers of the next stage, for one generation."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], token: str, name: str, generation: int, addresses: Sequence[str]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        security: LinkSecurity,
+        name: str,
+        generation: int,
+        addresses: Sequence[str],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", security) for a in addresses]
         self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._generation = generation
 

@@ -33,6 +33,7 @@ from heterps_runtime.wire.messages import (
     Rows,
     ToServer,
 )
+from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
@@ -84,7 +85,7 @@ class ServerClient:
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        token: str,
+        security: LinkSecurity,
         name: str,
         generation: int,
         addresses: Sequence[str],
@@ -92,7 +93,7 @@ class ServerClient:
         wire: Precision,
         assignment: Mapping[str, int],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", token) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", security) for a in addresses]
         self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._name = name
         self._generation = generation

@@ -14,7 +14,9 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError
+from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT
 from heterps_operator.kubernetes.state import StateTaken
+from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase, Status
@@ -39,6 +41,31 @@ def test_a_new_job_gets_its_objects_its_state_and_a_coordinator(world: World) ->
     assert SERVICE in world.server.objects
     assert world.status["phase"] == "Profiling"
     assert {c["status"] for c in world.status["conditions"]} == {"Unknown"}
+
+
+def test_a_job_that_encrypts_gets_no_other_secret_and_is_asked_over_tls(world: World) -> None:
+    """All keys are derived from the token."""
+    asked: list[str] = []
+
+    def connect(address: str, token: str) -> CoordinatorClient:
+        asked.append(address)
+        return CoordinatorClient(address, token, timeout_seconds=0.1)
+
+    world.edit(
+        lambda job: job["spec"].update(
+            encryption="Required", pools=[pool for pool in job["spec"]["pools"] if pool["name"] == "cpu"]
+        )
+    )
+    world.cluster.connect = connect
+    world.controller().turn()
+    assert world.names("/api/v1/namespaces/ml/secrets") == {"flights-token"}
+    path = f"{PODS}/flights-coordinator-1-1"
+    pod = world.server.objects[path]
+    assert pod["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"] == METRICS_PORT
+    world.server.objects[path] = {**pod, "status": {"phase": "Running", "podIP": "127.0.0.1"}}
+    world.cluster.pods.put(world.server.objects[path])
+    world.controller().turn()
+    assert asked == [f"https://127.0.0.1:{COORDINATOR_PORT}"]
 
 
 def test_what_was_decided_is_kept_before_it_is_done(world: World) -> None:
