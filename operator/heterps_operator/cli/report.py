@@ -101,7 +101,7 @@ def _on_this_machine(arguments: Namespace) -> _Job:
         problem = f"there is no profile of pool {', '.join(missing)}"
     else:
         problem = _problem(spec, profiles)
-    return _Job(spec, status, bill, problem, str(workspace.path), str(workspace.path / "logs"))
+    return _Job(spec, status, bill, problem, str(folder), str(workspace.path / "logs"))
 
 
 def _problem(job: JobSpec, profiles: Json) -> Json | str:

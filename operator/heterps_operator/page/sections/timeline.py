@@ -20,6 +20,7 @@ __all__ = ["StepTimes", "measured_times", "predicted_times", "timeline_section"]
 _LANE_PIXELS = 14
 _STAGE_PIXELS = 58
 _ROUNDING = 1e-9  # of a step; shorter waits are differences of rounded sums
+_PACE = "All stages work at the same time on different micro-batches, so the slowest one sets the pace. "
 _LABEL_CHARACTERS = 38  # fit into the plot of a narrow telephone
 
 
@@ -113,10 +114,11 @@ def timeline_section(
         return None
     # One scale for both plots, so that they can be compared.
     end = max(max(each.step, each.compute, each.send or 0.0) for _, group in groups for each in group)
-    limit = "" if explanation is None else f" The pace is limited by {describe_bottleneck(explanation)}."
+    single = all(len(group) == 1 for _, group in groups)
+    limit = "" if explanation is None else f"The pace is limited by {describe_bottleneck(explanation)}."
     return section(
         "One step, stage by stage",
-        "All stages work at the same time on different micro-batches, so the slowest one sets the pace." + limit,
+        (("" if single else _PACE) + limit).rstrip() or None,
         _legend([times for _, group in groups for times in group], palette),
         *(
             part
@@ -130,7 +132,7 @@ def timeline_section(
 def _legend(times: Sequence[StepTimes], palette: Palette) -> Markup:
     pools = dict.fromkeys(each.pool for each in times)
     items = [element("li", swatch(palette.fill(pool)), f"compute on {pool}") for pool in pools]
-    if any(each.send is not None for each in times):
+    if any(each.send for each in times):
         items.append(element("li", swatch("url(#send)"), "send"))
     items.append(element("li", swatch("url(#wait)"), "wait"))
     return element("ul", *items, class_="legend")
