@@ -156,7 +156,7 @@ def metrics_port(job: Json) -> int:
 
 
 def _encrypts(job: Json) -> bool:
-    return job["spec"].get("encryption") == "Required"
+    return bool(job["spec"].get("encryption") == "Required")
 
 
 def _label(text: str, length: int) -> str:

@@ -93,11 +93,12 @@ class CoordinatorCore:
         """Fix stages, workers and servers; a later plan may change the number of workers.
 
         Raises:
-            ValueError: a pool is unknown, a later plan differs in more than workers, or the job is over.
+            ValueError: a pool is unknown or cannot encrypt, a later plan differs in more than workers, or the job is
+                over.
         """
         if self.phase in FINAL_PHASES:
             raise ValueError(f"plan: the job is over ({self.phase}); start it again")
-        check_pools(plan, self.config.pools)
+        check_pools(plan, self.config.pools, encrypted=self.config.encrypted)
         if self.membership.roster is not None:
             return self._rescale(self.membership.roster, plan)
         self.membership.roster = roster = Roster(plan)

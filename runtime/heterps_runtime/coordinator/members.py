@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,12 +171,17 @@ class Roster:
         )
 
 
-def check_pools(plan: PlanDocument, pools: Collection[str]) -> None:
-    """Check that a plan uses pools of the job.
+def check_pools(plan: PlanDocument, pools: Mapping[str, PoolConfig], *, encrypted: bool) -> None:
+    """Check that a plan uses pools of the job, and that none of its links would be in clear if the job encrypts.
 
     Raises:
-        ValueError: a stage is on an unknown pool.
+        ValueError: a stage is on an unknown pool, or its workers all-reduce although the job encrypts.
     """
     for i, stage in enumerate(plan.stages):
         if stage.pool not in pools:
             raise ValueError(f"plan.stages[{i}].pool: no pool named {stage.pool!r}; there are {sorted(pools)}")
+        if encrypted and stage.pods > 1 and pools[stage.pool].all_reduces:
+            raise ValueError(
+                f"plan.stages[{i}].pods: must be 1 with spec.encryption Required, is {stage.pods}: "
+                f"workers of pool {stage.pool} all-reduce, which is not encrypted"
+            )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import urllib.error
 from pathlib import Path
 
 import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_PLAN
 from heterps_runtime.wire.link import Credentials
 from heterps_runtime.wire.messages import Forward
 from heterps_runtime.worker.exchange.peers import Downstream
-from tests.heterps_runtime.helpers.jobs import TOKEN, Stage, ThreadedJob, configuration, trained_model
+from tests.heterps_runtime.helpers.jobs import TOKEN, Stage, ThreadedJob, configuration, plan_document, trained_model
 from tests.heterps_runtime.helpers.plain_torch import train
 from tests.heterps_runtime.helpers.wiretap import Wiretap
 from tests.same_model import assert_same_model
@@ -57,3 +59,16 @@ def test_a_stranger_on_the_network_learns_nothing_of_a_job_that_encrypts(
     assert len(secrets) > 23, "activations and the label are among them"
     in_clear = encryption == "Disabled"
     assert {name: tap.heard(secret) for name, secret in secrets.items()} == dict.fromkeys(secrets, in_clear)
+
+
+def test_a_plan_with_a_link_in_clear_is_refused(tmp_path: Path) -> None:
+    """All-reduce is not encrypted; a single worker does not all-reduce."""
+    document = configuration(tmp_path / "job")
+    document["job"]["spec"]["encryption"] = "Required"
+    job = ThreadedJob(document)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 8, 2), ("card", 10, 2)], 1))
+    with caught.value as answer:
+        assert "plan.stages[1].pods: must be 1 with spec.encryption Required, is 2" in answer.read().decode()
+    job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 8, 2), ("card", 10, 1)], 1))
+    job.close()
