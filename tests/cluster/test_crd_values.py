@@ -23,6 +23,7 @@ ONLY_IN_A_FILE = {
     "must hold one pod of the pool": "the pool is another object; the planner then has no use for it",
     "must be a multiple of the pool's unitsPerPod": "the pool is another object; the planner refuses the stage",
     "the stages so far need": "the pool is another object; the planner refuses the stages",
+    "must be Disabled, as all-reduce among workers of pool": "the pool is another object; the operator tells the job",
     "the file has no HeterPSJob": "pools alone can be applied",
     "the file already has a HeterPSJob": "on a cluster the second is an update of the first",
 }
