@@ -68,6 +68,17 @@ def test_a_job_that_encrypts_gets_no_other_secret_and_is_asked_over_tls(world: W
     assert asked == [f"https://127.0.0.1:{COORDINATOR_PORT}"]
 
 
+def test_a_job_that_cannot_encrypt_all_links_is_told(world: World) -> None:
+    """Only the operator can see it on a cluster: the pool is another object than the job."""
+    world.pools[1]["spec"]["maxUnits"] = 8
+    world.edit(lambda job: job["spec"].update(encryption="Required"))
+    world.controller().turn()
+    condition = world.condition("Planned")
+    assert (condition["status"], condition["reason"]) == ("False", "InvalidSpec")
+    assert "spec.encryption: must be Disabled, as all-reduce among workers of pool" in condition["message"]
+    assert world.names(PODS) == set()
+
+
 def test_what_was_decided_is_kept_before_it_is_done(world: World) -> None:
     world.controller().turn()
     order = [path for verb, path in world.server.requests if verb == "create"]
