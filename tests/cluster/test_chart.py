@@ -131,9 +131,9 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert [probe for probe in ("startupProbe", "livenessProbe", "readinessProbe") if probe not in container] == []
-    assert container["args"] == [
-        "--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}",
-    ]  # fmt: skip
+    *arguments, peers = container["args"]
+    assert arguments == ["--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}"]
+    assert peers.startswith("--metrics-from=")
 
 
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
@@ -171,6 +171,9 @@ def test_a_network_policy_admits_prometheus_to_the_metrics_alone(helm: Helm) -> 
          "from": [{"namespaceSelector": {}, "podSelector": prometheus}]},
     ]  # fmt: skip
     [container] = deployment["spec"]["template"]["spec"]["containers"]
+    option, _, peers = container["args"][-1].partition("=")
+    assert option == "--metrics-from"  # for the policies of jobs
+    assert json.loads(peers) == policy["spec"]["ingress"][0]["from"]
     assert [port["name"] for port in container["ports"]] == ["metrics"]
     assert of_kind(rendered(helm, "networkPolicy.enabled=false"), "NetworkPolicy") == []
 

@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -49,7 +49,6 @@ __all__ = [
 
 PLAN_FILE = "plan.json"
 _KEPT_PLANS = 10
-_SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # label in the common Prometheus charts
 
 
 def service(job: Json) -> dict[str, Any]:
@@ -124,15 +123,19 @@ def disruption_budgets(job: Json, plan: JobPlan) -> tuple[dict[str, Any], ...]:
     return tuple(budgets)
 
 
-def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
+def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json]) -> dict[str, Any]:
     """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's port.
 
     Egress stays open: data and checkpoints may be anywhere.
+
+    Args:
+        job: the HeterPSJob.
+        operator_namespace: namespace whose pods reach the coordinator.
+        scrapers: NetworkPolicyPeers that read its metrics; none: everyone, as in a NetworkPolicy.
     """
     name = str(job["metadata"]["name"])
     port = {"protocol": "TCP", "port": COORDINATOR_PORT}
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
-    scraper = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(_SCRAPER)}}
     return _object(
         job,
         "networking.k8s.io/v1",
@@ -143,7 +146,8 @@ def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": job_selector(name)}}]},
-                {"from": [operator, scraper], "ports": [port]},
+                {"from": [operator], "ports": [port]},
+                {"from": [dict(peer) for peer in scrapers], "ports": [port]},
             ],
         },
     )
