@@ -1,6 +1,6 @@
 """Predicted against measured throughput, for plans of the flights model and of the click model.
 
-    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 80] [--rounds 3] [--output table|json]
+    python -m benchmarks.prediction [--model flights|clicks|both] [--steps 300] [--rounds 3] [--output table|json]
 
 Each pool is profiled as by `heterps profile`, the plan's throughput is predicted from the profiles, and the real
 processes run the plan. Profiles and runs alternate over the rounds, and the error is the median of the rounds' ratios,
@@ -193,7 +193,7 @@ class Job:
                     (t0, n0, p0), (t1, n1, p1) = seen[0], seen[-1]
                     return (n1 - n0) / (t1 - t0), (p1 - p0) / (n1 - n0)
                 processes.check()
-                time.sleep(0.1)
+                time.sleep(0.5)  # as the controller: each request takes processor time from the job
         raise SystemExit("the run does not end")
 
 
@@ -308,7 +308,7 @@ def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("flights", "clicks", "both"), default="both")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()

@@ -14,7 +14,7 @@ __all__ = ["calibrate", "divide_workers"]
 
 _WIDEST = 50.0  # a profile further off than this says that the measurement is wrong
 _TIMES = ("computeSeconds", "computeFixedSeconds", "serverSeconds", "transferSeconds", "transferFixedSeconds")
-_STAGE_TIMES = ("stageSeconds", "stageFixedSeconds")
+_STAGE_TIMES = ("stageSeconds", "stageFixedSeconds", "stageSerialSeconds")
 
 
 def calibrate(problem: Mapping[str, Any], plan: JobPlan, throughput: float, stages: Sequence[float]) -> dict[str, Any]:

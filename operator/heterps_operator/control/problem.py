@@ -30,7 +30,13 @@ __all__ = [
 
 _MOST_LEVELS = 6  # of lists and objects in a profile
 
-_STAGE_FACTS = ("stageSeconds", "stageFixedSeconds", "stageParallelFraction", "stageProcessorSeconds")
+_STAGE_FACTS = (
+    "stageSeconds",
+    "stageFixedSeconds",
+    "stageParallelFraction",
+    "stageProcessorSeconds",
+    "stageSerialSeconds",
+)
 _LAYER_FACTS = ("kind", "inputBytes", "weightBytes")
 _LAYER_TIMES = (
     "computeSeconds",

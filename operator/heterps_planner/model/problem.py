@@ -103,6 +103,7 @@ class Pool:
     stage_parallel_fraction: float = 0.0  # the part of it that k units divide by k
     stage_fixed_seconds: float = 0.0  # the part of it that depends neither on the batch size nor on k
     stage_processor_seconds: float = 0.0  # of each worker of a stage, per batch, besides those of its layers
+    stage_serial_seconds: float = 0.0  # of a batch, in which one processor of a machine works and the others wait
     memory_bytes_per_pod: float | None = None  # None: not limited
 
     @property
@@ -259,6 +260,7 @@ def _read_pool(path: str, value: Any) -> Pool:
         stage_parallel_fraction=item.take_number("stageParallelFraction", 0, least=0, most=1),
         stage_fixed_seconds=item.take_number("stageFixedSeconds", 0, least=0, most=stage_seconds),
         stage_processor_seconds=item.take_number("stageProcessorSeconds", 0, least=0, most=MAX_SECONDS),
+        stage_serial_seconds=item.take_number("stageSerialSeconds", 0, least=0, most=MAX_SECONDS),
         memory_bytes_per_pod=None
         if item.take("memoryBytesPerPod", None) is None
         else item.take_number("memoryBytesPerPod", above=0, most=MAX_BYTES),
@@ -404,6 +406,8 @@ def _pool_json(pool: Pool) -> dict[str, Any]:
         result["stageFixedSeconds"] = pool.stage_fixed_seconds
     if pool.stage_processor_seconds:
         result["stageProcessorSeconds"] = pool.stage_processor_seconds
+    if pool.stage_serial_seconds:
+        result["stageSerialSeconds"] = pool.stage_serial_seconds
     if pool.memory_bytes_per_pod is not None:
         result["memoryBytesPerPod"] = pool.memory_bytes_per_pod
     return result

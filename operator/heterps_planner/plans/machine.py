@@ -14,10 +14,11 @@ in seconds per batch of B samples, with, of the problem file,
     s          `stageProcessorSeconds` of the stage's pool
     q, g       `transferProcessorSeconds` and `transferProcessorFixedSeconds` of its last layer; 0 in the last stage
     T_0        what the cost model predicts with a core for each unit
-    o          the longest overhead of a stage (`stageSeconds`): its workers wait for the commit of a step
+    o          the longest time of a stage in which one process works and the others wait: its overhead
+               (`stageSeconds`), or what was measured of it in all processes (`stageSerialSeconds`)
     C          cores
 
-W/C is the bound of a machine whose cores are never idle. Between two steps they are idle: only one process works during
+W/C is the bound of a machine whose cores are never idle. But between two steps, only one process works during
 o, and all cores share the rest of W. The plan keeps W/T_0 cores busy if it has them.
 """
 
@@ -76,9 +77,15 @@ def throughput_on_cores(
     """
     work = processor_seconds_per_sample(problem, stages, pods)
     pools = [(problem.pools[pool], workers) for (_, _, pool), workers in zip(stages, pods, strict=True)]
-    overhead = max(stage_work((), pool, problem).on(workers * pool.units_per_pod) for pool, workers in pools)
-    idle = min(overhead, work)
-    return 1 / max(1 / throughput, work / cores, idle + (work - idle) / cores)
+    serial = max(
+        max(
+            stage_work((), pool, problem).on(workers * pool.units_per_pod),
+            pool.stage_serial_seconds / problem.batch_size,
+        )
+        for pool, workers in pools
+    )
+    serial = min(serial, work)
+    return 1 / max(1 / throughput, work / cores, serial + (work - serial) / cores)
 
 
 def share_cores(problem: Problem, plan: Plan, cores: float) -> Plan:

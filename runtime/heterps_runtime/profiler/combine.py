@@ -42,6 +42,7 @@ class Measured:
     layers: Sequence[LayerFacts]
     alone: Whole
     together: Whole | None  # of two workers; None: there is room for one only
+    threads: int | None  # of a worker that computes on the CPU; None: it computes on an accelerator
 
 
 def combine(measured: Measured) -> dict[str, Any]:
@@ -95,6 +96,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "stageFixedSeconds": overhead_fixed,
             "stageParallelFraction": 1.0 if overhead > overhead_fixed else 0.0,
             "stageProcessorSeconds": stage_processor,
+            "stageSerialSeconds": _serial(measured, overhead),
         },
         "parameterServer": _servers(measured),
         "calibration": {
@@ -165,6 +167,20 @@ def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]
     rate = (alone - worker) / sum(work) / measured.batch_size
     lines = [Line(f * share, w * rate) for f, w in zip(fixed, work, strict=True)]
     return lines, worker - share * sum(fixed)
+
+
+def _serial(measured: Measured, overhead: float) -> float:
+    """Seconds of a step in which one processor works and the others wait, however many workers there are.
+
+    By Amdahl's law, on the K cores of two workers: T(2) = o + (W(2) - o) / K. Waiting for commits, servers and each
+    other is all in it. A worker that waits for its accelerator leaves no core idle that others could not use.
+    """
+    together, threads = measured.together, measured.threads
+    if together is None or threads is None:
+        return overhead
+    cores = 2 * threads
+    serial = (cores * together.step.seconds - sum(together.processor.values())) / (cores - 1)
+    return min(max(serial, overhead), max(together.step.seconds, overhead))
 
 
 def _servers(measured: Measured) -> dict[str, float]:

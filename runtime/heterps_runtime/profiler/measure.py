@@ -85,7 +85,8 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
         )
     probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
     facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
-    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2))
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads)
     profile = combine(measured)
     if why_one:
         profile["warnings"].append(f"pool {pool}: {why_one}")

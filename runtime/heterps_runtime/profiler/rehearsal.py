@@ -18,11 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
@@ -55,11 +55,12 @@ __all__ = ["Rehearsal", "RehearsalError", "Whole"]
 _HOST = "127.0.0.1"
 _WARM_STEPS = 4  # they create rows, fill caches, and include the time before the first step
 _FEWEST_STEPS = 8
-_MOST_STEPS = 60
-_PHASE_SECONDS = 1.5  # after the fewest steps
+_MOST_STEPS = 100
+_PHASE_SECONDS = 4.0  # a shared machine changes its speed by a tenth from second to second
 _ENOUGH_SPREAD = 0.03
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+_PHASE_POLL_SECONDS = 0.2  # this process is a worker, too, whose processor time is measured
 _ASK_SECONDS = 0.5  # between requests for the job's phase, as in the controller; each costs processor time
 _ENDLESS = 10**9  # steps
 # Activities of a worker's clock that are its own work; the rest is waiting and bookkeeping.
@@ -88,17 +89,25 @@ class Whole:
     processor: dict[str, float]  # processor seconds per step, by role: workers, servers, coordinator
 
 
+class _Report(NamedTuple):
+    """The first worker's report of a step."""
+
+    at: float  # seconds by the clock of `time.perf_counter`
+    generation: int
+    activities: dict[str, float]  # seconds
+
+
 class _RecordingLink(ControlLink):
     """The first worker's line to the coordinator, which also records the reports of steps."""
 
     def __init__(self, credentials: Credentials, name: str) -> None:
         super().__init__(credentials, name)
-        self.reports: list[tuple[float, int, dict[str, float]]] = []  # (time, generation, seconds per activity)
+        self.reports: list[_Report] = []
 
     def send(self, message: FromMember) -> None:
         """Send a message, and record it if it is the report of a step."""
         if isinstance(message, Done):
-            self.reports.append((time.perf_counter(), message.generation, message.figures))
+            self.reports.append(_Report(time.perf_counter(), message.generation, message.figures))
         super().send(message)
 
 
@@ -202,9 +211,11 @@ class Rehearsal:
 
         def conduct() -> None:
             try:
+                generation = 0
                 for workers in range(self._workers, 0, -1):
-                    results.append(self._phase(credentials, link, workers))
+                    results.append(self._phase(credentials, link, workers, after=generation))
                     if workers > 1:
+                        generation = link.reports[-1].generation
                         self._dismiss(credentials, worker_name(0, 1))
             except Exception as error:
                 problem.append(error)
@@ -222,27 +233,29 @@ class Rehearsal:
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
-    def _phase(self, credentials: Credentials, link: _RecordingLink, workers: int) -> Whole:
-        """Wait for enough steps with this number of workers."""
-        generation = self._workers - workers + 1
+    def _phase(self, credentials: Credentials, link: _RecordingLink, workers: int, after: int) -> Whole:
+        """Wait for enough steps with this number of workers.
+
+        Their generations follow `after`, by one or more: a worker that all-reduces may miss the dismissed one before
+        the coordinator is told, and join again.
+        """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         asked = began = None
         first: tuple[int, dict[str, float]] | None = None
         while True:
-            time.sleep(_POLL_SECONDS)
-            reports = [r for r in link.reports if r[1] == generation][_WARM_STEPS:]
+            time.sleep(_PHASE_POLL_SECONDS)
+            reports = [r for r in link.reports if r.generation > after][_WARM_STEPS:]
             if len(reports) > 1:
                 began = began or time.monotonic()
                 first = first or (len(reports), self._processor())
                 deadline = time.monotonic() + _PATIENCE_SECONDS
             if first is not None and len(reports) > max(_FEWEST_STEPS, first[0]):
-                used, steps = self._processor(), len(reports) - first[0]
-                processor = {role: (seconds - first[1][role]) / steps for role, seconds in used.items()}
-                whole = _reduce(workers, reports, processor)
                 late = began is not None and time.monotonic() > began + _PHASE_SECONDS
-                settled = whole.step.spread < _ENOUGH_SPREAD and len(reports) > 2 * _FEWEST_STEPS
+                settled = _steps(reports).spread < _ENOUGH_SPREAD and len(reports) > 2 * _FEWEST_STEPS
                 if late or settled or len(reports) > _MOST_STEPS:
-                    return whole
+                    used, steps = self._processor(), len(reports) - first[0]
+                    processor = {role: (seconds - first[1][role]) / steps for role, seconds in used.items()}
+                    return _reduce(workers, reports, processor)
             if time.monotonic() > deadline:
                 raise TransientError(f"no step was committed for {_PATIENCE_SECONDS:.0f} s while measuring whole steps")
             self._check_alive()
@@ -310,11 +323,13 @@ def _rehearsed(document: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _reduce(workers: int, reports: list[tuple[float, int, dict[str, float]]], processor: dict[str, float]) -> Whole:
-    times = [at for at, _, _ in reports]
-    steps = [b - a for a, b in itertools.pairwise(times)]
-    figures = [f for _, _, f in reports[1:]]
+def _steps(reports: Sequence[_Report]) -> Reading:
+    return Reading.of([later.at - earlier.at for earlier, later in itertools.pairwise(reports)])
+
+
+def _reduce(workers: int, reports: Sequence[_Report], processor: dict[str, float]) -> Whole:
+    figures = [report.activities for report in reports[1:]]
     busy = [sum(f.get(name, 0.0) for name in _BUSY) for f in figures]
     names = {n for f in figures for n in f}
     activities = {n: Reading.of([f.get(n, 0.0) for f in figures]).seconds for n in sorted(names)}
-    return Whole(workers, Reading.of(steps), Reading.of(busy), len(steps), activities, processor)
+    return Whole(workers, _steps(reports), Reading.of(busy), len(figures), activities, processor)

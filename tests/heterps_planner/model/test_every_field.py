@@ -60,6 +60,7 @@ def everything(server: int = 0) -> dict[str, Any]:
             "stageParallelFraction": 0.5,
             "stageFixedSeconds": 0.001,
             "stageProcessorSeconds": 0.003,
+            "stageSerialSeconds": 0.004,
             "memoryBytesPerPod": 1e10,
         }
     for layer in value["layers"]:

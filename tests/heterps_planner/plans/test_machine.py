@@ -92,6 +92,18 @@ def test_several_cores_share_the_work_but_for_the_wait_of_a_step() -> None:
     assert share_cores(PROBLEM, made(TWO_STAGES), 4.0).throughput == pytest.approx(BATCH / (0.02 + 0.40 / 4))
 
 
+def test_measured_serial_time_is_not_shared() -> None:
+    value = measured_document()
+    value["pools"][0]["stageSerialSeconds"] = 0.05  # more than the overhead of any stage
+    problem = Problem.from_json(value)
+    here = share_cores(problem, made(TWO_STAGES, problem), 4.0)
+    assert here.throughput == pytest.approx(BATCH / (0.05 + 0.37 / 4))
+    twice = replace(problem, global_batch_size=2 * BATCH)  # it grows with the batch
+    work = 2 * BATCH * processor_seconds_per_sample(twice, [(0, 0, 0), (1, 1, 1)], [3, 2])
+    here = share_cores(twice, made(TWO_STAGES, twice), 4.0)
+    assert here.throughput == pytest.approx(2 * BATCH / (0.1 + (work - 0.1) / 4))
+
+
 def test_a_plan_that_leaves_cores_idle_is_not_changed() -> None:
     plan = made(ONE_STAGE)  # one process computes 1.11 s of a batch and uses 0.26 s
     here = share_cores(PROBLEM, plan, 1.0)

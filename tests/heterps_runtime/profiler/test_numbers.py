@@ -88,11 +88,11 @@ def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed:
     busy = sum(la.busy[BATCH].seconds for la in layers) * draw.uniform(0.8, 1.3)
     step = busy + draw.uniform(0, 0.02)
     alone = _whole(1, step, busy)
-    profile = combine(Measured(BATCH, layers, alone, None))
+    profile = combine(Measured(BATCH, layers, alone, None, 1))
     assert _compute(profile, 1) == pytest.approx(step)
 
     together = _whole(2, draw.uniform(0.5, 1.5) * step, draw.uniform(0.4, 0.5) * busy)
-    profile = combine(Measured(BATCH, layers, alone, together))
+    profile = combine(Measured(BATCH, layers, alone, together, 1))
     assert _compute(profile, 1) == pytest.approx(step)
     fractions = [la["parallelFraction"] for la in profile["layers"]]
     assert all(0 <= f <= 1 for f in fractions)
@@ -108,9 +108,9 @@ def test_servers_cost_what_they_spend_with_most_workers_and_layers_say_how_long_
     busy = sum(la.busy[BATCH].seconds for la in layers)
     alone = _whole(1, busy + 0.001, busy, processor=(busy, 0.004, 0.001))
     together = _whole(2, busy, busy / 2, processor=(busy, 0.006, 0.001))
-    profile = combine(Measured(BATCH, layers, alone, None))
+    profile = combine(Measured(BATCH, layers, alone, None, 1))
     assert profile["parameterServer"] == {"processorSecondsPerSample": 0.004 / BATCH, "workers": 1}
-    profile = combine(Measured(BATCH, layers, alone, together))
+    profile = combine(Measured(BATCH, layers, alone, together, 1))
     assert profile["parameterServer"] == {"processorSecondsPerSample": 0.006 / BATCH, "workers": 2}
     # Of the 2 ms of the server's work, 1 ms lies between the worker's own work and the end of the step.
     assert [la["serverSeconds"] for la in profile["layers"]] == pytest.approx([0.001, 0.0])
@@ -122,7 +122,7 @@ def test_servers_cost_what_they_spend_with_most_workers_and_layers_say_how_long_
 def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
     layer = _layer("only", Line(0.0, 1e-5))
     whole = layer.busy[BATCH].seconds
-    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole / 2, whole / 2)))
+    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole / 2, whole / 2), 1))
     assert profile["layers"][0]["parallelFraction"] == pytest.approx(1.0)
     assert profile["stage"]["stageSeconds"] == 0.0
     assert profile["warnings"] == []
@@ -131,7 +131,7 @@ def test_two_workers_on_cores_of_their_own_give_alpha_one() -> None:
 def test_two_workers_on_one_core_give_alpha_zero_and_a_warning() -> None:
     layer = _layer("only", Line(0.0, 1e-5))
     whole = layer.busy[BATCH].seconds
-    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole, whole)))
+    profile = combine(Measured(BATCH, [layer], _whole(1, whole, whole), _whole(2, whole, whole), 1))
     assert profile["layers"][0]["parallelFraction"] == pytest.approx(0.0)
     assert "more units of this pool on this machine do not help" in profile["warnings"][0]
 
@@ -139,7 +139,7 @@ def test_two_workers_on_one_core_give_alpha_zero_and_a_warning() -> None:
 def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() -> None:
     layers = [_layer("table", Line(0.0, 1e-6), rows=0.004), _layer("linear", Line(0.0, 1e-6), dense=0.003)]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    table, linear = combine(Measured(BATCH, layers, _whole(1, busy + 0.010, busy), None))["layers"]
+    table, linear = combine(Measured(BATCH, layers, _whole(1, busy + 0.010, busy), None, 1))["layers"]
     own = 1e-6 * BATCH
     assert table["computeFixedSeconds"] == pytest.approx(0.0)
     assert table["computeSeconds"] == pytest.approx(own + 0.004)
@@ -151,7 +151,7 @@ def test_dense_parameters_at_the_server_are_fixed_and_rows_are_not_shared_out() 
 def test_work_of_the_servers_that_nobody_waits_for_is_not_charged() -> None:
     layers = [_layer("table", Line(0.0, 1e-6), rows=0.004)]
     busy = layers[0].busy[BATCH].seconds
-    profile = combine(Measured(BATCH, layers, _whole(1, busy + 0.001, busy), None))
+    profile = combine(Measured(BATCH, layers, _whole(1, busy + 0.001, busy), None, 1))
     assert profile["layers"][0]["computeSeconds"] == pytest.approx(busy + 0.001)
     assert profile["stage"]["stageSeconds"] == pytest.approx(0.0)
 
@@ -159,7 +159,7 @@ def test_work_of_the_servers_that_nobody_waits_for_is_not_charged() -> None:
 def test_the_fixed_part_of_a_cut_is_that_of_one_piece_whatever_the_number_of_micro_batches() -> None:
     layers = [_layer("a", Line(0.0, 1e-6), transfer=Line(1e-4, 2e-7)), _layer("b", Line(0.0, 1e-6))]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    first, last = combine(Measured(BATCH, layers, _whole(1, busy, busy), None))["layers"]
+    first, last = combine(Measured(BATCH, layers, _whole(1, busy, busy), None, 1))["layers"]
     assert first["transferFixedSeconds"] == pytest.approx(1e-4)
     assert first["transferSeconds"] == pytest.approx(1e-4 + 2e-7 * BATCH)
     assert first["transferProcessorFixedSeconds"] == pytest.approx(1.5e-4)
@@ -187,13 +187,33 @@ def test_processor_time_adds_up_to_that_of_the_steps_of_one_and_of_two_workers(s
     used = (busy * draw.uniform(0.5, 2), draw.uniform(0, 0.01), draw.uniform(0, 0.01))
     more = (used[0] * draw.uniform(1, 1.5), used[1] * draw.uniform(1, 2), used[2] * draw.uniform(1, 2))
     alone, together = _whole(1, busy, busy, processor=used), _whole(2, busy / 2, busy / 2, processor=more)
-    profile = combine(Measured(BATCH, layers, alone, together))
+    profile = combine(Measured(BATCH, layers, alone, together, 1))
     assert _processor(profile, 1) == pytest.approx(sum(used))
     assert _processor(profile, 2) == pytest.approx(min(sum(more), 2 * sum(used)))
     assert all(0 <= la["processorFixedSeconds"] <= la["processorSeconds"] for la in profile["layers"])
     assert profile["stage"]["stageProcessorSeconds"] >= -1e-15
     assert profile["calibration"]["processor"] == alone.processor
-    assert _processor(combine(Measured(BATCH, layers, alone, None)), 1) == pytest.approx(sum(used))
+    assert _processor(combine(Measured(BATCH, layers, alone, None, 1)), 1) == pytest.approx(sum(used))
+
+
+@pytest.mark.parametrize(
+    ("threads", "used", "serial"),
+    [
+        (1, 1.4, 0.6),  # one core for 0.6 s, two for 0.4 s
+        (2, 1.4, 2.6 / 3),  # one for 0.87 s, four for 0.13 s
+        (1, 2.5, 0.2),  # never less than the stage's overhead
+        (2, 0.0, 1.0),  # never more than the step
+        (None, 1.4, 0.2),  # an accelerator computes meanwhile
+    ],
+)
+def test_serial_time_is_what_two_workers_leave_idle(threads: int | None, used: float, serial: float) -> None:
+    layer = _layer("only", Line(0.0, 1.0 / BATCH))
+    alone, together = _whole(1, 1.2, 1.0), _whole(2, 1.0, 0.5, processor=(used, 0.0, 0.0))
+    profile = combine(Measured(BATCH, [layer], alone, together, threads))
+    assert profile["stage"]["stageSeconds"] == pytest.approx(0.2)
+    assert profile["stage"]["stageSerialSeconds"] == pytest.approx(serial)
+    profile = combine(Measured(BATCH, [layer], alone, None, threads))
+    assert profile["stage"]["stageSerialSeconds"] == pytest.approx(0.2)
 
 
 def test_processor_time_that_follows_the_samples_goes_to_the_layers_that_work() -> None:
@@ -201,7 +221,7 @@ def test_processor_time_that_follows_the_samples_goes_to_the_layers_that_work() 
     busy = sum(la.busy[BATCH].seconds for la in layers)
     alone = _whole(1, busy, busy, processor=(0.06, 0.01, 0.01))
     together = _whole(2, busy / 2, busy / 2, processor=(0.09, 0.01, 0.02))  # one more worker costs 0.04
-    profile = combine(Measured(BATCH, layers, alone, together))
+    profile = combine(Measured(BATCH, layers, alone, together, 1))
     assert [la["processorSeconds"] for la in profile["layers"]] == pytest.approx([0.01, 0.03])
     assert profile["stage"]["stageProcessorSeconds"] == pytest.approx(0.04)
 
@@ -212,7 +232,7 @@ def test_a_second_worker_that_seems_to_cost_nothing_or_everything_is_within_limi
     alone = _whole(1, busy, busy, processor=(0.06, 0.0, 0.0))
     for second, expected in (((0.05, 0.0, 0.0), 0.0), ((0.5, 0.0, 0.0), 0.06)):
         together = _whole(2, busy / 2, busy / 2, processor=second)
-        profile = combine(Measured(BATCH, [layer], alone, together))
+        profile = combine(Measured(BATCH, [layer], alone, together, 1))
         assert profile["stage"]["stageProcessorSeconds"] == pytest.approx(expected)
 
 
@@ -220,7 +240,7 @@ def test_spread_is_warned_of_where_it_matters_only() -> None:
     large, tiny = Line(0.0, 1e-5), Line(0.0, 1e-9)
     layers = [_layer("large", large, spread=0.2), _layer("tiny", tiny, spread=2.0)]
     busy = sum(la.busy[BATCH].seconds for la in layers)
-    profile = combine(Measured(BATCH, layers, _whole(1, busy, busy, spread=0.3), _whole(2, busy / 2, busy / 2)))
+    profile = combine(Measured(BATCH, layers, _whole(1, busy, busy, spread=0.3), _whole(2, busy / 2, busy / 2), 1))
     assert len(profile["warnings"]) == 2
     assert "steps of 1 worker(s) vary by 30%" in profile["warnings"][0]
     assert profile["warnings"][1] == "layer 'large' varies by 20% even when measured again"

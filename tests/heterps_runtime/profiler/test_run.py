@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,19 @@ import pytest
 
 from heterps_runtime.__main__ import main
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, EXIT_BAD_INPUT, PATH_PROFILES, JobPhase
+from heterps_runtime.contract import (
+    ENV_CONFIG,
+    ENV_COORDINATOR,
+    ENV_TOKEN,
+    EXIT_BAD_INPUT,
+    PATH_LOST,
+    PATH_PROFILES,
+    PATH_STATUS,
+    JobPhase,
+)
+from heterps_runtime.cores import usable_cores
 from heterps_runtime.profiler.main import run_profiler
+from heterps_runtime.wire.link import Credentials
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
 
@@ -80,6 +92,33 @@ def test_a_pool_is_measured_and_reported(
     elif profile["measured"]["cores"] > 1:
         assert two["steps"] >= 8
     assert job.status()["phase"] == JobPhase.PROFILING
+
+
+@pytest.mark.slow
+def test_a_worker_that_all_reduces_may_miss_the_second_one_before_the_coordinator_is_told(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if usable_cores() < 2:
+        pytest.skip("two workers need two cores")
+    document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
+    document["job"]["spec"]["encryption"] = "Disabled"  # as all-reduce needs
+    document["pythonPath"] = [str(Path(__file__).parents[3])]
+    job = start(document)
+    request, generations = Credentials.request, []
+
+    def late(credentials: Credentials, method: str, path: str, *body: Any) -> Any:
+        if path == PATH_LOST:
+            while (generation := request(credentials, "GET", PATH_STATUS)["generation"]) < 2:
+                time.sleep(0.02)
+            generations.append(generation)
+        return request(credentials, method, path, *body)
+
+    monkeypatch.setattr(Credentials, "request", late)
+    run_profiler(RunConfig.from_json(document), "card")
+
+    profile = job.credentials.request("GET", PATH_PROFILES)["card"]
+    assert profile["calibration"]["steps"] >= 8
+    assert generations == [2], "the worker has joined again before the coordinator was told"
 
 
 @pytest.mark.parametrize(
