@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.kubernetes.building.pods import build_pod, image_of
+from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.building.templates import merge
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.values import ProcessSpec

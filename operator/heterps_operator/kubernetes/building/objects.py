@@ -20,9 +20,9 @@ from heterps_operator.kubernetes.building.pods import CONFIG_FILE, build_pod, sc
 from heterps_operator.kubernetes.names import (
     ANNOTATION_PLAN_REVISION,
     COORDINATOR_PORT,
-    METRICS_PORT,
     LABEL_ROLE,
     LABEL_STAGE,
+    METRICS_PORT,
     budget_name,
     gang_name,
     job_labels,
