@@ -97,6 +97,8 @@ def test_only_the_job_the_operator_and_prometheus_reach_a_job() -> None:
         {"from": [operator], "ports": [{"protocol": "TCP", "port": 7400}]},
         {"from": [prometheus], "ports": [{"protocol": "TCP", "port": 7401}]},
     ]
+    everyone = objects.network_policy(make_job(), "heterps-system", ())["spec"]["ingress"][-1]
+    assert everyone == {"ports": [{"protocol": "TCP", "port": 7401}]}
 
 
 def gang_job(gang: str, **more: Any) -> Json:

@@ -151,6 +151,7 @@ def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json])
     """
     name = str(job["metadata"]["name"])
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
+    readers = {"from": [dict(peer) for peer in scrapers]} if scrapers else {}  # the API server drops an empty list
     return _object(
         job,
         "networking.k8s.io/v1",
@@ -162,7 +163,7 @@ def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json])
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": job_selector(name)}}]},
                 {"from": [operator], "ports": [{"protocol": "TCP", "port": COORDINATOR_PORT}]},
-                {"from": [dict(peer) for peer in scrapers], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
+                {**readers, "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
             ],
         },
     )
