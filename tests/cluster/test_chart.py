@@ -17,6 +17,7 @@ import yaml
 from heterps_operator.api.admission import cluster_problems
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.kubernetes.api import connect
+from heterps_operator.kubernetes.names import pod_labels
 from tests.cluster.building import ROOT
 from tests.cluster.faults import MODEL, held
 from tests.cluster.helm import CHART, Helm, kubeconfig_of
@@ -24,6 +25,7 @@ from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.cluster.pods import project_template
 from tests.heterps_operator.api.samples import CPU, JOB, changed, parsed
+from tests.heterps_operator.helpers.documents import COORDINATOR
 
 NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
@@ -59,7 +61,12 @@ def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
     [
         (),
         ("replicas=2", "operator.prometheusUrl=http://prometheus:9090", "operator.maxConcurrentTurns=4"),
-        ("watchNamespaces={a,b}", "image.digest=sha256:" + "0" * 64, "metrics.serviceMonitor.enabled=true"),
+        (
+            "watchNamespaces={a,b}",
+            "image.digest=sha256:" + "0" * 64,
+            "metrics.serviceMonitor.enabled=true",
+            "metrics.podMonitor.enabled=true",
+        ),
         ("crds.enabled=false", "rbac.create=false", "serviceAccount.create=false", "serviceAccount.name=mine"),
         ("fullnameOverride=x", "metrics.service=false", "podLabels.team=a", "priorityClassName=high"),
     ],
@@ -124,9 +131,9 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert [probe for probe in ("startupProbe", "livenessProbe", "readinessProbe") if probe not in container] == []
-    assert container["args"] == [
-        "--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}",
-    ]  # fmt: skip
+    *arguments, peers = container["args"]
+    assert arguments == ["--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}"]
+    assert peers.startswith("--metrics-from=")
 
 
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
@@ -164,8 +171,42 @@ def test_a_network_policy_admits_prometheus_to_the_metrics_alone(helm: Helm) -> 
          "from": [{"namespaceSelector": {}, "podSelector": prometheus}]},
     ]  # fmt: skip
     [container] = deployment["spec"]["template"]["spec"]["containers"]
+    option, _, peers = container["args"][-1].partition("=")
+    assert option == "--metrics-from"  # for the policies of jobs
+    assert json.loads(peers) == policy["spec"]["ingress"][0]["from"]
     assert [port["name"] for port in container["ports"]] == ["metrics"]
     assert of_kind(rendered(helm, "networkPolicy.enabled=false"), "NetworkPolicy") == []
+
+
+def test_the_operator_s_own_labels_win_and_those_of_jobs_do_not(helm: Helm) -> None:
+    """The operator says to which namespace a job belongs; a job cannot claim another namespace."""
+    assert of_kind(rendered(helm), "ServiceMonitor", "PodMonitor") == []
+    objects = rendered(
+        helm,
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.podMonitor.enabled=true",
+        "metrics.podMonitor.labels.release=prometheus",
+    )
+    [operator], [jobs] = of_kind(objects, "ServiceMonitor"), of_kind(objects, "PodMonitor")
+    [endpoint] = operator["spec"]["endpoints"]
+    assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
+    [endpoint] = jobs["spec"]["podMetricsEndpoints"]
+    assert endpoint == {
+        "port": "metrics",
+        "path": "/metrics",
+        "interval": "15s",
+        "honorLabels": False,
+        "metricRelabelings": [{"action": "labeldrop", "regex": "exported_namespace"}],
+    }
+    assert jobs["metadata"]["labels"]["release"] == "prometheus"
+    assert jobs["spec"]["namespaceSelector"] == {"any": True}
+
+
+def test_the_pod_monitor_selects_coordinators_by_their_labels_and_port(helm: Helm) -> None:
+    objects = rendered(helm, "metrics.podMonitor.enabled=true", "watchNamespaces={a,b}")
+    [monitor] = of_kind(objects, "PodMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod_labels("flights", COORDINATOR).items()
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
 def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -> None:

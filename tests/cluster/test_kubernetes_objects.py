@@ -121,7 +121,7 @@ def test_the_longest_names_fit(server: ApiServer, kubectl: Kubectl) -> None:
     check(server, at(pod_of(spec, job), kubectl))
     for item in (objects.service(job), objects.run_config(job, {}), objects.plan_config(job, 99_999, {})):
         check(server, at(item, kubectl))
-    for item in (*objects.disruption_budgets(job, PLAN), objects.network_policy(job, "heterps-system")):
+    for item in (*objects.disruption_budgets(job, PLAN), objects.network_policy(job, "heterps-system", ())):
         check(server, at(item, kubectl))
 
 

@@ -79,6 +79,7 @@ def operator(options: Namespace) -> int:
             api.fenced(lease.is_held),
             folder,
             namespace,
+            options.metrics_from,
             most_planners=options.max_planners,
             longest_planning=options.max_planner_seconds,
             planner_memory_bytes=options.planner_memory_mib << 20,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
+from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import KubernetesApi
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
@@ -40,6 +41,7 @@ class OperatorContext:
     api: KubernetesApi
     folder: Path  # for planners' files
     namespace: str = "heterps-system"  # of the operator itself
+    scrapers: Sequence[Json] = ()  # NetworkPolicyPeers that read the metrics of jobs; none: everyone
     most_planners: int = 3
     longest_planning: float = 600.0  # seconds of one planner
     planner_memory_bytes: int | None = 256 << 20  # address space of one planner; None: no limit

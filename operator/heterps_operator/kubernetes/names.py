@@ -44,7 +44,6 @@ __all__ = [
     "job_status_path",
     "jobs_path",
     "label_selector",
-    "metrics_port",
     "object_path",
     "owner_reference",
     "plan_config_name",
@@ -62,7 +61,7 @@ __all__ = [
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
 COORDINATOR_PORT = 7400
-METRICS_PORT = 7401  # of a coordinator whose other port is encrypted
+METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
 
 LABEL_JOB = f"{API_GROUP}/job"
 LABEL_ROLE = f"{API_GROUP}/role"
@@ -146,17 +145,8 @@ def gang_name(job: str, incarnation: int) -> str:
 def coordinator_address(job: Json, ip: str) -> str:
     """`http://IP:PORT` of a coordinator, or `https://IP:PORT` if the job encrypts."""
     host = f"[{ip}]" if ":" in ip else ip
-    scheme = "https" if _encrypts(job) else "http"
+    scheme = "https" if job["spec"].get("encryption") == "Required" else "http"
     return f"{scheme}://{host}:{COORDINATOR_PORT}"
-
-
-def metrics_port(job: Json) -> int:
-    """Port where a coordinator serves health and metrics in clear, for probes and Prometheus."""
-    return METRICS_PORT if _encrypts(job) else COORDINATOR_PORT
-
-
-def _encrypts(job: Json) -> bool:
-    return bool(job["spec"].get("encryption") == "Required")
 
 
 def _label(text: str, length: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
@@ -103,15 +104,28 @@ class CoordinatorServer:
 
         Raises:
             TransientError: the checkpoints cannot be read.
-            UserError: the port is taken.
+            UserError: a port is taken.
         """
+        try:
+            async with contextlib.AsyncExitStack() as listeners:
+                await self._serve(listeners)
+        finally:
+            self._departures.close()
+            self._executor.shutdown(wait=True)
+            self._plain.close(linger=1000)
+            self._context.term()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, listeners: contextlib.AsyncExitStack) -> None:
         context = self._security.http_server()
         runner = await self._listen("--port", self._port, self._application(), context)
-        runners = [runner]
+        listeners.push_async_callback(runner.cleanup)
         if self._metrics_port is not None:
             open_pages = web.Application()
             open_pages.add_routes(self._open_routes())
-            runners.append(await self._listen("--metrics-port", self._metrics_port, open_pages, None))
+            metrics = await self._listen("--metrics-port", self._metrics_port, open_pages, None)
+            listeners.push_async_callback(metrics.cleanup)
         port = runner.addresses[0][1]
         if self._ready_file is not None:
             scheme = "http" if context is None else "https"
@@ -128,14 +142,6 @@ class CoordinatorServer:
             task.cancel()
         await asyncio.gather(receiver, ticker, return_exceptions=True)
         asyncio.get_running_loop().remove_reader(self._departures.fileno())
-        self._departures.close()
-        for runner in runners:
-            await runner.cleanup()
-        self._executor.shutdown(wait=True)
-        self._plain.close(linger=1000)
-        self._context.term()
-        if self._failure is not None:
-            raise self._failure
 
     async def _listen(
         self, option: str, port: int, application: web.Application, context: ssl.SSLContext | None

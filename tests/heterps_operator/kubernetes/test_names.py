@@ -80,11 +80,10 @@ def test_an_address_of_ipv6_is_bracketed() -> None:
     assert names.coordinator_address(job, "fd00::7") == "http://[fd00::7]:7400"
 
 
-def test_a_coordinator_that_encrypts_serves_metrics_on_a_port_of_their_own() -> None:
-    for encryption, scheme, port in (("Disabled", "http", 7400), ("Required", "https", 7401)):
+def test_a_coordinator_that_encrypts_is_asked_over_tls() -> None:
+    for encryption, scheme in (("Disabled", "http"), ("Required", "https")):
         job = {"spec": {"encryption": encryption}}
         assert names.coordinator_address(job, "10.0.0.7") == f"{scheme}://10.0.0.7:7400"
-        assert names.metrics_port(job) == port
 
 
 def test_only_what_belongs_to_this_very_job_is_owned() -> None:

@@ -33,7 +33,7 @@ def all_objects() -> list[Json]:
         objects.run_config(job, {"version": 1, "job": job, "pools": []}),
         objects.token_secret(job, "secret"),
         objects.plan_config(job, 3, {"version": 1}),
-        objects.network_policy(job, "heterps-system"),
+        objects.network_policy(job, "heterps-system", ()),
         *objects.disruption_budgets(job, PLAN),
     ]
 
@@ -88,23 +88,17 @@ def test_budgets_protect_servers_and_let_one_worker_of_a_stage_go() -> None:
 
 
 def test_only_the_job_the_operator_and_prometheus_reach_a_job() -> None:
-    spec = objects.network_policy(make_job(), "heterps-system")["spec"]
+    prometheus = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    spec = objects.network_policy(make_job(), "heterps-system", [prometheus])["spec"]
     assert spec["policyTypes"] == ["Ingress"]
-    own, of_operator, of_scraper = spec["ingress"]
-    assert own == {"from": [{"podSelector": {"matchLabels": {"heterps.io/job": "flights"}}}]}
-    assert of_operator["ports"] == of_scraper["ports"] == [{"protocol": "TCP", "port": 7400}]
-    [operator], [scraper] = of_operator["from"], of_scraper["from"]
-    assert operator == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "heterps-system"}}}
-    assert scraper["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
-
-
-def test_prometheus_reaches_only_the_metrics_of_a_job_that_encrypts() -> None:
-    job = make_job(encryption="Required")
-    _, of_operator, of_scraper = objects.network_policy(job, "heterps-system")["spec"]["ingress"]
-    assert of_operator["ports"] == [{"protocol": "TCP", "port": 7400}]
-    assert of_scraper["ports"] == [{"protocol": "TCP", "port": 7401}]
-    ports = {port["name"]: port["port"] for port in objects.service(job)["spec"]["ports"]}
-    assert ports == {"http": 7400, "metrics": 7401}
+    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "heterps-system"}}}
+    assert spec["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": {"heterps.io/job": "flights"}}}]},
+        {"from": [operator], "ports": [{"protocol": "TCP", "port": 7400}]},
+        {"from": [prometheus], "ports": [{"protocol": "TCP", "port": 7401}]},
+    ]
+    everyone = objects.network_policy(make_job(), "heterps-system", ())["spec"]["ingress"][-1]
+    assert everyone == {"ports": [{"protocol": "TCP", "port": 7401}]}
 
 
 def gang_job(gang: str, **more: Any) -> Json:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.kubernetes.building.pods import build_pod, image_of
+from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.building.templates import merge
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.values import ProcessSpec
@@ -61,19 +61,14 @@ def test_every_pod_has_the_structure_of_a_pod(spec: ProcessSpec) -> None:
 def test_the_coordinator_listens_where_others_find_it() -> None:
     pod = pod_of(COORDINATOR)
     container = container_of(pod)
-    assert container["command"] == ["heterps-runtime", "coordinator", "--host", "$(POD_IP)", "--port", "7400"]
-    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": 7400}
+    assert container["command"] == [
+        "heterps-runtime", "coordinator", "--host", "$(POD_IP)", "--port", "7400", "--metrics-port", "7401",
+    ]  # fmt: skip
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": 7400, "metrics": 7401}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": 7401}
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
     assert "HETERPS_COORDINATOR" not in environment(pod)
     assert "nodeSelector" not in pod["spec"]
-
-
-def test_a_coordinator_that_encrypts_serves_probes_on_a_port_of_their_own() -> None:
-    pod = build_pod(make_job(encryption="Required"), None, COORDINATOR, coordinator=None)
-    container = container_of(pod)
-    assert container["command"][-4:] == ["--port", "7400", "--metrics-port", "7401"]
-    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": 7400, "metrics": 7401}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": 7401}
 
 
 def test_a_worker_gets_the_units_of_its_pool() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument
 from heterps_runtime.coordinator.server import CoordinatorServer
+from heterps_runtime.errors import UserError
 from heterps_runtime.wire.security import LinkSecurity
-from tests.heterps_runtime.helpers.jobs import plan_document
+from tests.heterps_runtime.helpers.jobs import TOKEN, configuration, plan_document
 
 
 class Plans:
@@ -42,3 +47,16 @@ def test_a_plan_of_an_older_revision_is_refused() -> None:
 
     assert asyncio.run(ask()) == [200, 200, 409, 200, 200]
     assert plans.taken == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("taken", ["--port", "--metrics-port"])
+def test_a_taken_port_is_named_and_the_other_one_is_free_again(taken: str, tmp_path: Path) -> None:
+    config = RunConfig.from_json(configuration(tmp_path, "flights"))
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
+        port, free_port = other.getsockname()[1], free.getsockname()[1]
+        free.close()
+        ports = (port, free_port) if taken == "--port" else (free_port, port)
+        server = CoordinatorServer(config, TOKEN, "127.0.0.1", ports[0], None, metrics_port=ports[1])
+        with pytest.raises(UserError, match=f"{taken}: cannot listen on 127.0.0.1:{port}: Address already in use; "):
+            asyncio.run(server.run())
+        socket.create_server(("127.0.0.1", free_port)).close()

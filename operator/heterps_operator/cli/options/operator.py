@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
+from typing import Any
 
 __all__ = ["add_operator_options"]
 
@@ -22,6 +24,13 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument("--prometheus-url", metavar="URL", help="ask this server instead of scraping coordinators")
     parser.add_argument("--prometheus-token-file", metavar="FILE", type=Path, help="bearer token to send to it")
     parser.add_argument("--prometheus-ca-file", metavar="FILE", type=Path, help="certificates to trust it by (https)")
+    parser.add_argument(
+        "--metrics-from",
+        metavar="JSON",
+        type=_peers,
+        default=[{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}],
+        help="NetworkPolicyPeers that read the metrics of jobs (default: Prometheus by its usual label; []: everyone)",
+    )
     parser.add_argument("--max-concurrent-turns", type=_positive, default=8, help="jobs at a time (default: 8)")
     parser.add_argument("--max-planners", type=_positive, default=3, help="planner processes at a time (default: 3)")
     parser.add_argument(
@@ -32,6 +41,16 @@ def add_operator_options(parser: ArgumentParser) -> None:
     )
     parser.set_defaults(output="text")
     parser.add_argument("--verbose", action="store_true", help="log failed requests in detail and kopf's own messages")
+
+
+def _peers(text: str) -> list[dict[str, Any]]:
+    try:
+        peers = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"must be JSON: {error}") from None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
+        raise ArgumentTypeError("must be a list of NetworkPolicyPeers, is " + text)
+    return peers
 
 
 def _positive(text: str) -> int:

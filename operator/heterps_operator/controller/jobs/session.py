@@ -113,7 +113,7 @@ class JobSession:
             job,
             objects.service(job),
             objects.run_config(job, pod_configuration(manifest)),
-            objects.network_policy(job, cluster.namespace),
+            objects.network_policy(job, cluster.namespace, cluster.scrapers),
         )
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())

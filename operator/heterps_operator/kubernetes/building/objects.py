@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -22,11 +22,11 @@ from heterps_operator.kubernetes.names import (
     COORDINATOR_PORT,
     LABEL_ROLE,
     LABEL_STAGE,
+    METRICS_PORT,
     budget_name,
     gang_name,
     job_labels,
     job_selector,
-    metrics_port,
     owner_reference,
     plan_config_name,
     run_config_name,
@@ -52,15 +52,11 @@ __all__ = [
 
 PLAN_FILE = "plan.json"
 _KEPT_PLANS = 10
-_SCRAPER = {"app.kubernetes.io/name": "prometheus"}  # label in the common Prometheus charts
 
 
 def service(job: Json) -> dict[str, Any]:
     """Build the headless Service that gives every pod its DNS name, ready or not: members look each other up before."""
     name = str(job["metadata"]["name"])
-    ports = [{"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"}]
-    if (open_port := metrics_port(job)) != COORDINATOR_PORT:
-        ports.append({"name": "metrics", "port": open_port, "protocol": "TCP"})
     return _object(
         job,
         "v1",
@@ -70,7 +66,10 @@ def service(job: Json) -> dict[str, Any]:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": job_selector(name),
-            "ports": ports,
+            "ports": [
+                {"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"},
+                {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},
+            ],
         },
     )
 
@@ -140,14 +139,19 @@ def disruption_budgets(job: Json, plan: JobPlan) -> tuple[dict[str, Any], ...]:
     return tuple(budgets)
 
 
-def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
+def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json]) -> dict[str, Any]:
     """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's ports.
 
     Egress stays open: data and checkpoints may be anywhere.
+
+    Args:
+        job: the HeterPSJob.
+        operator_namespace: namespace whose pods reach the coordinator.
+        scrapers: NetworkPolicyPeers that read its metrics; none: everyone, as in a NetworkPolicy.
     """
     name = str(job["metadata"]["name"])
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
-    scraper = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(_SCRAPER)}}
+    readers = {"from": [dict(peer) for peer in scrapers]} if scrapers else {}  # the API server drops an empty list
     return _object(
         job,
         "networking.k8s.io/v1",
@@ -159,7 +163,7 @@ def network_policy(job: Json, operator_namespace: str) -> dict[str, Any]:
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": job_selector(name)}}]},
                 {"from": [operator], "ports": [{"protocol": "TCP", "port": COORDINATOR_PORT}]},
-                {"from": [scraper], "ports": [{"protocol": "TCP", "port": metrics_port(job)}]},
+                {**readers, "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
             ],
         },
     )

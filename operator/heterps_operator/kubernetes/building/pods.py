@@ -19,9 +19,9 @@ from heterps_operator.kubernetes.names import (
     ANNOTATION_PROCESS,
     CONTAINER,
     COORDINATOR_PORT,
+    METRICS_PORT,
     gang_name,
     host_name,
-    metrics_port,
     owner_reference,
     pod_labels,
     pod_name,
@@ -263,14 +263,13 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
     if spec.role in _MEMBER_ROLES:
         command += ["--host", "$(POD_IP)"]
     elif spec.role == "coordinator":
-        command += ["--host", "$(POD_IP)", "--port", str(COORDINATOR_PORT)]
-        container["ports"] = [{"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"}]
-        open_port = metrics_port(job)
-        if open_port != COORDINATOR_PORT:
-            command += ["--metrics-port", str(open_port)]
-            container["ports"].append({"name": "metrics", "containerPort": open_port, "protocol": "TCP"})
+        command += ["--host", "$(POD_IP)", "--port", str(COORDINATOR_PORT), "--metrics-port", str(METRICS_PORT)]
+        container["ports"] = [
+            {"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ]
         container["readinessProbe"] = {
-            "httpGet": {"path": PATH_HEALTH, "port": open_port},
+            "httpGet": {"path": PATH_HEALTH, "port": METRICS_PORT},
             "periodSeconds": 1,  # the job waits for readiness
             "timeoutSeconds": 2,
         }
