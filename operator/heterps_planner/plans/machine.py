@@ -18,8 +18,8 @@ in seconds per batch of B samples, with, of the problem file,
                (`stageSeconds`), or what was measured of it in all processes (`stageSerialSeconds`)
     C          cores
 
-W/C is the bound of a machine whose cores are never idle. But between two steps, only one process works during
-o, and all cores share the rest of W. The plan keeps W/T_0 cores busy if it has them.
+W/C is the bound of a machine whose cores are never idle. During o only one process works, and all cores share the rest
+of W. The plan keeps W/T_0 cores busy if it has them.
 """
 
 from __future__ import annotations
@@ -77,14 +77,9 @@ def throughput_on_cores(
     """
     work = processor_seconds_per_sample(problem, stages, pods)
     pools = [(problem.pools[pool], workers) for (_, _, pool), workers in zip(stages, pods, strict=True)]
-    serial = max(
-        max(
-            stage_work((), pool, problem).on(workers * pool.units_per_pod),
-            pool.stage_serial_seconds / problem.batch_size,
-        )
-        for pool, workers in pools
-    )
-    serial = min(serial, work)
+    overheads = [stage_work((), pool, problem).on(workers * pool.units_per_pod) for pool, workers in pools]
+    measured = [pool.stage_serial_seconds / problem.batch_size for pool, _ in pools]
+    serial = min(max(*overheads, *measured), work)
     return 1 / max(1 / throughput, work / cores, serial + (work - serial) / cores)
 
 

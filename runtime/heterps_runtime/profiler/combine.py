@@ -172,8 +172,9 @@ def _processor(measured: Measured, fixed: Sequence[float], work: Sequence[float]
 def _serial(measured: Measured, overhead: float) -> float:
     """Seconds of a step in which one processor works and the others wait, however many workers there are.
 
-    By Amdahl's law, on the K cores of two workers: T(2) = o + (W(2) - o) / K. Waiting for commits, servers and each
-    other is all in it. A worker that waits for its accelerator leaves no core idle that others could not use.
+    By Amdahl's law, on the K cores of two workers: T(2) = o + (W(2) - o) / K. It includes waiting for commits, for
+    servers and for each other. While a worker waits for its accelerator, others can use its core: then it is the
+    overhead.
     """
     together, threads = measured.together, measured.threads
     if together is None or threads is None:
