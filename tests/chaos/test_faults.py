@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,19 @@ def test_a_fault_happens_at_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     director.sighted(_sight("push", 6))
     assert killed == [7]
     assert not director.pending
+
+
+def test_a_fault_counts_only_if_it_finds_something_to_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    director, _, _ = _director(monkeypatch, *(Fault("disk-full", "disk", "file", 5, soon=True) for _ in range(2)))
+    disk: Any = SimpleNamespace(disturb=lambda *_: None)
+    director.use(disk, disk)
+    for _ in range(2):
+        director.sighted(_sight("file", 5))
+    hit = director.incidents[0].hit
+    assert hit is not None
+    hit.happened = True
+    director.finish()
+    assert [incident.done for incident in director.incidents] == ["the disk", ""]
 
 
 def test_the_next_fault_waits_until_the_job_has_recovered(monkeypatch: pytest.MonkeyPatch) -> None:

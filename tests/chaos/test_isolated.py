@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from heterps_runtime.checkpoint.manifest import new_folder
 from tests.chaos.faults.disk import Disk
+from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.links import Links
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.namespaces import obstacles, run_isolated
@@ -48,9 +50,12 @@ def proxied(folder: Path) -> None:
     assert seen == [Sighting("other", "other", True, "push", 5)]
     accepted.sendall(b"answer")
     assert receive(client, 6) == b"answer"
-    assert links.run(lambda: links.disturb("corrupt", LINK, True, PATIENCE_SECONDS, 0.0)) == 1
+    hit = Hit()
+    assert links.run(lambda: links.disturb("corrupt", LINK, True, PATIENCE_SECONDS, 0.0, hit)) == 1
+    assert not hit.happened
     client.sendall(b"abc")
     assert receive(accepted, 3) == b"qbc"
+    assert hit.happened
     client.close()
     assert accepted.recv(1) == b"", "the end of a connection is passed on"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -65,7 +70,7 @@ def reset(folder: Path) -> None:
     client, accepted = connected()
     client.sendall(PUSH)
     receive(accepted, len(PUSH))
-    assert links.run(lambda: links.reset(LINK)) == 1
+    assert links.run(lambda: links.reset(LINK, Hit())) == 1
     for end in (client, accepted):
         with pytest.raises(ConnectionResetError):
             end.recv(1)
@@ -77,7 +82,7 @@ def vanished(folder: Path) -> None:
     (client, accepted), (other, other_accepted) = connected(), connected()
     client.sendall(PUSH)
     receive(accepted, len(PUSH))
-    assert links.run(lambda: links.vanish(LINK, None)) == 2
+    assert links.run(lambda: links.vanish(LINK, None, Hit())) == 2
     client.sendall(b"lost")
     accepted.settimeout(0.5)
     with pytest.raises(TimeoutError):
@@ -85,7 +90,7 @@ def vanished(folder: Path) -> None:
     fresh, fresh_accepted = connected()
     fresh.sendall(b"new")
     assert receive(fresh_accepted, 3) == b"new", "new connections work"
-    assert links.run(lambda: links.vanish(LINK, 0.2)) == 3
+    assert links.run(lambda: links.vanish(LINK, 0.2, Hit())) == 3
     fresh.sendall(b"late")
     assert receive(fresh_accepted, 4) == b"late", "TCP repeats what was lost for a time"
     other.close()
@@ -97,10 +102,11 @@ def mounted(folder: Path) -> None:
     seen: list[str] = []
     disk = Disk(folder / "point", folder / "files", 100, lambda sighting: seen.append(f"{sighting.op} {sighting.step}"))
     checkpoints = folder / "point" / "job" / "checkpoints"
+    names = {step: new_folder(step, 1) for step in (10, 20, 21, 30, 31, 40, 41, 100)}
 
     def save(step: int) -> None:
         """Write a file as a checkpoint is written, from another thread than the one that serves the mount."""
-        target = checkpoints / f"step-{step:09}" / "rows"
+        target = checkpoints / names[step] / "rows"
         target.parent.mkdir(parents=True)
         with target.with_name(".rows.partial").open("wb", buffering=0) as file:
             file.write(b"12345678")
@@ -112,20 +118,24 @@ def mounted(folder: Path) -> None:
     assert seen == ["file 10"]
     for kind, number in (("disk-full", errno.ENOSPC), ("disk-error", errno.EIO), ("disk-torn", errno.EIO)):
         step = {"disk-full": 20, "disk-error": 30, "disk-torn": 40}[kind]
-        disk.disturb(kind, 0.0, checkpoints=1)
+        hit = Hit()
+        disk.disturb(kind, 0.0, 1, hit)
         with pytest.raises(OSError, match=os.strerror(number)) as raised:
             save(step)
         assert raised.value.errno == number
+        assert hit.happened
         save(step + 1)
-    torn = folder / "files" / "job" / "checkpoints" / "step-000000040" / ".rows.partial"
+    torn = folder / "files" / "job" / "checkpoints" / names[40] / ".rows.partial"
     assert torn.read_bytes() == b"1234"
-    disk.disturb("disk-full", 0.0, checkpoints=1)
+    hit = Hit()
+    disk.disturb("disk-full", 0.0, 1, hit)
     save(100)  # faults spare the last checkpoint
+    assert not hit.happened
     (checkpoints / "unsynced").write_bytes(b"never synced")
-    partial = [f"job/checkpoints/step-{step:09}/.rows.partial" for step in (30, 40)]
+    partial = [f"job/checkpoints/{names[step]}/.rows.partial" for step in (30, 40)]
     assert disk.lose_power() == [*partial, "job/checkpoints/unsynced"]
     assert (folder / "files" / "job" / "checkpoints" / "unsynced").read_bytes() == b""
-    assert (checkpoints / "step-000000010" / "rows").read_bytes() == b"12345678"
+    assert (checkpoints / names[10] / "rows").read_bytes() == b"12345678"
     disk.close()
     assert not list((folder / "point").iterdir())
 

@@ -173,9 +173,10 @@ class WorkerMember(Member):
         engine = self._engine
         if engine is None or order.generation != engine.context.generation:
             return
-        held = self._setup.parameters.version
-        if isinstance(order, Commit | Checkpoint) and held is not None and held != order.step:
-            self._join_again(f"{order.op} of step {order.step}, but this worker is at step {held}")
+        replica = self._setup.parameters.version
+        at = engine.committed if replica is None else replica
+        if isinstance(order, Commit | Checkpoint) and order.step != at:
+            self._join_again(f"{order.op} of step {order.step}, but this worker is at step {at}")
             return
         match order:
             case Go():

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.disturbances import ONCE
-from tests.chaos.faults.incident import Incident, all_ready, steps_under_way
+from tests.chaos.faults.incident import Hit, Incident, all_ready, steps_under_way
 from tests.chaos.faults.links import Links
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.peers import CONTROLLER, processes
@@ -64,7 +64,7 @@ class Director:
         """A message is on its way, or a file is about to be written. The thread that calls this holds it up."""
         incident = self._take(sighting)
         if incident is not None:
-            incident.done = self._inject(incident.fault)
+            incident.done = self._inject(incident)
 
     def observed(self, status: Mapping[str, Any] | None) -> None:
         """Take a status of the job."""
@@ -87,12 +87,14 @@ class Director:
         return killed
 
     def finish(self) -> None:
-        """Note the end of the job, and continue what is stopped."""
+        """Note the end of the job and which faults found nothing to disturb, and continue what is stopped."""
         now = self._clock()
         with self._lock:
             self._closed = True
             for incident in self.incidents:
                 incident.recovery.finish(now)
+                if incident.hit is not None and not incident.hit.happened:
+                    incident.done = ""
         for handle in list(self._stopped):
             self._go_on(handle)
 
@@ -125,7 +127,8 @@ class Director:
             return False
         return fault.soon or (previous.ended is not None and self._complete)
 
-    def _inject(self, fault: Fault) -> str:
+    def _inject(self, incident: Incident) -> str:
+        fault = incident.fault
         match fault.kind:
             case "kill":
                 return self._signal(fault.target, signal.SIGKILL)
@@ -137,30 +140,33 @@ class Director:
                     self._signal(name, signal.SIGKILL)
                 return "all processes"
             case "disk-full" | "disk-error" | "disk-torn":
-                assert self._disk is not None
-                self._disk.disturb(fault.kind, 0.0, int(fault.amount))
-                return "the disk"
+                return self._disturb_disk(incident, 0.0, int(fault.amount))
             case "disk-slow":
-                assert self._disk is not None
-                self._disk.disturb(fault.kind, fault.amount, 2)
-                return "the disk"
-        return self._disturb_link(fault)
+                return self._disturb_disk(incident, fault.amount, 2)
+        return self._disturb_link(incident)
 
-    def _disturb_link(self, fault: Fault) -> str:
+    def _disturb_disk(self, incident: Incident, amount: float, checkpoints: int) -> str:
+        assert self._disk is not None
+        incident.hit = Hit()
+        self._disk.disturb(incident.fault.kind, amount, checkpoints, incident.hit)
+        return "the disk"
+
+    def _disturb_link(self, incident: Incident) -> str:
         """Disturb a link; in the proxy's thread."""
-        links = self._links
+        fault, links = incident.fault, self._links
         assert links is not None
+        hit = incident.hit = Hit()
 
         def disturb() -> int:
             match fault.kind:
                 case "reset":
-                    return links.reset(fault.target)
+                    return links.reset(fault.target, hit)
                 case "half-open":
-                    return links.vanish(fault.target, None)
+                    return links.vanish(fault.target, None, hit)
                 case "partition":
-                    return links.vanish(fault.target, fault.seconds)
+                    return links.vanish(fault.target, fault.seconds, hit)
             seconds = _ONCE_SECONDS if fault.kind in ONCE else fault.seconds
-            return links.disturb(fault.kind, fault.target, fault.forward, seconds, fault.amount)
+            return links.disturb(fault.kind, fault.target, fault.forward, seconds, fault.amount, hit)
 
         return f"{links.run(disturb)} connections"
 

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.chaos.faults.fuse import Mount, Request
+from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.kinds import DISK
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.peers import name_of
 
 __all__ = ["Disk"]
 
-_CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)(?:\.\d+)?/")
+_CHECKPOINT = re.compile(r"/checkpoints/step-0*(\d+)\.\d+-[0-9a-f]+/")  # `checkpoint.manifest.new_folder`
 
 
 class Disk:
@@ -43,6 +44,7 @@ class Disk:
         self._lock = threading.Lock()
         self._kind = ""  # of the fault in force; empty: none
         self._amount = 0.0
+        self._hit = Hit()
         self._checkpoints = 0  # that it still affects, including the present one
         self._step: int | None = None  # of the present one
         self._unsynced: dict[str, int] = {}  # path -> bytes that are safe
@@ -52,10 +54,11 @@ class Disk:
         """Unmount it; the files stay in the backing folder."""
         self._mount.close()
 
-    def disturb(self, kind: str, amount: float, checkpoints: int) -> None:
-        """Let a fault of a kind affect the next checkpoints."""
+    def disturb(self, kind: str, amount: float, checkpoints: int, hit: Hit) -> None:
+        """Let a fault of a kind affect the next checkpoints; `hit` is set when it fails or delays a request."""
         with self._lock:
             self._kind, self._amount, self._checkpoints, self._step = kind, amount, checkpoints, None
+            self._hit = hit
 
     def lose_power(self) -> list[str]:
         """Lose what was written but not synced; returns the damaged files. No process may be writing."""
@@ -77,10 +80,13 @@ class Disk:
             if self._affects(request):
                 match self._kind:
                     case "disk-full" if request.op != "fsync":
+                        self._hit.happened = True
                         raise OSError(errno.ENOSPC, "disk full")
                     case "disk-error" if request.op == "fsync":
+                        self._hit.happened = True
                         raise OSError(errno.EIO, "I/O error")
                     case "disk-slow":
+                        self._hit.happened = True
                         pause = self._amount
             self._follow(request)
             return pause
@@ -88,7 +94,10 @@ class Disk:
     def _cut(self, request: Request, size: int) -> int | None:
         """See `Mount`."""
         with self._lock:
-            return size // 2 if self._kind == "disk-torn" and self._affects(request) else None
+            if self._kind != "disk-torn" or not self._affects(request):
+                return None
+            self._hit.happened = True
+            return size // 2
 
     def _affects(self, request: Request) -> bool:
         found = _CHECKPOINT.search(f"/{request.path}/")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tests.chaos.faults.incident import Hit
+
 __all__ = ["ONCE", "Disturbance"]
 
 ONCE = frozenset({"corrupt", "duplicate", "reorder"})  # kinds that change one chunk; the others last for a time
@@ -20,6 +22,7 @@ class Disturbance:
         forward: direction, for kinds in `ONCE`; the others apply to both.
         until: monotonic seconds at which it ends; kinds in `ONCE` end with the chunk that they have changed.
         amount: `delay`: seconds per chunk; `slow`: bytes per second; `corrupt`: position in the chunk, 0 to 1.
+        hit: set with the first chunk that it changes.
     """
 
     kind: str
@@ -27,11 +30,11 @@ class Disturbance:
     forward: bool
     until: float
     amount: float
-    used: bool = field(default=False, init=False)
+    hit: Hit = field(default_factory=Hit)
 
     def over(self, now: float) -> bool:
         """Whether it has no effect any more."""
-        return self.used or now > self.until
+        return now > self.until or (self.kind in ONCE and self.hit.happened)
 
     def applies(self, link: str, forward: bool, now: float) -> bool:
         """Whether it changes the next bytes of a connection."""
@@ -39,7 +42,7 @@ class Disturbance:
 
     def shape(self, chunk: bytes) -> list[tuple[float, bytes]]:
         """Return the parts to forward instead of a chunk, each with the seconds to wait before it."""
-        self.used = self.kind in ONCE
+        self.hit.happened = True
         match self.kind:
             case "delay":
                 return [(self.amount, chunk)]

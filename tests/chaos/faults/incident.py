@@ -10,7 +10,7 @@ from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.schedule import Fault, Run
 from tests.chaos.results.recovery import Recovery
 
-__all__ = ["Incident", "Instant", "all_ready", "steps_under_way"]
+__all__ = ["Hit", "Incident", "Instant", "all_ready", "steps_under_way"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class Instant:
 
 
 @dataclass
+class Hit:
+    """Whether a fault that waits for something to disturb has found it.
+
+    Attributes:
+        happened: whether a write, a connection or bytes in a connection were disturbed.
+    """
+
+    happened: bool = False
+
+
+@dataclass
 class Incident:
     """A fault that was injected.
 
@@ -35,12 +46,14 @@ class Incident:
         at: what was on its way, or was seen.
         recovery: of the job.
         done: what was done, for people; empty: there was nothing to do it to; None: it is being done.
+        hit: of faults of links and of the disk, which may find nothing to disturb until they are over.
     """
 
     fault: Fault
     at: Sighting | Instant
     recovery: Recovery
     done: str | None = None
+    hit: Hit | None = None
 
 
 def all_ready(status: Mapping[str, Any]) -> bool:

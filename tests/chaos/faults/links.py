@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 
 from tests.chaos.faults.disturbances import Disturbance
+from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.moments import Scanner, Sighting
 from tests.chaos.faults.peers import CONTROLLER, owner_of_client, owner_of_listener
 from tests.chaos.namespaces import OUR_ADDRESS, PROXY_PORT
@@ -88,16 +89,19 @@ class Links:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def reset(self, link: str) -> int:
-        """Reset the connections of a link (`CLIENT>LISTENER`), or else its next one; returns their number."""
-        return self._strike(link, _Connection.reset)
+    # Each takes a link (`CLIENT>LISTENER`) and a `Hit`, which is set when a connection is disturbed.
 
-    def vanish(self, link: str, seconds: float | None) -> int:
+    def reset(self, link: str, hit: Hit) -> int:
+        """Reset the connections of a link, or else its next one; returns their number."""
+        return self._strike(link, _Connection.reset, hit)
+
+    def vanish(self, link: str, seconds: float | None, hit: Hit) -> int:
         """Drop all packets of a link's connections, or else of its next one; returns their number.
 
         Args:
-            link: `CLIENT>LISTENER`.
+            link: see above.
             seconds: after this time TCP delivers the bytes after all; None: the connections stay half-open forever.
+            hit: see above.
         """
 
         def drop(connection: _Connection) -> None:
@@ -106,21 +110,25 @@ class Links:
             if seconds is not None:
                 self._loop.call_later(seconds, _drop_packets, "-D", ports)
 
-        return self._strike(link, drop)
+        return self._strike(link, drop, hit)
 
-    def disturb(self, kind: str, link: str, forward: bool, seconds: float, amount: float) -> int:
+    def disturb(self, kind: str, link: str, forward: bool, seconds: float, amount: float, hit: Hit) -> int:
         """Disturb the following bytes of a link (see `Disturbance`); returns the number of its present connections."""
         now = self._loop.time()
         self._disturbances = [d for d in self._disturbances if not d.over(now)]
-        self._disturbances.append(Disturbance(kind, link, forward, now + seconds, amount))
+        self._disturbances.append(Disturbance(kind, link, forward, now + seconds, amount, hit))
         return len(self._of(link))
 
-    def _strike(self, link: str, action: Callable[[_Connection], None]) -> int:
+    def _strike(self, link: str, action: Callable[[_Connection], None], hit: Hit) -> int:
+        def strike(connection: _Connection) -> None:
+            hit.happened = True
+            action(connection)
+
         found = self._of(link)
         for connection in found:
-            action(connection)
+            strike(connection)
         if not found:  # the controller connects for each request
-            self._next[link] = action
+            self._next[link] = strike
         return len(found)
 
     def _of(self, link: str) -> list[_Connection]:

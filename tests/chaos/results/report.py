@@ -39,7 +39,7 @@ def table(outcomes: Sequence[Outcome], command: str) -> list[str]:
         middle, worst = statistics.median(seconds), max(seconds)
         lines.append(f"{kind:14} {len(seconds):6} {middle:9.1f} {worst:8.1f}   {KINDS[kind].what}")
     failed = [outcome for outcome in outcomes if outcome.problems]
-    incidents = sum(len(outcome.incidents) for outcome in outcomes)
+    incidents = sum(bool(incident.done) for outcome in outcomes for incident in outcome.incidents)
     lines.append(f"{len(outcomes)} jobs, {incidents} faults, {len(failed)} jobs failed")
     for outcome in failed:
         lines.append(f"seed {outcome.run.seed}: {'; '.join(outcome.problems)}")

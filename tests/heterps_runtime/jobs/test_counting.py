@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.ps.shard import Gradients, Shard
+from heterps_runtime.wire.messages import Commit, FromCoordinator
 from tests.counting import assert_every_sample_counted
-from tests.heterps_runtime.helpers.jobs import Stage, counting_configuration, run_job
+from tests.heterps_runtime.helpers.jobs import Stage, counting_configuration, run_job, trained_model
 
 PLANS: list[tuple[list[Stage], int]] = [
     ([("cpu", 2, 1)], 1),
@@ -43,6 +45,21 @@ def test_every_sample_is_applied_once_per_epoch(plan: int, consistency: str, pre
     document = counting_configuration(work, consistency, steps=35, precision=precision)
     model = _run(document, *PLANS[plan])
     assert_every_sample_counted(model, BATCH, seed=3, steps=35)
+
+
+def test_a_commit_that_arrives_twice_is_no_commit_of_the_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = CoordinatorServer.send
+
+    def send_twice(server: CoordinatorServer, member: str, incarnation: str, message: FromCoordinator) -> None:
+        for _ in range(2 if isinstance(message, Commit) and message.step == 7 and message.generation == 1 else 1):
+            send(server, member, incarnation, message)
+
+    monkeypatch.setattr(CoordinatorServer, "send", send_twice)
+    status = run_job(counting_configuration(folder / "repeated", "hybrid", steps=20), [("cpu", 2, 2)], 2)
+    assert status["generation"] > 1, "every member asked for a new generation"
+    assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=20)
 
 
 def _lose(push: Gradients) -> Gradients:
