@@ -1,10 +1,11 @@
-"""Helm with a single home folder, and the operator's rights from its chart."""
+"""Helm with a single home folder, the chart on a cluster, and the operator's rights from it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import yaml
 
 from tests.cluster.building import HELM, ROOT, path_of
 from tests.cluster.kubectl import Answer, Kubectl
+from tests.cluster.pods import project_template
 
 CHART = ROOT / "helm" / "heterps"
+INSTALLED = "heterps-chart"  # namespace of the installed chart; operators of other files run beside it
 RIGHTS = ("serviceaccount", "clusterrole", "roles")  # templates
+CUSTOM_RESOURCES = ("heterpsjobs.heterps.io", "heterpsjobstates.heterps.io", "devicepools.heterps.io")
 
 Json = dict[str, Any]
+Installed = Callable[..., Answer]  # Helm, with the namespace and the cluster of a release
 
 
 class Helm:
@@ -41,6 +46,61 @@ class Helm:
         command = [str(self.program()), *arguments]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         return Answer(ran.returncode, ran.stdout, ran.stderr)
+
+
+@contextlib.contextmanager
+def installed_chart(helm: Helm, admin: Kubectl, chart: Path, *options: str) -> Iterator[Installed]:
+    """Install a chart with its custom resources as `heterps`; gives Helm for that release, whose errors fail the test.
+
+    Args:
+        helm: installs it.
+        admin: kubectl with all rights.
+        chart: its folder.
+        options: of `helm install`.
+    """
+
+    def on_cluster(*arguments: str) -> Answer:
+        answer = helm(*arguments, f"--namespace={INSTALLED}", kubeconfig=admin.kubeconfig)
+        assert answer.code == 0, answer.errors
+        return answer
+
+    admin("delete", "customresourcedefinitions", "--ignore-not-found", *CUSTOM_RESOURCES)
+    try:
+        on_cluster("install", "heterps", str(chart), "--create-namespace", *options)
+        yield on_cluster
+    finally:
+        helm("uninstall", "heterps", f"--namespace={INSTALLED}", kubeconfig=admin.kubeconfig)
+        admin("delete", "namespace", INSTALLED, "--wait=false")
+        # Later tests install them themselves, without labels of a deleted release.
+        admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
+        admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
+        admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
+
+
+def operator_values(release: Path | None = None) -> Json:
+    """Return values with which the operator's pod runs programs of this machine; everything else is the chart's.
+
+    Args:
+        release: folder of another release (`tests/cluster/releases.py`); None: this checkout.
+    """
+    template = project_template("operator")["spec"]
+    [container] = template["containers"]
+    repository, tag = container["image"].rsplit(":", 1)
+    mine = {"HOME", "/tmp", "temporary"}  # the chart's own
+    environment = [item for item in container["env"] if item["name"] not in mine]
+    volumes = [item for item in template["volumes"] if item["name"] not in mine]
+    mounts = [item for item in container["volumeMounts"] if item["mountPath"] not in mine]
+    if release is not None:
+        path = os.pathsep.join(str(release / name) for name in ("operator", "runtime"))
+        environment.append({"name": "PYTHONPATH", "value": path})
+        volumes.append({"name": "release", "hostPath": {"path": str(release), "type": "Directory"}})
+        mounts.append({"name": "release", "mountPath": str(release), "readOnly": True})
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "operator": {"extraEnvironment": environment},
+        "volumes": volumes,
+        "volumeMounts": mounts,
+    }
 
 
 def grant(helm: Helm, admin: Kubectl, release: str, namespace: str, watched: Sequence[str] = ()) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,17 @@ from heterps_operator.kubernetes.api import connect
 from heterps_operator.kubernetes.names import pod_labels
 from tests.cluster.building import ROOT
 from tests.cluster.faults import MODEL, held
-from tests.cluster.helm import CHART, Helm, kubeconfig_of
+from tests.cluster.helm import CHART, Helm, Installed, installed_chart, kubeconfig_of, operator_values
+from tests.cluster.helm import INSTALLED as NAMESPACE
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
-from tests.cluster.pods import project_template
 from tests.heterps_operator.api.samples import CPU, JOB, changed, parsed
 from tests.heterps_operator.helpers.documents import COORDINATOR
 
-NAMESPACE = "heterps-chart"  # namespace of the release; operators of other files run beside it
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
-CUSTOM_RESOURCES = ("heterpsjobs.heterps.io", "heterpsjobstates.heterps.io", "devicepools.heterps.io")
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
 Object = dict[str, Any]
-Installed = Callable[..., Answer]  # Helm, with the release's namespace and cluster
 
 
 def rendered(helm: Helm, *settings: str) -> list[Object]:
@@ -250,21 +247,8 @@ def test_a_wrong_value_is_refused(helm: Helm, setting: str, words: str) -> None:
 @pytest.fixture(scope="module")
 def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     """The chart is installed; its pod cannot start, as the image is missing."""
-
-    def on_cluster(*arguments: str) -> Answer:
-        answer = helm(*arguments, f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
-        assert answer.code == 0, answer.errors
-        return answer
-
-    admin("delete", "customresourcedefinitions", "--ignore-not-found", *CUSTOM_RESOURCES)
-    on_cluster("install", "heterps", str(CHART), "--create-namespace")
-    yield on_cluster
-    helm("uninstall", "heterps", f"--namespace={NAMESPACE}", kubeconfig=admin.kubeconfig)
-    admin("delete", "namespace", NAMESPACE, "--wait=false")
-    # Later tests install them themselves, without labels of a deleted release.
-    admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
-    admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
+    with installed_chart(helm, admin, CHART) as on_cluster:
+        yield on_cluster
 
 
 def job_for_pods() -> Object:
@@ -407,20 +391,6 @@ def test_uninstalling_leaves_the_jobs(installed: Installed, kubectl: Kubectl, ad
 # --- a job, from submission to its end --------------------------------------------------------------------------------
 
 
-def values_of_this_checkout() -> Object:
-    """Values with which the operator's pod runs the programs of this checkout; everything else is the chart's."""
-    template = project_template("operator")["spec"]
-    [container] = template["containers"]
-    repository, tag = container["image"].rsplit(":", 1)
-    mine = {"HOME", "/tmp", "temporary"}  # the chart's own
-    return {
-        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-        "operator": {"extraEnvironment": [item for item in container["env"] if item["name"] not in mine]},
-        "volumes": [item for item in template["volumes"] if item["name"] not in mine],
-        "volumeMounts": [item for item in container["volumeMounts"] if item["mountPath"] not in mine],
-    }
-
-
 @pytest.mark.timeout(600)
 def test_a_job_lives_with_the_operator_of_the_chart(
     installed: Installed, kubectl: Kubectl, admin: Kubectl, tmp_path: Path
@@ -459,7 +429,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     job.keep_profile()
 
     values = tmp_path / "values.yaml"
-    values.write_text(yaml.safe_dump(values_of_this_checkout()))
+    values.write_text(yaml.safe_dump(operator_values()))
     installed("upgrade", "heterps", str(CHART), f"--values={values}", "--set=replicas=2", "--wait", "--timeout=600s")
 
     def active() -> str:

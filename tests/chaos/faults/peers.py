@@ -10,6 +10,7 @@ __all__ = ["CONTROLLER", "name_of", "owner_of_client", "owner_of_listener", "pro
 
 CONTROLLER = "heterps"
 _LISTENING = "0A"
+_ATTEMPTS = 10  # to find the owner of a connection
 _LOOPBACK = "0100007F"  # 127.0.0.1 in /proc/net/tcp
 
 
@@ -52,21 +53,25 @@ def owner_of_listener(port: int) -> str:
 
 
 def _owner(local: str, remote: str | None, state: str | None) -> str:
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1] == local and remote in (None, fields[2]) and state in (None, fields[3]) and fields[9] != "0":
-            return _holder_of(f"socket:[{fields[9]}]")
+    # The kernel may skip a line of this table, or an entry of a folder, if others come and go while it is read.
+    for _ in range(_ATTEMPTS):
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1] == local and remote in (None, fields[2]) and state in (None, fields[3]) and fields[9] != "0":
+                name = _holder_of(f"socket:[{fields[9]}]")
+                if name is not None:
+                    return name
     return "other"
 
 
-def _holder_of(link: str) -> str:
+def _holder_of(link: str) -> str | None:
     for name, pid in processes().items():
         with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     if os.readlink(entry.path) == link:
                         return name
-    return "other"
+    return None
 
 
 def _is_zombie(pid: int) -> bool:
