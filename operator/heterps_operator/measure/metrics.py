@@ -95,6 +95,7 @@ _COST = _job("cost", "What the job has cost so far")
 _COST_PER_MILLION = _job("cost_per_million_samples", "What a million samples of the model have cost so far")
 _POOL_UNITS = _job("pool_units", "Units of the plan, servers included", "pool")
 _STAGE_UNITS = _job("stage_units", "Units of a stage of the plan", "stage", "pool")
+_SERVER_MEMORY = _job("server_memory_limit_bytes", "Memory that one parameter server may have, if it has a limit")
 _JOB_PODS = _job("pods", "Pods that exist and have not ended", "role")
 _STEPS = _job("committed_steps", "Steps that are part of the model")
 _TOTAL_STEPS = _job("total_steps", "Steps of the whole job, once known")
@@ -103,8 +104,8 @@ _RESTARTS = _job("restarts", "Restarts that count towards backoffLimit")
 _REVISION = _job("plan_revision", "Revision of the current plan")
 JOB_SERIES = (
     _INFO, _PHASE, _WAITING, _CONDITION, _OBSERVED, _FLOOR, _PREDICTED, _COST_PER_HOUR, _PLANNED_COST, _MAX_COST,
-    _COST, _COST_PER_MILLION, _POOL_UNITS, _STAGE_UNITS, _JOB_PODS, _STEPS, _TOTAL_STEPS, _EVALUATION, _RESTARTS,
-    _REVISION,
+    _COST, _COST_PER_MILLION, _POOL_UNITS, _STAGE_UNITS, _SERVER_MEMORY, _JOB_PODS, _STEPS, _TOTAL_STEPS,
+    _EVALUATION, _RESTARTS, _REVISION,
 )  # fmt: skip
 
 _MAX_UNITS = _pool("max_units", "Units that all jobs together may use")
@@ -285,6 +286,8 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
         yield _FLOOR, (), job.min_samples_per_second
     if status.plan is not None:
         yield from _plan_rows(status.plan)
+    if job.server_memory_bytes is not None:
+        yield _SERVER_MEMORY, (), float(job.server_memory_bytes)
     running = [process.spec for process in turn.observed.processes if process.running]
     roles = sorted({spec.role for spec in running})
     for role in roles:

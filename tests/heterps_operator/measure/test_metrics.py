@@ -165,14 +165,15 @@ def test_a_job_that_cannot_be_started_has_a_reason_and_a_cost_only() -> None:
     assert "heterps_job_waiting" not in of_jobs(metrics)
 
 
-def test_the_cost_is_set_against_the_samples_of_the_model_and_the_limit() -> None:
+def test_the_cost_is_set_against_the_samples_of_the_model_and_limits_are_shown() -> None:
     metrics, world, job = make_metrics(), World().training(), ("ml", "flights")
-    world.job = replace(world.job, max_cost_per_hour=Decimal("40.00"))
+    world.job = replace(world.job, max_cost_per_hour=Decimal("40.00"), server_memory_bytes=Decimal(1 << 30))
     bill = Bill((BillLine("cpu", Decimal("3.6"), 5_000_000),))  # five seconds of one unit
     turn = make_turn(world)
     metrics.update(*job, replace(turn, bill=bill, status=replace(turn.status, result={"samples": 0})))
     found = of_jobs(metrics)
     assert found["heterps_job_max_cost_per_hour"] == {job: 40}
+    assert found["heterps_job_server_memory_limit_bytes"] == {job: 1 << 30}
     assert "heterps_job_cost_per_million_samples" not in found
     metrics.update(*job, replace(turn, bill=bill, status=replace(turn.status, result={"samples": 20_000})))
     assert of_jobs(metrics)["heterps_job_cost_per_million_samples"] == {job: pytest.approx(0.005 / 0.02)}
