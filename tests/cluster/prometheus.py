@@ -29,6 +29,29 @@ def promtool(*arguments: str, folder: Path) -> Answer:
     return Answer(ran.returncode, ran.stdout, ran.stderr)
 
 
+def pod_targets(pods: Sequence[Json]) -> list[Json]:
+    """Return what Prometheus' own discovery of pods finds, as target groups of a file.
+
+    Debian's Prometheus is built without the discovery of Kubernetes objects. The labels are those of
+    `kubernetes_sd_configs` with `role: pod`, so that relabelling works in the same way.
+    """
+    groups = []
+    for pod in pods:
+        metadata = pod["metadata"]
+        labels = {
+            "__meta_kubernetes_namespace": metadata["namespace"],
+            "__meta_kubernetes_pod_name": metadata["name"],
+        }
+        for name, value in (metadata.get("labels") or {}).items():
+            labels["__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name)] = value
+        for container in pod["spec"]["containers"]:
+            for port in container.get("ports") or ():
+                if (address := pod["status"].get("podIP")) is not None:
+                    named = {"__meta_kubernetes_pod_container_port_name": port.get("name", "")}
+                    groups.append({"targets": [f"{address}:{port['containerPort']}"], "labels": {**labels, **named}})
+    return groups
+
+
 class Prometheus:
     """A Prometheus server in the network of the calling thread; as a context manager it runs inside the block.
 
