@@ -1,6 +1,6 @@
 """A real Prometheus with the scrape configuration of docs/metrics.md: every panel and every alert finds its data.
 
-The operator runs in the chart's pod, and reads the throughput of its jobs from Prometheus.
+The operator runs in the chart's pod, and reads the throughput of its jobs from Prometheus. Grafana itself does not run.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def prometheus(
     values.write_text(yaml.safe_dump(values_of_this_checkout()))
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)
-    options = ("--set=crds.enabled=false", f"--set=operator.prometheusUrl=http://{ADDRESS}", f"--values={values}")
+    settings = f"crds.enabled=false,operator.logFormat=json,operator.prometheusUrl=http://{ADDRESS}"
+    options = (f"--set={settings}", f"--values={values}")
     installed = helm(
         "install", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *options, "--wait", "--timeout=600s",
         kubeconfig=admin.kubeconfig,
@@ -241,6 +242,14 @@ def test_the_operator_reads_the_throughput_from_prometheus(watched: Watched) -> 
     assert job.told("NotMeasured") == []
     answered = prometheus.answered_queries()  # only the operator asks now
     wait_until("the operator asks again", lambda: prometheus.answered_queries() > answered, 60, more=job.story)
+
+
+def test_each_line_of_the_operator_s_log_is_an_object(watched: Watched, admin: Kubectl) -> None:
+    """With the chart's `operator.logFormat: json`, whatever libraries write."""
+    text = admin("logs", f"--namespace={NAMESPACE}", f"deployment/{RELEASE}-heterps")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all({"ts", "level", "logger", "message"} <= set(line) for line in lines)
+    assert "active: all namespaces" in [line["message"] for line in lines]
 
 
 # --- the Prometheus Operator's resources ------------------------------------------------------------------------------
