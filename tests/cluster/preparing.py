@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.cluster.building import FOR_TESTS, Program, Say, build
+from tests.cluster.debian import unpack
 from tests.cluster.requirements import install_packages
 from tests.cluster.schemas import make_schemas
 
@@ -27,3 +28,4 @@ def prepare_tests(say: Say) -> None:
     """
     prepare(FOR_TESTS, say)
     make_schemas(say)
+    unpack(say)

@@ -136,7 +136,7 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
     settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4",
                 "operator.maxPlanners=1", "operator.maxPlannerSeconds=60", "operator.plannerMemoryMiB=512",
-                "operator.leaseSeconds=30")  # fmt: skip
+                "operator.leaseSeconds=30", "operator.logFormat=json")  # fmt: skip
     [deployment] = of_kind(rendered(helm, *settings), "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     program = ROOT / ".venv" / "bin" / container["command"][0]
@@ -231,6 +231,7 @@ def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -
         ("image.digest=latest", "does not match pattern"),
         ("watchNamespaces={Team}", "does not match pattern"),
         ("operator.prometheusUrl=prometheus:9090", "does not match pattern"),
+        ("operator.logFormat=xml", "value must be one of 'text', 'json'"),
         ("metrics.port=80", "minimum: got 80"),
         ("serviceAccount.create=false", "serviceAccount.name: must be given"),
     ],

@@ -12,7 +12,7 @@ from heterps_operator.addresses import below, redacted
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.api.schema import load_schemas
-from heterps_operator.cli.operator import _Redacting
+from heterps_operator.cli.log_format import LOG_FORMATS
 from heterps_runtime.contract import CREDENTIALS_PATTERN
 from tests.heterps_operator.helpers.job_world import World, events
 
@@ -73,12 +73,13 @@ def test_a_name_is_appended_to_the_path_and_not_to_the_query() -> None:
     assert pod_configuration(Manifest(job, [], Path("/")))["modelPath"] == "s3://bucket/c/model?region=y"
 
 
-def test_a_log_has_no_credentials_not_even_in_a_traceback() -> None:
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_has_no_credentials_not_even_in_a_traceback(form: str) -> None:
     try:
         raise ValueError(REFUSED[0])
     except ValueError as error:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "failed: %s", (REFUSED[0],), (ValueError, error, None))
-    text = _Redacting("%(message)s").format(record)
+    text = LOG_FORMATS[form]().format(record)
     assert text.count("s3://***@bucket/c") == 2
     assert "SECRET" not in text
 

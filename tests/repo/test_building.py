@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import __main__ as runs
-from tests.cluster import building
+from tests.cluster import building, debian
 from tests.cluster.building import CLUSTER, CONTROLLER_GEN, FOR_TESTS, HELM, Program, build, missing, path_of
 from tests.cluster.errors import ClusterError
 from tests.cluster.golang import environment, go_problem
@@ -111,7 +111,7 @@ def test_sources_that_cannot_be_fetched_fail_the_build(machine: Machine) -> None
 
 def test_schemas_are_a_product_of_the_build(machine: Machine) -> None:
     make_schemas(machine.said.append)
-    assert {file.name for file in schema_folder().iterdir()} == {"v1alpha1", "v1beta1"}
+    assert {file.name for file in schema_folder().iterdir()} == {"v1", "v1alpha1", "v1beta1"}
     assert schema_folder().parent == path_of(CONTROLLER_GEN).parent
     # Everything exists: neither Go nor its sources are requested again.
     shutil.rmtree(machine.folder / "bin")
@@ -128,7 +128,50 @@ def test_schemas_are_made_in_full_or_not_at_all(machine: Machine) -> None:
     assert not schema_folder().exists()
     program.write_text(works)
     make_schemas(machine.said.append)
-    assert len(list(schema_folder().iterdir())) == 2
+    assert len(list(schema_folder().iterdir())) == 3
+
+
+APT = """\
+#!/bin/sh
+echo "$1" >> "$HERE/apt"
+[ "$1" = update ] && touch "$HERE/lists" && exit
+[ -e "$HERE/lists" ] || { echo "Unable to locate package $2" >&2; exit 100; }
+touch "$2_1_amd64.deb"
+"""
+DPKG = """\
+#!/bin/sh
+[ -e "$HERE/damaged" ] && mkdir -p "$3/usr" && echo "unexpected end of archive" >&2 && exit 2
+mkdir -p "$3/usr/bin"
+for name in prometheus promtool; do echo "#!/bin/sh" > "$3/usr/bin/$name"; chmod +x "$3/usr/bin/$name"; done
+"""
+
+
+def test_prometheus_is_unpacked_once_and_not_installed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"apt-get": APT, "dpkg-deb": DPKG}.items():
+        machine.set(f"bin/{name}", text)
+        (machine.folder / "bin" / name).chmod(0o755)
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in debian.PROGRAMS else found(name))
+    assert debian.missing() == ["prometheus", "promtool"]
+    machine.set("damaged", "")
+    with pytest.raises(ClusterError, match=r"dpkg-deb --extract .* failed:\nunexpected end of archive"):
+        debian.unpack(machine.said.append)
+    assert debian.missing() == ["prometheus", "promtool"]
+    (machine.folder / "damaged").unlink()
+    for _ in range(2):
+        debian.unpack(machine.said.append)
+    assert debian.missing() == []
+    assert (machine.folder / "apt").read_text().split() == ["download", "update", "download", "download"]
+    assert {path.name for path in building.CACHE.iterdir()} == {"building.lock", "debian"}
+
+
+def test_an_installed_prometheus_is_used(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in debian.PROGRAMS:
+        machine.set(f"bin/{name}", "#!/bin/sh\n")
+        (machine.folder / "bin" / name).chmod(0o755)
+    debian.unpack(machine.said.append)
+    assert machine.said == []
+    assert debian.program("promtool") == machine.folder / "bin" / "promtool"
 
 
 @pytest.mark.parametrize(

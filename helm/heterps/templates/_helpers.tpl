@@ -23,6 +23,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* Labels of an alert: the severity, which the chart's user may replace. Arguments: the root, the severity. */ -}}
+{{- define "heterps.alertLabels" -}}
+{{- merge (dict) (index . 0).Values.metrics.prometheusRule.alertLabels (dict "severity" (index . 1)) | toYaml }}
+{{- end }}
+
 {{- define "heterps.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "heterps.fullname" .) .Values.serviceAccount.name }}

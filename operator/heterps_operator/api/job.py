@@ -11,6 +11,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_runtime.contract import Role
 
@@ -107,6 +108,7 @@ class JobSpec:
     planner_timeout_seconds: float
     stages_by_hand: tuple[Json, ...]  # empty: the planner chooses
     server_replicas: int | None  # None: the planner decides
+    server_memory_bytes: Decimal | None  # limit of one server's pod; None: no limit
     run_policy: RunPolicy
     balancing: Balancing
     elasticity: Elasticity
@@ -143,7 +145,8 @@ class JobSpec:
         by_name = {pool["metadata"]["name"]: pool["spec"] for pool in pools}
         training, objective, scheduling = spec["training"], spec["objective"], spec["scheduling"]
         policy, balancing, elasticity = spec["runPolicy"], spec["balancing"], spec["elasticity"]
-        cost = objective.get("maxCostPerHour")
+        servers, cost = spec["parameterServer"], objective.get("maxCostPerHour")
+        memory = servers.get("memoryLimit")
         return cls(
             name=job["metadata"]["name"],
             pools=tuple(_pool(entry, by_name[entry["name"]]) for entry in spec["pools"]),
@@ -158,7 +161,8 @@ class JobSpec:
             method=scheduling["method"],
             planner_timeout_seconds=float(scheduling["timeoutSeconds"]),
             stages_by_hand=tuple(scheduling["stages"]),
-            server_replicas=spec["parameterServer"].get("replicas"),
+            server_replicas=servers.get("replicas"),
+            server_memory_bytes=None if memory is None else parse_quantity(memory),
             run_policy=RunPolicy(
                 suspend=policy["suspend"],
                 backoff_limit=policy["backoffLimit"],

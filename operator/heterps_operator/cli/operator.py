@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 import uuid
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import kopf
 
-from heterps_operator.addresses import redacted
+from heterps_operator.cli.log_format import log_to_stderr
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
@@ -38,14 +37,13 @@ _LOG = logging.getLogger("heterps.operator")
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DEFAULT_NAMESPACE = "heterps-system"
 _ATTEMPTS_PER_LEASE = 5  # a request on a dead connection must leave time for another attempt
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _M_ARENA_MAX = -8  # in glibc's mallopt
 _ARENAS = 2
 
 
 def operator(options: Namespace) -> int:
     """Manage the jobs of a cluster until SIGTERM; return the exit code."""
-    _log_to_stderr(verbose=options.verbose)
+    log_to_stderr(options.log_format, verbose=options.verbose)
     _share_arenas()
     metrics = OperatorMetrics(metadata.version("heterps"))
     api = connect(options.kubeconfig, options.context, on_request=metrics.on_request)
@@ -157,18 +155,3 @@ def _own_namespace() -> str:
         return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or _DEFAULT_NAMESPACE
     except OSError:
         return _DEFAULT_NAMESPACE
-
-
-class _Redacting(logging.Formatter):
-    """Formats records, tracebacks included, without credentials in addresses."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
-
-
-def _log_to_stderr(*, verbose: bool) -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, force=True)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Redacting(_LOG_FORMAT))
-    for name in ("kopf", "urllib3", "aiohttp", "asyncio"):
-        logging.getLogger(name).setLevel(logging.INFO if verbose else logging.ERROR)

@@ -56,7 +56,8 @@ class PoolKeeper:
                 try:
                     self._publish(pool)
                 except ApiError as error:
-                    _LOG.warning("pool %s: %s", pool["metadata"]["name"], error)
+                    name = str(pool["metadata"]["name"])
+                    _LOG.warning("pool %s: %s", name, error, extra={"k8s_ref": {"kind": "DevicePool", "name": name}})
                 except Exception as error:  # one pool must not hold up the others
                     self._problems.tell_unreadable(POOL, pool, error)
 

@@ -101,7 +101,14 @@ class ProblemRecorder:
     def _write(self, waiting: _Waiting) -> None:
         about, complaint = waiting.about, waiting.complaint
         name = "/".join(str(about[key]) for key in ("namespace", "name") if key in about)
-        _LOG.warning("%s %s: %s", about["kind"], name or "without a name", complaint.message, exc_info=waiting.error)
+        _LOG.warning(
+            "%s %s: %s",
+            about["kind"],
+            name or "without a name",
+            complaint.message,
+            exc_info=waiting.error,
+            extra={"k8s_ref": about},
+        )
         if "name" in about:
             event = Event("Warning", complaint.reason, complaint.message, self._clock())
             EventRecorder(self._api, about).record(event)

@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
@@ -138,7 +139,7 @@ class Supervisor:
             try:
                 pause = self._turn(key)
             except Exception:  # one job must not end the operator
-                _LOG.exception("%s: cannot be reconciled; retrying in %.0f s", job_key(*key), pause)
+                _LOG.exception("%s: cannot be reconciled; retrying in %.0f s", job_key(*key), pause, extra=_about(key))
             self.queue.done(key, pause)
 
     def _turn(self, key: Key) -> float | None:
@@ -150,16 +151,16 @@ class Supervisor:
             pause = self._controller(key).turn()
             self._failures.pop(key, None)
         except StateTaken as taken:
-            _LOG.warning("%s: %s; another operator is working on it", job_key(*key), taken)
+            _LOG.warning("%s: %s; another operator is working on it", job_key(*key), taken, extra=_about(key))
             self._drop(key)
             pause = _TAKEN_SECONDS
         except Exception as failure:  # one job must not hold up the others
             error = failure
             pause = self._retry_seconds(key)
             if isinstance(failure, ApiError):
-                _LOG.warning("%s: %s; retrying in %.0f s", job_key(*key), failure, pause)
+                _LOG.warning("%s: %s; retrying in %.0f s", job_key(*key), failure, pause, extra=_about(key))
             else:
-                _LOG.exception("%s: the turn failed; retrying in %.0f s", job_key(*key), pause)
+                _LOG.exception("%s: the turn failed; retrying in %.0f s", job_key(*key), pause, extra=_about(key))
                 if (job := self._cluster.jobs.get(*key)) is not None:
                     self._problems.tell(JOB, job, failed_turn(failure))
         self.last_turn = self._cluster.clock()
@@ -187,9 +188,15 @@ class Supervisor:
             try:
                 controller.abandon()
             except Exception:
-                _LOG.exception("%s: its local files were not deleted", job_key(*key))
+                _LOG.exception("%s: its local files were not deleted", job_key(*key), extra=_about(key))
 
     def _retry_seconds(self, key: Key) -> float:
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY_SECONDS) * (0.75 + 0.5 * self._jitter())
+
+
+def _about(key: Key) -> dict[str, Any]:
+    """Return what a record about a job carries for structured logs."""
+    namespace, name = key
+    return {"k8s_ref": {"kind": "HeterPSJob", "namespace": namespace, "name": name}}

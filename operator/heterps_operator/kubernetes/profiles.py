@@ -77,7 +77,8 @@ class ConfigMapProfileCache:
         except ApiError as error:
             if error.temporary:
                 raise
-            _LOG.warning("cannot store the profile of pool %s: %s", pool, error)
+            about = {"kind": "DevicePool", "namespace": self._namespace, "name": pool}  # the job's namespace
+            _LOG.warning("cannot store the profile of pool %s: %s", pool, error, extra={"k8s_ref": about})
 
     def _name(self, pool: str) -> str:
         manifest = next(p for p in self._configuration["pools"] if p["metadata"]["name"] == pool)

@@ -83,23 +83,29 @@ OPERATOR_SERIES = (
 
 _INFO = _job("info", "Always 1; labels name the goal and the method", "goal", "method")
 _PHASE = _job("phase", "1 for the phase that the job is in", "phase")
+_WAITING = _job("waiting", "1 with the reason why the job does not run", "reason")
 _CONDITION = _job("condition", "1 for the current status of each condition", "type", "status")
 _OBSERVED = _job("samples_per_second", "Measured throughput, while the job trains and is measured")
 _FLOOR = _job("min_samples_per_second", "Throughput that the job must have, if it has a floor")
 _PREDICTED = _job("predicted_samples_per_second", "Throughput that the plan promises")
 _COST_PER_HOUR = _job("cost_per_hour", "Price of the units that its pods occupy now")
 _PLANNED_COST = _job("planned_cost_per_hour", "Price of the plan's units")
+_MAX_COST = _job("max_cost_per_hour", "Highest price per hour that the job may have, if it has a limit")
 _COST = _job("cost", "What the job has cost so far")
+_COST_PER_MILLION = _job("cost_per_million_samples", "What a million samples of the model have cost so far")
 _POOL_UNITS = _job("pool_units", "Units of the plan, servers included", "pool")
 _STAGE_UNITS = _job("stage_units", "Units of a stage of the plan", "stage", "pool")
+_SERVER_MEMORY = _job("server_memory_limit_bytes", "Memory that one parameter server may have, if it has a limit")
 _JOB_PODS = _job("pods", "Pods that exist and have not ended", "role")
 _STEPS = _job("committed_steps", "Steps that are part of the model")
 _TOTAL_STEPS = _job("total_steps", "Steps of the whole job, once known")
+_EVALUATION = _job("evaluation", "Metrics of the evaluation data, once the final model is evaluated", "metric")
 _RESTARTS = _job("restarts", "Restarts that count towards backoffLimit")
 _REVISION = _job("plan_revision", "Revision of the current plan")
 JOB_SERIES = (
-    _INFO, _PHASE, _CONDITION, _OBSERVED, _FLOOR, _PREDICTED, _COST_PER_HOUR, _PLANNED_COST, _COST, _POOL_UNITS,
-    _STAGE_UNITS, _JOB_PODS, _STEPS, _TOTAL_STEPS, _RESTARTS, _REVISION,
+    _INFO, _PHASE, _WAITING, _CONDITION, _OBSERVED, _FLOOR, _PREDICTED, _COST_PER_HOUR, _PLANNED_COST, _MAX_COST,
+    _COST, _COST_PER_MILLION, _POOL_UNITS, _STAGE_UNITS, _SERVER_MEMORY, _JOB_PODS, _STEPS, _TOTAL_STEPS,
+    _EVALUATION, _RESTARTS, _REVISION,
 )  # fmt: skip
 
 _MAX_UNITS = _pool("max_units", "Units that all jobs together may use")
@@ -112,6 +118,7 @@ POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
 # Reasons of events that adopt a plan.
 _PLANNED = frozenset({"PlanComputed", "Replanned", "UnitsChanged", "AddedInVain"})
+_EVALUATED = ("loss", "auc", "logLoss", "accuracy", "crossEntropy")
 _TURN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PLANNER_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
@@ -241,6 +248,17 @@ class OperatorMetrics:
                 self._rebalances.inc()
         self._jobs.put((namespace, job), _job_rows(turn))
 
+    def refuse(self, namespace: str, job: str, reason: str, cost: Decimal) -> None:
+        """Record why a job cannot be started; call instead of `update`.
+
+        Args:
+            namespace: namespace of the job.
+            job: its name.
+            reason: CamelCase, as in its condition.
+            cost: what it has cost so far.
+        """
+        self._jobs.put((namespace, job), [(_WAITING, (reason,), 1.0), (_COST, (), float(cost))])
+
     def forget(self, namespace: str, job: str) -> None:
         """Remove the series of a deleted job."""
         self._jobs.forget((namespace, job))
@@ -258,6 +276,8 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
     job, status, view = turn.job, turn.status, turn.observed.coordinator
     yield _INFO, (job.goal, job.method), 1.0
     yield _PHASE, (status.phase,), 1.0
+    if (reason := status.waiting_reason) is not None:
+        yield _WAITING, (reason,), 1.0
     for condition in status.conditions:
         yield _CONDITION, (condition.type, condition.status), 1.0
     if view is not None and view.phase == JobPhase.TRAINING and view.samples_per_second > 0:
@@ -266,6 +286,8 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
         yield _FLOOR, (), job.min_samples_per_second
     if status.plan is not None:
         yield from _plan_rows(status.plan)
+    if job.server_memory_bytes is not None:
+        yield _SERVER_MEMORY, (), float(job.server_memory_bytes)
     running = [process.spec for process in turn.observed.processes if process.running]
     roles = sorted({spec.role for spec in running})
     for role in roles:
@@ -273,11 +295,19 @@ def _job_rows(turn: Turn) -> Iterator[Row]:
     prices = job.prices
     charged = sum((prices.get(spec.pool, Decimal(0)) * spec.units for spec in running if spec.pool), Decimal(0))
     yield _COST_PER_HOUR, (), float(charged)
+    if job.max_cost_per_hour is not None:
+        yield _MAX_COST, (), float(job.max_cost_per_hour)
     yield _COST, (), float(turn.bill.cost)
     result: Mapping[str, Any] = status.result or {}
+    if samples := result.get("samples"):
+        yield _COST_PER_MILLION, (), float(turn.bill.cost) / float(samples) * 1e6
     yield _STEPS, (), float(result.get("committedSteps") or 0)
     if result.get("totalSteps") is not None:
         yield _TOTAL_STEPS, (), float(result["totalSteps"])
+    evaluation = result.get("evaluation") or {}
+    for metric in _EVALUATED:
+        if evaluation.get(metric) is not None:  # the AUC of samples with one label is undefined
+            yield _EVALUATION, (metric,), float(evaluation[metric])
     yield _RESTARTS, (), float(status.failures)
     yield _REVISION, (), float(status.plan_revision)
 

@@ -168,6 +168,21 @@ class Status:
         """Whether nothing more will happen."""
         return self.phase in FINAL_PHASES
 
+    @property
+    def waiting_reason(self) -> str | None:
+        """Why the job does not train yet, or not at the moment, in CamelCase; None: it trains, stops or has ended.
+
+        It is the reason of the first step on the way to training that cannot be taken, or else the phase.
+        """
+        if self.final or self.phase in (Phase.RUNNING, Phase.STOPPING):
+            return None
+        if self.phase != Phase.PAUSED:
+            for kind in ("Profiled", "Planned", "PodsReady"):
+                condition = self.condition(kind)
+                if condition.status == "False":
+                    return condition.reason
+        return str(self.phase)
+
     def condition(self, kind: str) -> Condition:
         """The condition of that type."""
         return next((c for c in self.conditions if c.type == kind), Condition(kind))

@@ -141,10 +141,14 @@ class JobMetrics:
         yield self._gauge(f"{training}_epoch", "Epoch of the next step, from 0", progress.epoch)
         yield self._gauge(f"{training}_samples", "Samples that are part of the model", progress.samples)
         yield self._gauge(f"{training}_loss", "Mean training loss, smoothed over steps", progress.loss)
+        text = "Commits by which parameters may be older than the step that reads them"
+        yield self._gauge(f"{training}_max_staleness_steps", text, self._config.max_staleness)
         seconds = progress.seconds_training(core.clock())
         yield self._gauge(f"{training}_duration_seconds", "Time spent training in this run, pauses left out", seconds)
         step = core.checkpoints.latest.step if core.checkpoints.latest else None
         yield self._gauge(f"{training}_checkpoint_step", "Step of the newest valid checkpoint", step)
+        text = "Unix time at which this run wrote the newest valid checkpoint"
+        yield self._gauge(f"{training}_checkpoint_timestamp_seconds", text, core.checkpoints.time)
         failures = core.checkpoints.failures
         yield self._gauge(f"{training}_checkpoint_failures", "Checkpoints that could not be written", failures)
         phase = [((core.phase,), 1.0)]

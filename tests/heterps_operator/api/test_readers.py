@@ -70,6 +70,8 @@ def another(schema: Json, value: Any) -> Any:
     try:
         return str(float(value) / 2 + 0.1)
     except ValueError:
+        if value[0].isdigit():  # a quantity such as 8Gi
+            return f"1{value}"
         return f"another{value}" if ":" not in value else f"another.{value}"
 
 

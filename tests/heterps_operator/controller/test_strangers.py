@@ -399,6 +399,6 @@ def test_an_operator_that_cannot_begin_says_why(
             raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer: refused")
 
     monkeypatch.setattr(operator_module, "connect", lambda *_, **__: Cut())
-    monkeypatch.setattr(operator_module, "_log_to_stderr", lambda verbose: None)
+    monkeypatch.setattr(operator_module, "log_to_stderr", lambda form, verbose: None)
     assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) != 0
     assert "the API server https://10.0.0.1 does not answer: refused" in capsys.readouterr().err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import re
 import threading
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,14 @@ from prometheus_client.core import Metric
 
 from heterps_operator.errors import UsageError
 from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
-from heterps_operator.state.bill import Bill
+from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Event, Phase
+from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
 from tests.heterps_operator.helpers.nodes import make_node, make_pool, status_of
 from tests.heterps_operator.helpers.world import PLAN, World
+from tests.heterps_runtime.helpers.coordinator_world import EVERY
 from tests.heterps_runtime.helpers.coordinator_world import World as CoordinatorWorld
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +133,60 @@ def test_a_training_job_shows_what_it_does_and_costs() -> None:
     assert found["heterps_job_planned_cost_per_hour"] == {job: 2.54}
     assert found["heterps_job_cost"][job] >= 3 * 0.04 + 2.42
     assert found["heterps_job_plan_revision"] == {job: 1}
+
+
+def test_a_job_that_does_not_run_says_why() -> None:
+    metrics, world, job = make_metrics(), World(), ("ml", "flights")
+
+    def reasons(status: Status) -> list[str]:
+        world.status = status
+        metrics.update(*job, make_turn(world))
+        return [key[2] for key in of_jobs(metrics).get("heterps_job_waiting", {})]
+
+    status = Status(phase=Phase.PLANNING)
+    assert reasons(status) == ["Planning"]
+    status = status.with_condition("Planned", False, "WaitingForCapacity", "0 of 4 are free", NOW)
+    assert reasons(status) == ["WaitingForCapacity"]
+    status = status.with_phase(Phase.STARTING, NOW).with_condition("Planned", True, "PlanComputed", "", NOW)
+    assert reasons(status) == ["Starting"]
+    status = status.with_condition("PodsReady", False, "Unschedulable", "", NOW)
+    assert reasons(status) == ["Unschedulable"]
+    assert reasons(status.with_phase(Phase.PAUSED, NOW)) == ["Paused"]
+    for phase in (Phase.RUNNING, Phase.STOPPING, Phase.SUSPENDED, Phase.FAILED):
+        assert reasons(status.with_phase(phase, NOW)) == []
+
+
+def test_a_job_that_cannot_be_started_has_a_reason_and_a_cost_only() -> None:
+    metrics, world, job = make_metrics(), World().training(), ("ml", "flights")
+    metrics.update(*job, make_turn(world))
+    metrics.refuse(*job, "PoolNotFound", Decimal("1.5"))
+    assert of_jobs(metrics) == {"heterps_job_waiting": {(*job, "PoolNotFound"): 1}, "heterps_job_cost": {job: 1.5}}
+    metrics.update(*job, make_turn(world))
+    assert "heterps_job_waiting" not in of_jobs(metrics)
+
+
+def test_the_cost_is_set_against_the_samples_of_the_model_and_limits_are_shown() -> None:
+    metrics, world, job = make_metrics(), World().training(), ("ml", "flights")
+    world.job = replace(world.job, max_cost_per_hour=Decimal("40.00"), server_memory_bytes=Decimal(1 << 30))
+    bill = Bill((BillLine("cpu", Decimal("3.6"), 5_000_000),))  # five seconds of one unit
+    turn = make_turn(world)
+    metrics.update(*job, replace(turn, bill=bill, status=replace(turn.status, result={"samples": 0})))
+    found = of_jobs(metrics)
+    assert found["heterps_job_max_cost_per_hour"] == {job: 40}
+    assert found["heterps_job_server_memory_limit_bytes"] == {job: 1 << 30}
+    assert "heterps_job_cost_per_million_samples" not in found
+    metrics.update(*job, replace(turn, bill=bill, status=replace(turn.status, result={"samples": 20_000})))
+    assert of_jobs(metrics)["heterps_job_cost_per_million_samples"] == {job: pytest.approx(0.005 / 0.02)}
+
+
+def test_the_evaluation_is_that_of_the_final_model() -> None:
+    metrics, world, job = make_metrics(), World().training(), ("ml", "flights")
+    turn = make_turn(world)
+    metrics.update(*job, turn)
+    assert "heterps_job_evaluation" not in of_jobs(metrics)
+    evaluation = {"samples": 100, "loss": 0.5, "auc": None, "logLoss": 0.4, "someone's": 1.0}
+    metrics.update(*job, replace(turn, status=replace(turn.status, result={"evaluation": evaluation})))
+    assert of_jobs(metrics)["heterps_job_evaluation"] == {(*job, "loss"): 0.5, (*job, "logLoss"): 0.4}
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -276,6 +333,20 @@ def test_every_series_of_the_coordinator_is_documented() -> None:
         assert len(labels) <= 1
         exported[metric.name] = next(iter(labels), ("namespace", "job_name"))
     assert documented("The coordinator") == exported
+
+
+def test_the_coordinator_tells_the_age_of_its_newest_checkpoint() -> None:
+    world = CoordinatorWorld([("cpu", 0, 2)]).begin()
+    metrics = JobMetrics(world.core, world.config, lambda: world.now)
+
+    def written() -> list[float]:
+        [family] = [f for f in metrics.collect() if f.name == "heterps_training_checkpoint_timestamp_seconds"]
+        return [sample.value for sample in family.samples]
+
+    assert written() == []
+    world.step(EVERY)
+    world.save()
+    assert written() == [world.core.checkpoints.time]
 
 
 @pytest.mark.parametrize(

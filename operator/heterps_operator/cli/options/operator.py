@@ -40,6 +40,7 @@ def add_operator_options(parser: ArgumentParser) -> None:
         "--planner-memory-mib", type=_positive, default=256, help="address space of one planner (default: 256)"
     )
     parser.set_defaults(output="text")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="of the log (default: text)")
     parser.add_argument("--verbose", action="store_true", help="log failed requests in detail and kopf's own messages")
 
 

@@ -95,10 +95,12 @@ class JobController:
         except CapacityTakenError:
             return FIRST_PAUSE_SECONDS
         except NewerVersionError as error:
+            self._cluster.metrics.refuse(*self._key, error.reason, self._known.bill.cost)
             publisher.leave_alone(error.reason, str(error), _generation(job))
             return error.seconds
         except NotReadyError as error:
             known = self._known if self._session is None else self._session
+            self._cluster.metrics.refuse(*self._key, error.reason, known.bill.cost)
             publisher.refuse(known.status, known.bill, error.reason, str(error), _generation(job))
             return error.seconds
         self._pacing.observe(turn)

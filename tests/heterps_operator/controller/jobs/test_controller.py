@@ -194,6 +194,8 @@ def test_a_missing_pool_is_named_with_what_there_is(world: World) -> None:
     assert world.condition("Planned")["reason"] == "PoolNotFound"
     assert "there is no DevicePool accelerator" in world.status["message"]
     assert world.names(PODS) == set()
+    waiting = {"namespace": "ml", "job_name": "flights", "reason": "PoolNotFound"}
+    assert world.cluster.metrics.registry.get_sample_value("heterps_job_waiting", waiting) == 1
     world.server.requests.clear()
     controller.turn()
     assert world.writes() == []  # reported once
