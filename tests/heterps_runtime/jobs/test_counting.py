@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.ps.shard import Gradients, Shard
-from heterps_runtime.wire.messages import Commit, FromCoordinator
+from heterps_runtime.wire.messages import Commit, Forward, FromCoordinator
+from heterps_runtime.worker.exchange.peers import Downstream
 from tests.counting import assert_every_sample_counted
 from tests.heterps_runtime.helpers.jobs import Stage, counting_configuration, run_job, trained_model
 
@@ -59,6 +60,26 @@ def test_a_commit_that_arrives_twice_is_no_commit_of_the_next_step(
     monkeypatch.setattr(CoordinatorServer, "send", send_twice)
     status = run_job(counting_configuration(folder / "repeated", "hybrid", steps=20), [("cpu", 2, 2)], 2)
     assert status["generation"] > 1, "every member asked for a new generation"
+    assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=20)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_activations_that_arrive_twice_take_the_place_of_no_others(
+    training: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Downstream.send
+
+    def send_twice(downstream: Downstream, worker: int, message: Forward) -> None:
+        again = message.training == training and (message.step, message.generation) == (2, 1)
+        for _ in range(2 if again else 1):
+            send(downstream, worker, message)
+
+    monkeypatch.setattr(Downstream, "send", send_twice)
+    document = counting_configuration(folder / f"activations-{training}", "hybrid", steps=20)
+    document["job"]["spec"]["data"]["evaluation"] = document["job"]["spec"]["data"]["train"]
+    status = run_job(document, [("cpu", 0, 2), ("card", 2, 1)], 1)
+    assert status["generation"] > 1, "the worker that saw them asked for a new generation"
+    assert status["evaluation"]["samples"] == SAMPLES
     assert_every_sample_counted(trained_model(status), BATCH, seed=3, steps=20)
 
 

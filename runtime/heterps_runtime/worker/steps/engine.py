@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
+from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
 from heterps_runtime.worker.exchange.peers import array_of
 from heterps_runtime.worker.rows.servers import Initialised, Pushed
@@ -70,6 +71,7 @@ class Engine:
         self._evaluation_left = 0  # steps of which this worker has a share
         self._started = False
         self._early: list[tuple[bytes, Forward]] = []  # activations that refer to an order not received yet
+        self._taken: dict[int, set[int]] = {}  # micro-batches whose activations have arrived, by step
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ class Engine:
     def commit(self, step: int, batch_size: int) -> None:
         """Note the commit of a step."""
         del self._runs[step]
+        self._taken.pop(step, None)
         self._delivery.commit(step, batch_size)
         self.committed = step + 1
 
@@ -126,7 +129,11 @@ class Engine:
         return False
 
     def poll(self) -> None:
-        """Handle messages of servers and peers."""
+        """Handle messages of servers and peers.
+
+        Raises:
+            ProtocolError: one of them is malformed, unexpected or has arrived before.
+        """
         for event in self.context.servers.poll():
             if isinstance(event, Pushed):
                 self._delivery.pushed(event.step)
@@ -179,6 +186,7 @@ class Engine:
 
     def _forget_runs(self) -> None:
         self._runs.clear()
+        self._taken.clear()
         self._inputs.clear()
         self._delivery.clear()
 
@@ -305,6 +313,11 @@ class Engine:
             # The sender has received an order of the coordinator that has not arrived here yet.
             self._early.append((sender, message))
             return
+        taken = self._taken.setdefault(step, set())
+        if message.index in taken or (training and step < self.committed):
+            # Computed again, it would take the place of another micro-batch of the step.
+            raise ProtocolError(f"the activations of micro-batch {message.index} of step {step} arrived twice")
+        taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
         micro = self._schedule.all(step)[message.index]
         tensors = self._stage.take_tensors(message.tensors)
