@@ -24,13 +24,12 @@ from tests.cluster.conftest import unbuilt
 from tests.cluster.control_plane import HOST
 from tests.cluster.debian import missing
 from tests.cluster.faults import MODEL
-from tests.cluster.helm import CHART, Helm
+from tests.cluster.helm import CHART, Helm, operator_values
 from tests.cluster.jobs import PATIENCE_SECONDS, SHARED, ClusterJob
 from tests.cluster.kubectl import Kubectl, list_of, wait_until
 from tests.cluster.operators import NAMESPACE
 from tests.cluster.prometheus import Prometheus, pod_targets
 from tests.cluster.schemas import schema_folder
-from tests.cluster.test_chart import values_of_this_checkout
 from tests.cluster.test_kubernetes_objects import lost
 from tests.dashboards import Query, queries
 
@@ -121,7 +120,7 @@ def prometheus(
     [rule] = [item for item in chart(helm, *ALERTS) if item["kind"] == "PrometheusRule"]
     (folder / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
     values = folder / "values.yaml"
-    values.write_text(yaml.safe_dump(values_of_this_checkout()))
+    values.write_text(yaml.safe_dump(operator_values()))
     if admin.try_to("get", "namespace", NAMESPACE).code:
         admin("create", "namespace", NAMESPACE)
     settings = f"crds.enabled=false,operator.logFormat=json,operator.prometheusUrl=http://{ADDRESS}"

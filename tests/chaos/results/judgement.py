@@ -36,6 +36,7 @@ class Judge:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._references: dict[int, Mapping[str, Array]] = {}  # by number of steps
+        self._known: set[str] = set()  # what was left before, by earlier jobs or by torch when a reference was trained
 
     def problems(self, job: ChaosJob, run: Run, code: int | None) -> list[str]:
         """Return what is wrong after the end of a job; empty: nothing.
@@ -45,7 +46,7 @@ class Judge:
             run: its plan.
             code: exit code of the last `heterps run`; None: it had to be ended.
         """
-        left = left_behind(job)  # before the reference is trained, which uses temporary files
+        left = [problem for problem in left_behind(job) if problem not in self._known]
         if code is None:
             found = [f"it had not ended after {run.limit_seconds:.0f} s"]
         elif code:
@@ -54,6 +55,7 @@ class Judge:
             found = self.wrong_file(job.files / "model" / "model.safetensors", run)
         if "Traceback" in job.output:
             found.append("heterps run printed a traceback")
+        self._known.update(left_behind(job))
         return found + left
 
     def wrong_file(self, file: Path, run: Run) -> list[str]:
