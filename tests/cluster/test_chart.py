@@ -156,6 +156,53 @@ def test_a_second_replica_brings_a_disruption_budget_and_no_surge(helm: Helm) ->
     assert of_kind(rendered(helm, "replicas=2", "podDisruptionBudget=false"), "PodDisruptionBudget") == []
 
 
+def test_two_replicas_prefer_two_nodes_unless_told_otherwise(helm: Helm) -> None:
+    def affinity(*settings: str) -> Any:
+        [deployment] = of_kind(rendered(helm, *settings), "Deployment")
+        return deployment["spec"]["template"]["spec"].get("affinity")
+
+    assert affinity() is None
+    [term] = affinity("replicas=2")["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    [deployment] = of_kind(rendered(helm, "replicas=2"), "Deployment")
+    assert term["podAffinityTerm"]["labelSelector"] == deployment["spec"]["selector"]
+    assert affinity("replicas=2", "affinity.podAffinity.x=1") == {"podAffinity": {"x": 1}}
+
+
+def test_common_labels_are_on_all_objects_and_never_replace_the_chart_s_own(helm: Helm) -> None:
+    own = "app\\.kubernetes\\.io/name"
+    settings = ("team=ml", f"{own}=mine"), ("team=web", f"{own}=mine", "pod=yes")
+    objects = rendered(
+        helm,
+        *(f"commonLabels.{setting}" for setting in settings[0]),
+        *(f"podLabels.{setting}" for setting in settings[1]),
+        *(f"metrics.{name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "dashboards", "prometheusRule")),
+    )
+    for item in objects:
+        if item["kind"] != "CustomResourceDefinition":
+            labels = item["metadata"]["labels"]
+            assert (labels["team"], labels["app.kubernetes.io/name"]) == ("ml", "heterps"), item["kind"]
+    [deployment] = of_kind(objects, "Deployment")
+    assert not {"team", "pod"} & set(deployment["spec"]["selector"]["matchLabels"])
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert (labels["team"], labels["pod"], labels["app.kubernetes.io/name"]) == ("web", "yes", "heterps")
+
+
+def test_objects_of_the_user_are_templates(helm: Helm) -> None:
+    settings = (
+        "extraObjects[0].apiVersion=v1",
+        "extraObjects[0].kind=ConfigMap",
+        "extraObjects[0].metadata.name=\\{\\{ .Release.Name \\}\\}-more",
+        "dnsPolicy=None",
+        "dnsConfig.nameservers={10.0.0.10}",
+    )
+    objects = rendered(helm, *settings)
+    assert [item["metadata"]["name"] for item in of_kind(objects, "ConfigMap")] == ["heterps-more"]
+    [deployment] = of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert (pod["dnsPolicy"], pod["dnsConfig"]) == ("None", {"nameservers": ["10.0.0.10"]})
+
+
 def test_a_network_policy_admits_prometheus_to_the_metrics_alone(helm: Helm) -> None:
     objects = rendered(helm)
     [policy], [deployment] = of_kind(objects, "NetworkPolicy"), of_kind(objects, "Deployment")

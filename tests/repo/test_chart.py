@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from tests.repo.scripts import load_script
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "heterps"
 
@@ -53,10 +55,21 @@ def test_every_value_has_a_default_and_a_schema() -> None:
 
 
 def test_every_value_is_documented() -> None:
-    text = (ROOT / "docs" / "install.md").read_text()
-    documented = {name.split(".")[0] for name in re.findall(r"^\| `([A-Za-z.]+)`", text, re.M)}
-    values = set(yaml.safe_load((CHART / "values.yaml").read_text()))
-    assert documented == values
+    readme = load_script("generate_chart_readme")
+    assert readme.PAGE.read_text() == readme.render(), "run `python docs/generate_chart_readme.py`"
+    values = readme.values((CHART / "values.yaml").read_text())
+    # The fields of security contexts are Kubernetes' own.
+    assert [value.path for value in values if not value.meaning and "ecurityContext." not in value.path] == []
+
+
+def test_the_comment_of_a_value_stands_behind_it_or_above_it() -> None:
+    text = "# Above,\n# in two lines.\na:\n  b: 1 # behind\n  c: {d: '#e'}\n"
+    values = load_script("generate_chart_readme").values(text)
+    assert [(value.path, value.default, value.meaning) for value in values] == [
+        ("a", "", "Above, in two lines."),
+        ("a.b", "1", "behind"),
+        ("a.c", '{"d": "#e"}', ""),
+    ]
 
 
 def test_no_rule_says_everything() -> None:

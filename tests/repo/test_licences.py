@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from email.message import Message
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -10,17 +9,12 @@ from types import ModuleType
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.repo.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def licences() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_licences", DOCS / "generate_licences.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("generate_licences")
 
 
 class Package(Distribution):

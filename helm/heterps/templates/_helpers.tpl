@@ -15,12 +15,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
-{{- define "heterps.labels" -}}
+{{- define "heterps.ownLabels" -}}
 {{ include "heterps.selector" . }}
 app.kubernetes.io/part-of: heterps
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "heterps.labels" -}}
+{{- merge (include "heterps.ownLabels" . | fromYaml) .Values.commonLabels | toYaml }}
+{{- end }}
+
+{{- define "heterps.podLabels" -}}
+{{- merge (include "heterps.ownLabels" . | fromYaml) .Values.podLabels .Values.commonLabels | toYaml }}
 {{- end }}
 
 {{- /* Labels of an alert: the severity, which the chart's user may replace. Arguments: the root, the severity. */ -}}

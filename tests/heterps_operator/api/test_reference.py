@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+from tests.repo.scripts import DOCS, load_script
 
 
 def test_the_reference_is_what_its_generator_writes() -> None:
-    spec = importlib.util.spec_from_file_location("generate_api", DOCS / "generate_api.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("generate_api")
     text = (DOCS / "api.md").read_text()
     assert module.updated(text) == text, "run `python docs/generate_api.py`"
     head, tail = "# Plans\n", "# Commands\n"
