@@ -19,6 +19,7 @@ _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
+_TAKING_PART = frozenset({"ready", "running"})  # what a member last said, before its generation ended
 _MOST_WARNINGS = 50  # of one job's coordinator, in this time:
 _WARNINGS_SECONDS = 600.0
 
@@ -39,7 +40,8 @@ def observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
         absent = [m for m in view.members if m.state != "ready"]
         text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
         if absent:
-            details = ", ".join(f"{m.name} {m.message or m.state}" for m in absent)
+            doing = [m.state if m.message in _TAKING_PART else m.message or m.state for m in absent]
+            details = ", ".join(f"{m.name} {what}" for m, what in zip(absent, doing, strict=True))
             status = status.with_condition("PodsReady", False, _WAITING, f"{text}; {details}", now)
         else:
             status = status.with_condition("PodsReady", True, "AllReady", text, now)

@@ -104,7 +104,7 @@ class MemberView:
 
     name: str
     role: str
-    state: str  # ready | absent | lost
+    state: str  # a `MemberState` of the runtime
     message: str = ""
     stage: int | None = None
     index: int = 0

@@ -49,3 +49,12 @@ def test_the_problem_of_a_member_goes_before_waiting_for_members() -> None:
     world.turn()
     assert world.status.condition("PodsReady").reason == "WaitingForMembers"
     assert [e.reason for e in world.events if e.type == "Warning"] == ["ImagePullBackOff", "Unschedulable"]
+
+
+def test_a_member_that_is_not_ready_is_not_said_to_be() -> None:
+    world = World().training()
+    for name, state, message in (("ps-0", "joined", "ready"), ("worker-0-0", "joined", "loading data")):
+        world.member(name).update(state=state, message=message)
+    world.turn()
+    message = world.status.condition("PodsReady").message
+    assert "members are ready; ps-0 joined, worker-0-0 loading data" in message
