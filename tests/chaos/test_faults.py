@@ -148,6 +148,20 @@ def test_the_next_fault_waits_until_the_job_has_recovered(monkeypatch: pytest.Mo
     assert killed == [7, 8]
 
 
+def test_training_waits_for_a_message_that_is_far_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    director, killed, _ = _director(
+        monkeypatch, Fault("kill", "ps-0", "checkpointed", 5), Fault("kill", "ps-0", "go", -1)
+    )
+    director.observed(_status(17))
+    assert not director.holds
+    director.observed(_status(18))
+    assert director.holds, "else training could end before the checkpoint is written"
+    director.sighted(_sight("checkpointed", 10))
+    director.observed(_status(21))
+    assert killed == [7]
+    assert not director.holds, "a message of no step is never late"
+
+
 def test_the_next_fault_waits_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
     director, killed, _ = _director(
         monkeypatch, Fault("kill", "ps-0", "push", 5), Fault("kill", "worker-0-0", "push", 5)

@@ -22,6 +22,7 @@ from tests.chaos.results.recovery import Recovery
 __all__ = ["Director"]
 
 _ONCE_SECONDS = 30.0  # in which a chunk must pass that can be changed
+_LATE_STEPS = 12  # more than the steps between two checkpoints, whose messages most faults of the disk wait for
 
 
 class Director:
@@ -48,6 +49,7 @@ class Director:
         self._stopped: set[int] = set()  # pidfds of processes that are to be continued
         self._closed = False
         self._complete = False  # whether all members take part
+        self._committed = 0  # steps
         self._controller_killed = False
         self._links: Links | None = None
         self._disk: Disk | None = None
@@ -71,15 +73,24 @@ class Director:
         now = self._clock()
         with self._lock:
             self._complete = status is not None and status["running"] and all_ready(status)
+            if status is not None:
+                self._committed = int(status["committedSteps"])
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
 
     @property
     def holds(self) -> bool:
-        """Whether training should be slow: it has recovered, but the next fault waits for all members."""
+        """Whether training should be slow, because it goes on and the next fault is late.
+
+        That fault waits for all members, or for a message that is far behind the steps.
+        """
         with self._lock:
-            recovered = bool(self.incidents) and self.incidents[-1].recovery.ended is not None
-            return recovered and bool(self.pending) and not self._complete
+            if not self.pending:
+                return False
+            late = 0 <= self.pending[0].step < self._committed - _LATE_STEPS
+            if not self.incidents:
+                return late
+            return self.incidents[-1].recovery.ended is not None and (late or not self._complete)
 
     def must_start_again(self) -> bool:
         """Whether the controller has ended because of a fault; asking resets it."""
