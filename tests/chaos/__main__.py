@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.campaign import Outcome, carry_out
 from tests.chaos.cluster.schedule import draw as draw_on_cluster
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--json", type=Path, default=FOLDER / "report.json", help="report (default: %(default)s)")
     options.add_argument("--plot", type=Path, help="picture of the recovery times")
     options.add_argument("--list", action="store_true", help="only print what would happen")
+    options.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="only print earlier reports, as one")
     return options
 
 
@@ -61,9 +63,9 @@ def schedule(options: argparse.Namespace, seed: int) -> Run:
     return run
 
 
-def replay_command(options: argparse.Namespace) -> str:
+def replay_command(options: argparse.Namespace, seed: int) -> str:
     on = " --on cluster" if options.on == "cluster" else ""
-    words = [f"python -m tests.chaos{on} --seed SEED", f"--faults {options.faults}"]
+    words = [f"python -m tests.chaos{on} --seed {seed}", f"--faults {options.faults}"]
     if options.kinds != list(ON_CLUSTER if on else ON_MACHINE):
         words.append(f"--kinds {' '.join(options.kinds)}")
     if options.consistency != list(CONSISTENCIES):
@@ -73,21 +75,27 @@ def replay_command(options: argparse.Namespace) -> str:
 
 def run_all(options: argparse.Namespace, carry: Callable[[Run], Outcome]) -> int:
     """Carry out the runs, write the reports, and return the exit code."""
-    outcomes: list[Outcome] = []
+    runs: list[dict[str, Any]] = []
     for seed in range(options.seed, options.seed + options.runs):
         outcome = carry(schedule(options, seed))
-        outcomes.append(outcome)
+        runs.append(report.describe(outcome, replay_command(options, seed)))
         say(f"  {outcome.seconds:6.1f} s  {'; '.join(outcome.problems) or 'succeeded with the right model'}")
         if outcome.problems:
             logs = FOLDER / f"{seed}.log"
             logs.parent.mkdir(parents=True, exist_ok=True)
             logs.write_text(outcome.logs)
             say(f"          output and logs: {logs}")
-        report.write_json(options.json, outcomes)
-    say("\n".join(["", *report.table(outcomes, replay_command(options))]))
-    if options.plot:
-        report.plot(options.plot, outcomes)
-    return 1 if any(outcome.problems for outcome in outcomes) else 0
+        report.write(options.json, runs)
+    say("")
+    return show(runs, options.plot)
+
+
+def show(runs: Sequence[dict[str, Any]], plot: Path | None) -> int:
+    """Print and draw the report of runs, and return the exit code."""
+    say("\n".join(report.table(runs)))
+    if plot:
+        report.plot(plot, runs)
+    return 1 if any(run["problems"] for run in runs) else 0
 
 
 def isolated(folder: Path, arguments: Sequence[str]) -> int:
@@ -118,6 +126,8 @@ def on_cluster(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
+    if options.show:
+        return show(report.read(options.show), options.plot)
     if options.seed is None:
         return main([*arguments, f"--seed={random.SystemRandom().randrange(_SEEDS)}"])
     if options.list:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.chaos.__main__ import main
 from tests.chaos.campaign import Outcome
 from tests.chaos.faults.incident import Incident
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
 from tests.chaos.results.judgement import wrong_model
 from tests.chaos.results.recovery import Recovery
-from tests.chaos.results.report import plot, plot_usage, table, write_json
+from tests.chaos.results.report import describe, plot_usage, read, table, write
 from tests.chaos.results.usage import FIGURES, Sample, growths
 from tests.counting import NUMBERS, applied, counting_columns
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS
@@ -98,17 +98,17 @@ def test_growth_is_noticed_after_the_warm_up() -> None:
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
-def outcome(seed: int, seconds: float, *problems: str) -> Outcome:
+def described(seed: int, seconds: float, *problems: str) -> dict[str, Any]:
     fault = Fault("kill", "ps-0", "push", 20, near=True)
     recovery = Recovery(began=10.0, under_way=1, ended=10.0 + seconds)
     incident = Incident(fault, Sighting("worker-0-0", "ps-0", True, "push", 21), recovery, "process 7")
     run = Run(seed, "sync", "counting", TOPOLOGIES[0], STEPS, (fault,))
-    return Outcome(run, (incident,), problems, 60.0, "")
+    return describe(Outcome(run, (incident,), problems, 60.0, ""), f"replay {seed}")
 
 
 def test_the_table_names_failed_runs_and_how_to_repeat_them() -> None:
-    outcomes = [outcome(1, 2.0), outcome(2, 4.0), outcome(3, 9.0), outcome(4, 99.0, "a sample is lost")]
-    assert table(outcomes, "replay SEED") == [
+    runs = [described(1, 2.0), described(2, 4.0), described(3, 9.0), described(4, 99.0, "a sample is lost")]
+    assert table(runs) == [
         "fault          number  median s  worst s   what it is",
         "kill                3       4.0      9.0   SIGKILL of a process",
         "4 jobs, 4 faults, 1 jobs failed",
@@ -117,15 +117,17 @@ def test_the_table_names_failed_runs_and_how_to_repeat_them() -> None:
     ]
 
 
-def test_the_report_is_written_and_drawn(tmp_path: Path) -> None:
-    outcomes = [outcome(1, 2.0), outcome(2, 4.0, "a sample is lost")]
-    write_json(tmp_path / "new" / "report.json", outcomes)
-    first, second = json.loads((tmp_path / "new" / "report.json").read_text())
+def test_reports_are_written_shown_together_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "new" / "one.json", tmp_path / "new" / "two.json"]
+    write(files[0], [described(1, 2.0)])
+    write(files[1], [described(2, 4.0, "a sample is lost")])
+    first, second = read(files)
     assert first["faults"][0]["recoverySeconds"] == 2.0
     at = first["faults"][0]["at"]
     assert at == {"client": "worker-0-0", "listener": "ps-0", "forward": True, "op": "push", "step": 21}
     assert second["problems"] == ["a sample is lost"]
-    plot(tmp_path / "report.png", outcomes)
+    assert main(["--show", *map(str, files), "--plot", str(tmp_path / "report.png")]) == 1
+    assert "2 jobs, 2 faults, 1 jobs failed" in capsys.readouterr().out
     plot_usage(tmp_path / "usage.png", lives(0.5))
     for name in ("report.png", "usage.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

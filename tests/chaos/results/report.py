@@ -1,4 +1,7 @@
-"""The results of a campaign: a table for people, JSON for programs, a plot."""
+"""The results of a campaign: a table for people, JSON for programs, a plot.
+
+All are made of documents, one for each run, so that the reports of several campaigns can be shown as one.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +17,53 @@ from tests.chaos.campaign import Outcome
 from tests.chaos.faults.kinds import KINDS
 from tests.chaos.results.usage import FIGURES, Sample
 
-__all__ = ["plot", "plot_usage", "recoveries", "table", "write_json"]
+__all__ = ["describe", "plot", "plot_usage", "read", "recoveries", "table", "write"]
+
+Json = dict[str, Any]
 
 
-def recoveries(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+def recoveries(runs: Sequence[Json]) -> dict[str, list[float]]:
     """Return the recovery times in seconds by kind of fault, of faults that had a target in runs without problems."""
     found: dict[str, list[float]] = defaultdict(list)
-    for outcome in outcomes:
-        for incident in outcome.incidents:
-            if incident.done and incident.recovery.seconds is not None and not outcome.problems:
-                found[incident.fault.kind].append(incident.recovery.seconds)
+    for run in runs:
+        for incident in run["faults"]:
+            if incident["done"] and incident["recoverySeconds"] is not None and not run["problems"]:
+                found[incident["fault"]["kind"]].append(incident["recoverySeconds"])
     return {kind: found[kind] for kind in KINDS if kind in found}
 
 
-def table(outcomes: Sequence[Outcome], command: str) -> list[str]:
-    """Return the lines of the report.
-
-    Args:
-        outcomes: of all runs.
-        command: that replays a run, with `SEED` in the place of its seed.
-    """
+def table(runs: Sequence[Json]) -> list[str]:
+    """Return the lines of the report."""
     lines = [f"{'fault':14} {'number':>6} {'median s':>9} {'worst s':>8}   what it is"]
-    for kind, seconds in recoveries(outcomes).items():
+    for kind, seconds in recoveries(runs).items():
         middle, worst = statistics.median(seconds), max(seconds)
         lines.append(f"{kind:14} {len(seconds):6} {middle:9.1f} {worst:8.1f}   {KINDS[kind].what}")
-    failed = [outcome for outcome in outcomes if outcome.problems]
-    incidents = sum(bool(incident.done) for outcome in outcomes for incident in outcome.incidents)
-    lines.append(f"{len(outcomes)} jobs, {incidents} faults, {len(failed)} jobs failed")
-    for outcome in failed:
-        lines.append(f"seed {outcome.run.seed}: {'; '.join(outcome.problems)}")
-        lines.append(f"  to replay it: {command.replace('SEED', str(outcome.run.seed))}")
+    failed = [run for run in runs if run["problems"]]
+    incidents = sum(bool(incident["done"]) for run in runs for incident in run["faults"])
+    lines.append(f"{len(runs)} jobs, {incidents} faults, {len(failed)} jobs failed")
+    for run in failed:
+        lines += [f"seed {run['seed']}: {'; '.join(run['problems'])}", f"  to replay it: {run['replay']}"]
     return lines
 
 
-def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write all runs, their faults and their problems."""
+def write(path: Path, runs: Sequence[Json]) -> None:
+    """Write the documents of runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([_document(outcome) for outcome in outcomes], indent=1) + "\n")
+    path.write_text(json.dumps(runs, indent=1) + "\n")
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def read(paths: Sequence[Path]) -> list[Json]:
+    """Return the documents of the runs in several reports."""
+    return [run for path in paths for run in json.loads(path.read_text())]
+
+
+def describe(outcome: Outcome, replay: str) -> Json:
+    """Return the document of a run, its faults and its problems.
+
+    Args:
+        outcome: of the run.
+        replay: the command that repeats it.
+    """
     incidents = [
         {
             "fault": asdict(incident.fault),
@@ -74,14 +84,15 @@ def _document(outcome: Outcome) -> dict[str, Any]:
         "limitSeconds": run.limit_seconds,
         "faults": incidents,
         "problems": list(outcome.problems),
+        "replay": replay,
     }
 
 
-def plot(path: Path, outcomes: Sequence[Outcome]) -> None:
+def plot(path: Path, runs: Sequence[Json]) -> None:
     """Draw each recovery time, by kind of fault, on a logarithmic scale."""
     from matplotlib.figure import Figure
 
-    found = recoveries(outcomes)
+    found = recoveries(runs)
     figure = Figure(figsize=(8, 1 + 0.4 * max(1, len(found))), layout="constrained")
     axes = figure.subplots()
     for row, seconds in enumerate(found.values()):
