@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -62,6 +63,27 @@ def proxied(folder: Path) -> None:
         closed_port = server.getsockname()[1]
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", closed_port)).recv(1)
+    links.close()
+
+
+def renumbered(folder: Path) -> None:
+    links = Links(lambda sighting: None)
+    with contextlib.ExitStack() as opened:
+        servers = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        port = 0
+        for server in servers:  # from one port to both
+            client = opened.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(("127.0.0.1", port))
+            client.connect(server.getsockname())
+            port = client.getsockname()[1]
+            client.sendall(b"!")
+            accepted, _ = server.accept()
+            assert opened.enter_context(accepted).recv(1) == b"!"
+        ports = [connection.ports for connection in links._connections]
+        seen = [connection.near[1].get_extra_info("peername")[1] for connection in links._connections]
+    assert all(port in known for known in ports)
+    assert len(set(seen)) == 2, "the kernel has changed the port of the second one"
     links.close()
 
 
@@ -140,7 +162,7 @@ def mounted(folder: Path) -> None:
     assert not list((folder / "point").iterdir())
 
 
-CASES = {"proxied": proxied, "reset": reset, "vanished": vanished, "mounted": mounted}
+CASES = {"proxied": proxied, "renumbered": renumbered, "reset": reset, "vanished": vanished, "mounted": mounted}
 
 
 def isolated(folder: Path, arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tests.chaos.faults.disturbances import Disturbance
 from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.moments import Scanner, Sighting
-from tests.chaos.faults.peers import CONTROLLER, owner_of_client, owner_of_listener
+from tests.chaos.faults.peers import CONTROLLER, original_client_port, owner_of_client, owner_of_listener
 from tests.chaos.namespaces import OUR_ADDRESS, PROXY_PORT
 
 __all__ = ["Links"]
@@ -31,20 +31,29 @@ Leg = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Connection:
-    """A redirected connection: a leg to the client and a leg to the listener."""
+    """A redirected connection: a leg to the client and a leg to the listener.
 
-    def __init__(self, client: str, listener: str, near: Leg, far: Leg) -> None:
+    Args:
+        client: process that made it.
+        listener: process that it is for.
+        port: of the client, as the client sees it.
+        near: leg to the client.
+        far: leg to the listener.
+    """
+
+    def __init__(self, client: str, listener: str, port: int, near: Leg, far: Leg) -> None:
         self.client = client
         self.listener = listener
         self.link = f"{client}>{listener}"
         self.speaks = client == CONTROLLER  # whether a message has passed; before, ZeroMQ sets it up
         self.near = near
         self.far = far
+        self._port = port
 
     @property
-    def ports(self) -> tuple[int, int]:
-        """The ports that identify the legs: the client's, and the proxy's towards the listener."""
-        return self.near[1].get_extra_info("peername")[1], self.far[1].get_extra_info("sockname")[1]
+    def ports(self) -> set[int]:
+        """The ports that identify the legs: the client's, as both ends see it, and the proxy's towards the listener."""
+        return {self._port, self.near[1].get_extra_info("peername")[1], self.far[1].get_extra_info("sockname")[1]}
 
     def reset(self) -> None:
         for _, writer in (self.near, self.far):
@@ -148,7 +157,8 @@ class Links:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = _original_port(writer)
-        client = owner_of_client(writer.get_extra_info("peername")[1], port)
+        client_port = original_client_port(writer.get_extra_info("peername")[1])
+        client = owner_of_client(client_port, port)
         near = (reader, writer)
         try:
             far = await asyncio.open_connection("127.0.0.1", port, local_addr=(OUR_ADDRESS, 0))
@@ -156,7 +166,7 @@ class Links:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
             return
-        connection = _Connection(client, owner_of_listener(port), near, far)
+        connection = _Connection(client, owner_of_listener(port), client_port, near, far)
         self._connections.add(connection)
         if action := self._next.pop(connection.link, None):
             action(connection)
@@ -200,7 +210,7 @@ def _original_port(writer: asyncio.StreamWriter) -> int:
     return int.from_bytes(address[2:4], "big")
 
 
-def _drop_packets(action: str, ports: tuple[int, ...]) -> None:
+def _drop_packets(action: str, ports: set[int]) -> None:
     """Add (`-A`) or delete (`-D`) firewall rules that drop all packets from and to these ports."""
     rules = [f"{action} INPUT -p tcp --{end} {port} -j DROP" for port in ports for end in ("sport", "dport")]
     text = "\n".join(["*filter", *rules, "COMMIT", ""])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
-__all__ = ["CONTROLLER", "name_of", "owner_of_client", "owner_of_listener", "processes"]
+from tests.chaos.namespaces import PROXY_PORT
+
+__all__ = ["CONTROLLER", "name_of", "original_client_port", "owner_of_client", "owner_of_listener", "processes"]
 
 CONTROLLER = "heterps"
 _LISTENING = "0A"
-_ATTEMPTS = 10  # to find the owner of a connection
 _LOOPBACK = "0100007F"  # 127.0.0.1 in /proc/net/tcp
 
 
@@ -42,6 +44,24 @@ def processes() -> dict[str, int]:
     return found
 
 
+def original_client_port(seen: int) -> int:
+    """Return the port of a redirected client, as the client sees it.
+
+    Connections from one port to several listeners would be the same once they are redirected to the proxy, so the
+    kernel gives the later ones another port. Its table has a line for each connection: first the addresses as the
+    client sees them, then those of the proxy's answers.
+
+    Args:
+        seen: port of the client, as the proxy sees it.
+    """
+    try:
+        text = Path("/proc/net/nf_conntrack").read_text()
+    except FileNotFoundError:  # this kernel does not show it
+        return seen
+    found = re.search(rf" sport=(\d+) dport=\d+ src=\S+ dst=\S+ sport={PROXY_PORT} dport={seen} ", text)
+    return int(found[1]) if found else seen
+
+
 def owner_of_client(port: int, remote_port: int) -> str:
     """Return the name of the process with a connection from a local port; `other` if it is not one of the job."""
     return _owner(f"{_LOOPBACK}:{port:04X}", f"{_LOOPBACK}:{remote_port:04X}", None)
@@ -53,25 +73,21 @@ def owner_of_listener(port: int) -> str:
 
 
 def _owner(local: str, remote: str | None, state: str | None) -> str:
-    # The kernel may skip a line of this table, or an entry of a folder, if others come and go while it is read.
-    for _ in range(_ATTEMPTS):
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[1] == local and remote in (None, fields[2]) and state in (None, fields[3]) and fields[9] != "0":
-                name = _holder_of(f"socket:[{fields[9]}]")
-                if name is not None:
-                    return name
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == local and remote in (None, fields[2]) and state in (None, fields[3]) and fields[9] != "0":
+            return _holder_of(f"socket:[{fields[9]}]")
     return "other"
 
 
-def _holder_of(link: str) -> str | None:
+def _holder_of(link: str) -> str:
     for name, pid in processes().items():
         with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     if os.readlink(entry.path) == link:
                         return name
-    return None
+    return "other"
 
 
 def _is_zombie(pid: int) -> bool:
