@@ -100,8 +100,8 @@ def test_running_jobs_do_not_notice_an_upgrade_or_a_rollback(
         job.job["spec"]["podTemplates"]["coordinator"] = {"spec": {"nodeSelector": NODE}}
     assert folder_of_operator(admin) == release
     with held(steady, struck):
-        steady.submit(profiled=False)  # its profile is the release's
-        struck.submit()
+        for job in (steady, struck):
+            job.submit()
         for job in (steady, struck):
             job.wait_for_step(2)
             wait_for_turn(job)
