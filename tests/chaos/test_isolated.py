@@ -17,6 +17,7 @@ from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.links import Links
 from tests.chaos.faults.moments import Sighting
+from tests.chaos.faults.peers import CONNECTIONS
 from tests.chaos.namespaces import obstacles, run_isolated
 
 LINK = "other>other"  # both ends are processes of this test, not of a job
@@ -82,8 +83,9 @@ def renumbered(folder: Path) -> None:
             assert opened.enter_context(accepted).recv(1) == b"!"
         ports = [connection.ports for connection in links._connections]
         seen = [connection.near[1].get_extra_info("peername")[1] for connection in links._connections]
-    assert all(port in known for known in ports)
     assert len(set(seen)) == 2, "the kernel has changed the port of the second one"
+    # A kernel without the table leaves the second client a stranger, and its faults without a moment.
+    assert [port in known for known in ports].count(True) == (2 if CONNECTIONS.exists() else 1)
     links.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.chaos.campaign import Outcome
 from tests.chaos.faults.incident import Incident
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
-from tests.chaos.results.judgement import wrong_model
+from tests.chaos.results.judgement import Judge, wrong_model
 from tests.chaos.results.recovery import Recovery
 from tests.chaos.results.report import describe, plot_usage, read, table, write
 from tests.chaos.results.usage import FIGURES, Sample, growths
@@ -52,6 +53,27 @@ def test_another_model_is_noticed() -> None:
         "a differs by 5e-12 of its largest value"
     ]
     assert wrong_model({"a": np.array([1.0, 2.0])}, 1, expected)
+
+
+def test_what_one_job_or_the_reference_left_is_not_held_against_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    job: Any = SimpleNamespace(files=tmp_path / "job", output="", real=SimpleNamespace(survivors=dict))
+    judge = Judge(tmp_path)
+    run = Run(1, "sync", "counting", TOPOLOGIES[0], STEPS, ())
+
+    def left(name: str) -> bool:
+        return f"{tmp_path / 'temporary' / name} is left" in judge.problems(job, run, 1)
+
+    (tmp_path / "temporary" / "first").touch()
+    assert left("first")
+    (tmp_path / "temporary" / "second").touch()
+    assert not left("first")
+    (tmp_path / "temporary" / "third").touch()
+    assert left("third")
 
 
 def status(committed: int, phase: str = "Training", *, running: bool = True) -> dict[str, Any]:

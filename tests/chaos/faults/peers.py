@@ -9,8 +9,17 @@ from pathlib import Path
 
 from tests.chaos.namespaces import PROXY_PORT
 
-__all__ = ["CONTROLLER", "name_of", "original_client_port", "owner_of_client", "owner_of_listener", "processes"]
+__all__ = [
+    "CONNECTIONS",
+    "CONTROLLER",
+    "name_of",
+    "original_client_port",
+    "owner_of_client",
+    "owner_of_listener",
+    "processes",
+]
 
+CONNECTIONS = Path("/proc/net/nf_conntrack")  # not every kernel shows it
 CONTROLLER = "heterps"
 _LISTENING = "0A"
 _LOOPBACK = "0100007F"  # 127.0.0.1 in /proc/net/tcp
@@ -55,8 +64,8 @@ def original_client_port(seen: int) -> int:
         seen: port of the client, as the proxy sees it.
     """
     try:
-        text = Path("/proc/net/nf_conntrack").read_text()
-    except FileNotFoundError:  # this kernel does not show it
+        text = CONNECTIONS.read_text()
+    except FileNotFoundError:
         return seen
     found = re.search(rf" sport=(\d+) dport=\d+ src=\S+ dst=\S+ sport={PROXY_PORT} dport={seen} ", text)
     return int(found[1]) if found else seen
