@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.chaos.faults.director import Pace
 from tests.chaos.faults.schedule import Run
 from tests.chaos.namespaces import OUR_ADDRESS
 from tests.counting import counting_columns, counting_spec
@@ -105,18 +106,18 @@ class ChaosJob:
         assert self._command is not None
         return self._command.poll()
 
-    def hold(self, held: bool) -> None:
-        """Make training slow, and slower with time, or as fast as before: see `small_model.Held`.
-
-        A process may take a minute to start on a busy machine; the job must not end before.
-        """
+    def set_pace(self, pace: Pace) -> None:
+        """Make training slow, or as fast as before: see `small_model.Held`."""
         file = self.real.folder / "held"
-        if not held:
-            file.unlink(missing_ok=True)
-        elif not file.exists():
-            file.touch()
-            since = time.time() - _HELD_SINCE_SECONDS
-            os.utime(file, (since, since))
+        match pace:
+            case Pace.FULL:
+                file.unlink(missing_ok=True)
+            case Pace.SLOW:
+                file.touch()  # a young file
+            case Pace.HELD if not file.exists():
+                file.touch()
+                since = time.time() - _HELD_SINCE_SECONDS
+                os.utime(file, (since, since))
 
     def stop(self) -> None:
         """Ask `heterps run` to end with a checkpoint, as Ctrl-C does."""

@@ -48,7 +48,7 @@ class Scene:
     def turn(self) -> int | None:
         """Look at the job, and start it again if its controller was killed; returns the exit code at its end."""
         self.director.observed(self.job.status())
-        self.job.hold(self.director.holds)
+        self.job.set_pace(self.director.pace())
         self._tell()
         code = self.job.poll()
         if code is not None:

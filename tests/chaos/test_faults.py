@@ -13,7 +13,7 @@ import pytest
 from heterps_runtime.wire.codec import encode
 from heterps_runtime.wire.messages import Ack, Checkpoint, Commit, Done, Evaluate, Message, Pulse, Push, Ready
 from tests.chaos.faults import director as directing
-from tests.chaos.faults.director import Director
+from tests.chaos.faults.director import Director, Pace
 from tests.chaos.faults.disturbances import Disturbance
 from tests.chaos.faults.moments import Scanner, Sighting
 from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
@@ -143,23 +143,23 @@ def test_the_next_fault_waits_until_the_job_has_recovered(monkeypatch: pytest.Mo
         director.observed(status)
         assert director.incidents[0].recovery.seconds == (None if seconds < 4.0 else 4.0)
     assert killed == [7]
-    assert not director.holds
+    assert director.pace() == Pace.FULL
     director.sighted(_sight("push", 6))
     assert killed == [7, 8]
 
 
-def test_training_waits_for_a_message_that_is_far_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_slow_until_a_message_that_is_far_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     director, killed, _ = _director(
         monkeypatch, Fault("kill", "ps-0", "checkpointed", 5), Fault("kill", "ps-0", "go", -1)
     )
     director.observed(_status(17))
-    assert not director.holds
+    assert director.pace() == Pace.FULL
     director.observed(_status(18))
-    assert director.holds, "else training could end before the checkpoint is written"
+    assert director.pace() == Pace.SLOW, "else training could end before the checkpoint is written"
     director.sighted(_sight("checkpointed", 10))
     director.observed(_status(21))
     assert killed == [7]
-    assert not director.holds, "a message of no step is never late"
+    assert director.pace() == Pace.FULL, "a message of no step is never late"
 
 
 def test_the_next_fault_waits_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ def test_the_next_fault_waits_for_all_members(monkeypatch: pytest.MonkeyPatch) -
         director.observed(_status(committed, ready=["worker-0-0"]))
     director.sighted(_sight("push", 6))
     assert killed == [7]
-    assert director.holds, "else training could end meanwhile"
+    assert director.pace() == Pace.HELD, "else training could end meanwhile"
     director.observed(_status(8))
-    assert not director.holds
+    assert director.pace() == Pace.FULL
     director.sighted(_sight("push", 6))
     assert killed == [7, 8]
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from tests.chaos.faults.disk import Disk
@@ -19,10 +20,24 @@ from tests.chaos.faults.peers import CONTROLLER, processes
 from tests.chaos.faults.schedule import Fault, Run
 from tests.chaos.results.recovery import Recovery
 
-__all__ = ["Director"]
+__all__ = ["Director", "Pace"]
 
 _ONCE_SECONDS = 30.0  # in which a chunk must pass that can be changed
 _LATE_STEPS = 12  # more than the steps between two checkpoints, whose messages most faults of the disk wait for
+
+
+class Pace(Enum):
+    """How fast training should be.
+
+    Attributes:
+        FULL: as it is.
+        SLOW: steadily slow. The next fault waits for a message that comes with a checkpoint, so steps must follow.
+        HELD: slower and slower. The next fault waits for a process to start, which takes minutes on a busy machine.
+    """
+
+    FULL = "full"
+    SLOW = "slow"
+    HELD = "held"
 
 
 class Director:
@@ -78,19 +93,15 @@ class Director:
             for incident in self.incidents:
                 incident.recovery.observe(now, status)
 
-    @property
-    def holds(self) -> bool:
-        """Whether training should be slow, because it goes on and the next fault is late.
-
-        That fault waits for all members, or for a message that is far behind the steps.
-        """
+    def pace(self) -> Pace:
+        """How fast training should be, so that it does not end before the next fault."""
         with self._lock:
-            if not self.pending:
-                return False
+            if not self.pending or (self.incidents and self.incidents[-1].recovery.ended is None):
+                return Pace.FULL
+            if self.incidents and not self._complete:
+                return Pace.HELD
             late = 0 <= self.pending[0].step < self._committed - _LATE_STEPS
-            if not self.incidents:
-                return late
-            return self.incidents[-1].recovery.ended is not None and (late or not self._complete)
+            return Pace.SLOW if late else Pace.FULL
 
     def must_start_again(self) -> bool:
         """Whether the controller has ended because of a fault; asking resets it."""

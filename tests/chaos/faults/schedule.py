@@ -172,7 +172,12 @@ def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[s
     def draw_fault(generator: random.Random, kind: Kind, topology: Topology, earlier: Sequence[Fault]) -> Fault:
         return _draw_fault(generator, kind, topology, earlier, len(earlier) == faults - 1, longest)
 
-    return draw_run(seed, faults, kinds, consistencies, draw_fault, _STEPS_BETWEEN)
+    run = draw_run(seed, faults, kinds, consistencies, draw_fault, _STEPS_BETWEEN)
+    if run.model == "counting":
+        return run
+    # The small model has no evaluation data.
+    ends = tuple(replace(fault, op="export") if fault.op in _AT_END else fault for fault in run.faults)
+    return replace(run, faults=ends)
 
 
 def draw_run(
