@@ -124,11 +124,6 @@ class Encoded:
     mean_embedding: Array  # (P, L, E)
     drive: Array  # (P, L, gates * H)
 
-    def _previous_drive(self, owner: IntArray, layer: int, pool: IntArray) -> Array:
-        """Return the contribution of a layer's choice to the drive of the next one, (n, gates * H)."""
-        result: Array = self.embedding[owner, layer, pool] @ self.network.parameters["cell.previous"]
-        return result
-
     def choose(self, owner: IntArray, rng: np.random.Generator | None, temperature: float = 1.0) -> IntArray:
         """Choose pools layer by layer.
 
@@ -140,48 +135,13 @@ class Encoded:
         Returns:
             Pools, (n, L).
         """
-        w, inputs, cell = self.network.parameters, self.inputs, self.network.cell
-        n, (num_layers, num_pools) = len(owner), inputs.mask.shape[1:]
-        dtype = self.drive.dtype
-        state = cell.start(n, len(w["cell.recurrent"]), dtype)
-        hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
-        closed = np.zeros((n, num_pools), dtype)  # share of each pool's limit that finished stages use
-        begin = np.zeros(n, dtype=np.intp)  # first layer of the last stage
-        result = np.zeros((n, num_layers), dtype=np.intp)
-        rows = np.arange(n)
-        single = len(self.drive) == 1
-        noise = None if rng is None else temperature * rng.gumbel(size=(num_layers, n, num_pools)).astype(dtype)
-        for layer in range(num_layers):
-            drive = self.drive[owner, layer]
-            if layer:
-                before = result[:, layer - 1]
-                drive = drive + self._previous_drive(owner, layer - 1, before)
-            state, _ = cell.step(drive, w["cell.recurrent"], state)
-            query = state[:, :hidden] @ w["query"] + w["query.bias"]
-            if single:
-                score = query[:, :width] @ self.embedding[0, layer].T + inputs.mask[0, layer]
-                filled = closed + inputs.share[0, layer, layer]
-            else:
-                score = np.matmul(self.embedding[owner, layer], query[:, :width, None])[:, :, 0]
-                score += inputs.mask[owner, layer]
-                filled = closed + inputs.share[owner, layer, layer]
-            if layer:
-                stage = (owner, begin, layer, before)
-                filled[rows, before] = closed[rows, before] + inputs.share[stage]
-                score[rows, before] += (
-                    query[:, width]
-                    + query[:, width + 1] * inputs.sequential[stage]
-                    + query[:, width + 2] * inputs.extension[stage]
-                )
-            score += query[:, width + 3, None] * np.minimum(filled, 1)
-            score += query[:, width + 4, None] * np.clip(filled - 1, 0, 2)
-            chosen = (score if noise is None else score + noise[layer]).argmax(axis=1)
-            result[:, layer] = chosen
-            if layer:
-                changed = chosen != before
-                closed[rows, before] += np.where(changed, inputs.share[owner, begin, layer - 1, before], 0)
-                begin = np.where(changed, layer, begin)
-        return result
+        decoder = _Decoder(self, owner)
+        shape = (self.inputs.mask.shape[1], len(owner), self.inputs.mask.shape[2])
+        noise = None if rng is None else temperature * rng.gumbel(size=shape).astype(self.drive.dtype)
+        for layer in range(shape[0]):
+            score = decoder.score(layer)
+            decoder.take(layer, (score if noise is None else score + noise[layer]).argmax(axis=1))
+        return decoder.result
 
     def most_probable(self, pods_LLT: FloatArray, room_T: FloatArray) -> IntArray:  # noqa: N803
         """Choose the most probable pools for a single problem, within the limits where possible.
@@ -193,41 +153,79 @@ class Encoded:
         Returns:
             Pools, (L,).
         """
-        w, inputs, cell = self.network.parameters, self.inputs, self.network.cell
-        num_layers, num_pools = inputs.mask.shape[1:]
-        hidden, width = len(w["cell.recurrent"]), self.embedding.shape[3]
-        state = cell.start(1, hidden, self.drive.dtype)
-        closed, left = np.zeros(num_pools, self.drive.dtype), room_T.copy()
-        result = np.zeros(num_layers, dtype=np.intp)
-        begin = before = 0
-        for layer in range(num_layers):
-            drive = self.drive[0, layer]
-            filled = closed + inputs.share[0, layer, layer]
+        decoder, left = _Decoder(self, np.zeros(1, dtype=np.intp)), room_T.copy()
+        begin = 0
+        for layer in range(self.inputs.mask.shape[1]):
             fits = pods_LLT[layer, layer] <= left
             if layer:
-                drive = drive + self.embedding[0, layer - 1, before] @ w["cell.previous"]
-            state, _ = cell.step(drive, w["cell.recurrent"], state)
-            query = state[0, :hidden] @ w["query"] + w["query.bias"]
-            score = self.embedding[0, layer] @ query[:width] + inputs.mask[0, layer]
-            if layer:
-                stage = (0, begin, layer, before)
-                filled[before] = closed[before] + inputs.share[stage]
-                fits[before] = pods_LLT[stage[1:]] <= left[before]
-                score[before] += query[width : width + 3] @ (1, inputs.sequential[stage], inputs.extension[stage])
-            score += query[width + 3] * np.minimum(filled, 1)
-            score += query[width + 4] * np.minimum(np.maximum(filled - 1, 0), 2)
-            chosen = int(np.where(fits, score, score + _FORBIDDEN).argmax())
-            result[layer] = chosen
-            if layer and chosen != before:
-                closed[before] += inputs.share[0, begin, layer - 1, before]
+                before = decoder.result[0, layer - 1]
+                fits[before] = pods_LLT[begin, layer, before] <= left[before]
+            score = decoder.score(layer)
+            chosen = np.where(fits, score, score + _FORBIDDEN).argmax(axis=1)
+            decoder.take(layer, chosen)
+            if layer and chosen[0] != before:
                 left[before] -= pods_LLT[begin, layer - 1, before]
                 begin = layer
-            before = chosen
+        result: IntArray = decoder.result[0]
         return result
 
     def forced(self, owner: IntArray, action: IntArray) -> Forced:
         """Run the network along given choices (n, L), and keep the values that the gradient needs."""
         return Forced(self, owner, action)
+
+
+class _Decoder:
+    """The network layer by layer, for choices that are made on the way."""
+
+    def __init__(self, encoded: Encoded, owner: IntArray) -> None:
+        self._encoded, self._owner = encoded, owner
+        n, (num_layers, num_pools) = len(owner), encoded.inputs.mask.shape[1:]
+        w, dtype = encoded.network.parameters, encoded.drive.dtype
+        self._state = encoded.network.cell.start(n, len(w["cell.recurrent"]), dtype)
+        self._closed = np.zeros((n, num_pools), dtype)  # share of each pool's limit that finished stages use
+        self._begin = np.zeros(n, dtype=np.intp)  # first layer of the last stage
+        self._rows = np.arange(n)
+        self.result = np.zeros((n, num_layers), dtype=np.intp)
+
+    def score(self, layer: int) -> Array:
+        """Advance to the layer and return the scores of its pools, (n, T). Layers are scored in order, once."""
+        encoded, owner, inputs = self._encoded, self._owner, self._encoded.inputs
+        w = encoded.network.parameters
+        hidden, width = len(w["cell.recurrent"]), encoded.embedding.shape[3]
+        drive = encoded.drive[owner, layer]
+        before = self.result[:, layer - 1]
+        if layer:
+            drive = drive + encoded.embedding[owner, layer - 1, before] @ w["cell.previous"]
+        self._state, _ = encoded.network.cell.step(drive, w["cell.recurrent"], self._state)
+        query = self._state[:, :hidden] @ w["query"] + w["query.bias"]
+        if len(encoded.drive) == 1:  # one problem: a product with its embedding, without a copy for each sample
+            score: Array = query[:, :width] @ encoded.embedding[0, layer].T + inputs.mask[0, layer]
+            filled = self._closed + inputs.share[0, layer, layer]
+        else:
+            score = np.matmul(encoded.embedding[owner, layer], query[:, :width, None])[:, :, 0]
+            score += inputs.mask[owner, layer]
+            filled = self._closed + inputs.share[owner, layer, layer]
+        if layer:
+            stage = (owner, self._begin, layer, before)
+            filled[self._rows, before] = self._closed[self._rows, before] + inputs.share[stage]
+            score[self._rows, before] += (
+                query[:, width]
+                + query[:, width + 1] * inputs.sequential[stage]
+                + query[:, width + 2] * inputs.extension[stage]
+            )
+        score += query[:, width + 3, None] * np.minimum(filled, 1)
+        score += query[:, width + 4, None] * np.clip(filled - 1, 0, 2)
+        return score
+
+    def take(self, layer: int, chosen: IntArray) -> None:
+        """Give the layer to the chosen pools, (n,)."""
+        self.result[:, layer] = chosen
+        if layer:
+            before = self.result[:, layer - 1]
+            changed = chosen != before
+            used = self._encoded.inputs.share[self._owner, self._begin, layer - 1, before]
+            self._closed[self._rows, before] += np.where(changed, used, 0)
+            self._begin = np.where(changed, layer, self._begin)
 
 
 class Forced:
