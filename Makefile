@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,9 +115,17 @@ benchmark-operator: data ## time from apply to first step, then what hundreds of
 experiments: venv ## repeat the paper's tables and figures and ours: docs/experiments.md (ARGUMENTS=--quick: a small part)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m experiments $(ARGUMENTS)
 
+LOCK_IMAGE = $(UV) pip compile --quiet --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --no-header \
+	--python-version 3.11 --constraint requirements.lock
+
 lock: $(VENV)/.uv ## resolve requirements.in again into requirements.lock (the versions in it may change)
 	@$(UV) pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
 		--python-version 3.11 requirements.in -o requirements.lock
+	@for role in operator runtime; do $(LOCK_IMAGE) pyproject.toml --extra $$role -o images/$$role.lock; done
+	@$(LOCK_IMAGE) images/build.in -o images/build.lock
+
+images: venv ## build the container images, with buildah (ARGUMENTS=operator: one of them; docs/images.md)
+	@$(BIN)/python -m images $(ARGUMENTS)
 
 clean: ## delete everything that make has made, training runs in .heterps included
 	rm -rf $(VENV) .cache .heterps examples/*/.heterps examples/*/data dist

@@ -81,7 +81,7 @@ def declared_dependencies() -> set[str]:
         *project["build-system"]["requires"],
         *(
             line
-            for file in ("requirements.in", "tests/fuzz/requirements.txt")
+            for file in ("requirements.in", "tests/fuzz/requirements.txt", "images/build.in")
             for line in (ROOT / file).read_text().splitlines()
             if line and not line.startswith(("#", " "))
         ),
@@ -131,7 +131,7 @@ def test_a_package_imports_only_what_its_extra_names(package: str, extras: tuple
         assert names & allowed, f"{where} imports {module}"
 
 
-@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "experiments"])
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "experiments", "images"])
 def test_what_is_not_shipped_imports_only_what_is_declared(folder: str) -> None:
     distributions = packages_distributions()
     for module, where in imported(folder).items():
@@ -140,7 +140,8 @@ def test_what_is_not_shipped_imports_only_what_is_declared(folder: str) -> None:
 
 
 def test_every_dependency_is_locked_with_hashes() -> None:
-    lock = "\n".join((ROOT / file).read_text() for file in ("requirements.lock", "tests/fuzz/requirements.txt"))
+    files = ("requirements.lock", "tests/fuzz/requirements.txt", "images/build.lock")
+    lock = "\n".join((ROOT / file).read_text() for file in files)
     locked = {requirement_name(name): block for name, block in re.findall(r"^([\w.-]+)==((?:.*\\\n)+.*)$", lock, re.M)}
     missing = {name for name in declared_dependencies() if "--hash=sha256:" not in locked.get(name, "")}
     assert missing == set()

@@ -1,0 +1,78 @@
+"""The locks of the images: what a role needs in the tested versions, and the operator's without PyTorch."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from images.archive import layer_sizes
+from images.building import ROLES, ROOT, name_of
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def locked(path: str) -> dict[str, str]:
+    """Return the versions that a lock pins, by package; each one has a hash."""
+    pins = re.findall(r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:\w+(?: \\)?\n)+)", (ROOT / path).read_text(), re.M)
+    assert len(pins) == (ROOT / path).read_text().count("=="), f"{path}: a package has no hash"
+    return {name: version for name, version, _ in pins}
+
+
+def required(role: str) -> set[str]:
+    """Return the packages that pyproject.toml names for a role."""
+    names: set[str] = set()
+    pending = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][role]]
+    while pending:
+        name, extras = split(pending.pop())
+        if name == PROJECT["name"]:
+            pending += [item for extra in extras for item in PROJECT["optional-dependencies"][extra]]
+        else:
+            names.add(name)
+    return names
+
+
+def split(requirement: str) -> tuple[str, list[str]]:
+    """Return the package of a requirement, and its extras."""
+    found = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", requirement)
+    assert found is not None
+    return found[1], (found[2] or "").split(",")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_has_what_its_role_needs_in_the_tested_versions(role: str) -> None:
+    in_image, tested = locked(f"images/{role}.lock"), locked("requirements.lock")
+    assert required(role) <= in_image.keys(), "make lock"
+    assert {name: version for name, version in in_image.items() if tested.get(name) != version} == {}, "make lock"
+
+
+def test_the_operators_image_has_no_pytorch() -> None:
+    assert "torch" in locked("images/runtime.lock")
+    assert not {"torch", "pyarrow", "numba", "optuna"} & locked("images/operator.lock").keys()
+
+
+def test_what_an_image_is_built_with_is_pinned() -> None:
+    lines = (ROOT / "images" / "build.in").read_text().splitlines()
+    wanted = {split(line)[0] for line in lines if line and not line.startswith("#")}
+    assert wanted <= locked("images/build.lock").keys()
+
+
+def test_the_chart_uses_the_operators_image_by_default() -> None:
+    chart = ROOT / "helm" / "heterps"
+    [repository] = re.findall(r"repository: (\S+)", (chart / "values.yaml").read_text())
+    [version] = re.findall(r"appVersion: \"?([\w.]+)", (chart / "Chart.yaml").read_text())
+    assert name_of("operator") == f"{repository}:{version}"
+
+
+def test_the_sizes_of_layers(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "image.tar", "w") as archive:
+        manifest = json.dumps([{"Layers": ["base.tar", "own.tar"]}]).encode()
+        for name, contents in (("own.tar", b"12345"), ("base.tar", b"123"), ("manifest.json", manifest)):
+            info = tarfile.TarInfo(name)
+            info.size = len(contents)
+            archive.addfile(info, io.BytesIO(contents))
+    assert layer_sizes(tmp_path / "image.tar") == [3, 5]
