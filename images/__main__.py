@@ -12,28 +12,33 @@ import sys
 from collections.abc import Sequence
 
 from images.archive import layer_sizes
-from images.building import ROLES, ROOT, Builder, BuildError, archive_of, missing_programs, name_of
-
-_BASE = "docker.io/library/python:3.11-slim-bookworm"
+from images.building import ROLES, ROOT, Builder, BuildError, archive_of, is_current, missing_programs, name_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m images", description="build the container images of HeterPS")
     parser.add_argument("role", nargs="*", help=f"default: {' '.join(ROLES)}")
-    parser.add_argument("--base", help=f"image to build on (default: {_BASE}, or Debian's packages without a registry)")
+    parser.add_argument(
+        "--base", help="image to build on (default: Python's slim one, or Debian's packages without a registry)"
+    )
     options = parser.parse_args(arguments)
     roles: Sequence[str] = options.role or ROLES
     if unknown := sorted(set(roles) - set(ROLES)):
         parser.error(f"no such role: {', '.join(unknown)}; there are {', '.join(ROLES)}")
-    if missing := missing_programs(options.base):
+    if missing := missing_programs():
         print(f"not installed: {', '.join(missing)}. On Debian: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 1
     builder = Builder(lambda words: print(words, flush=True))
     try:
-        base = _base(builder, options.base)
+        wanted = [role for role in roles if options.base or not is_current(role)]
+        if wanted:
+            base = options.base or builder.default_base()
+            if options.base:
+                builder.pull(base)
+            for role in wanted:
+                builder.build(role, base)
         for role in roles:
-            builder.build(role, base)
             _describe(role)
     except BuildError as error:
         print(error, file=sys.stderr)
@@ -42,18 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted; what is built stays", file=sys.stderr)
         return 130
     return 0
-
-
-def _base(builder: Builder, wanted: str | None) -> str:
-    if wanted is not None:
-        builder.pull(wanted)
-        return wanted
-    try:
-        builder.pull(_BASE)
-        return _BASE
-    except BuildError:
-        print(f"{_BASE} cannot be pulled here")
-        return builder.make_base()
 
 
 def _describe(role: str) -> None:

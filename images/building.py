@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["ROLES", "BuildError", "Builder", "archive_of", "missing_programs", "name_of"]
+__all__ = ["ROLES", "BuildError", "Builder", "archive_of", "is_current", "missing_programs", "name_of"]
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("operator", "runtime")
 FOLDER = ROOT / ".cache" / "images"
 _REGISTRY = "ghcr.io/heterps"  # where the chart looks by default
-DEBIAN = "localhost/heterps/base:bookworm"
+_PYTHON = "docker.io/library/python:3.11-slim-bookworm"
+_DEBIAN = "localhost/heterps/base:bookworm"
 # What both roles need of Debian; a python image has the same.
 _DEBIAN_PACKAGES = ("ca-certificates", "python3", "python3-venv", "tzdata")
 _WITHOUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
 _SOURCES = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d/debian.sources"))
-_PIP = ("PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_DEFAULT_TIMEOUT")
+_PIP = ("PIP_INDEX_URL", "PIP_CERT", "PIP_DEFAULT_TIMEOUT")
 _CERTIFICATES = Path("/etc/ssl/certs")
+_CONTEXT = ("LICENSE", "README.md", "crds", "images", "operator", "pyproject.toml", "runtime")
 
 
 class BuildError(Exception):
     """An image cannot be built; says what to do."""
 
 
-def missing_programs(base: str | None) -> list[str]:
+def missing_programs() -> list[str]:
     """Return the programs that a build needs and this machine lacks; their Debian packages have the same names."""
-    return [name for name in ("buildah", *(("mmdebstrap",) if base is None else ())) if shutil.which(name) is None]
+    return [name for name in ("buildah", "mmdebstrap") if shutil.which(name) is None]
 
 
 def name_of(role: str) -> str:
@@ -42,6 +46,12 @@ def name_of(role: str) -> str:
 def archive_of(role: str) -> Path:
     """Return where the archive of a role's image lies once it is built."""
     return FOLDER / f"{role}.tar"
+
+
+def is_current(role: str) -> bool:
+    """Whether a role's image is built from the files that are here now."""
+    made_from = _made_from(role)
+    return archive_of(role).exists() and made_from.exists() and made_from.read_text() == _fingerprint()
 
 
 class Builder:
@@ -65,26 +75,21 @@ class Builder:
         """
         self._run([*self._buildah, "pull", "--quiet", base])
 
-    def make_base(self) -> str:
-        """Make a base image of Debian's packages, unless there is one; returns its name.
+    def default_base(self) -> str:
+        """Return Python's slim image or, where that cannot be pulled, one of Debian's packages.
 
         Raises:
             BuildError: a program fails; with its last output.
         """
-        found = subprocess.run([*self._buildah, "inspect", "--type=image", DEBIAN], capture_output=True, check=False)
-        if found.returncode == 0:
-            return DEBIAN
-        self._say("making a base image of Debian's packages (about a minute, once)")
-        context = FOLDER / "base"
-        context.mkdir(exist_ok=True)
-        self._run([
-            "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(_DEBIAN_PACKAGES)}",
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT),
-            "bookworm", str(context / "base.tar"), *(str(path) for path in _SOURCES if path.exists()),
-        ])  # fmt: skip
-        (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-        self._run([*self._buildah, "bud", "--quiet", f"--tag={DEBIAN}", str(context)])
-        return DEBIAN
+        try:
+            self.pull(_PYTHON)
+            return _PYTHON
+        except BuildError:
+            self._say(f"{_PYTHON} cannot be pulled here")
+        found = subprocess.run([*self._buildah, "inspect", "--type=image", _DEBIAN], capture_output=True, check=False)
+        if found.returncode:
+            self._make_base()
+        return _DEBIAN
 
     def build(self, role: str, base: str) -> None:
         """Build the image of a role, and its archive for `docker load` and `ctr images import`.
@@ -96,24 +101,56 @@ class Builder:
         Raises:
             BuildError: a program fails; with its last output.
         """
-        name, archive = name_of(role), archive_of(role)
+        name, archive, fingerprint = name_of(role), archive_of(role), _fingerprint()
         arguments = {"BASE": base, "ROLE": role, "VERSION": name.rpartition(":")[2]}
         arguments |= {setting: os.environ.get(setting, "") for setting in _PIP}
         # Mirrors may have certificates that only this machine trusts.
         trusted = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.is_dir() else []
         self._say(f"building {name}")
+        for old in (archive, _made_from(role)):
+            old.unlink(missing_ok=True)
         self._run([
             *self._buildah, "bud", "--quiet", "--isolation=chroot", "--pull-never", *trusted,
             *(f"--build-arg={key}={value}" for key, value in arguments.items() if value),
             f"--ignorefile={ROOT}/images/Dockerfile.dockerignore", f"--file={ROOT}/images/Dockerfile",
             f"--tag={name}", str(ROOT),
         ])  # fmt: skip
-        archive.unlink(missing_ok=True)
         self._run([*self._buildah, "push", "--quiet", name, f"docker-archive:{archive}:{name}"])
+        self._run([*self._buildah, "rmi", "--prune"])  # the image that this one replaces
+        _made_from(role).write_text(fingerprint)
+
+    def _make_base(self) -> None:
+        self._say("making a base image of Debian's packages (about a minute, once)")
+        context = FOLDER / "base"
+        context.mkdir(exist_ok=True)
+        # This machine's mirrors, if it runs the same Debian.
+        same = platform.freedesktop_os_release().get("VERSION_CODENAME") == "bookworm"
+        sources = [str(path) for path in _SOURCES if path.exists()] if same else []
+        self._run([
+            "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(_DEBIAN_PACKAGES)}",
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT),
+            "bookworm", str(context / "base.tar"), *sources,
+        ])  # fmt: skip
+        (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+        self._run([*self._buildah, "bud", "--quiet", f"--tag={_DEBIAN}", str(context)])
+        shutil.rmtree(context)
 
     def _run(self, command: Sequence[str]) -> None:
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if ran.returncode:
             words = "\n".join(ran.stdout.splitlines()[-10:])
-            program = next(word for word in command[1:] if not word.startswith("-"))
-            raise BuildError(f"{command[0]} {program} failed:\n{words}")
+            raise BuildError(f"{command[0]} failed:\n{words}")
+
+
+def _made_from(role: str) -> Path:
+    return FOLDER / f"{role}.made-from"
+
+
+def _fingerprint() -> str:
+    """Return a hash of all files that go into images."""
+    digest = hashlib.sha256()
+    for top in (ROOT / name for name in _CONTEXT):
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

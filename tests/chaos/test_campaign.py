@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.availability import unavailable
 from tests.chaos.faults.schedule import draw
 from tests.chaos.namespaces import obstacles
 
@@ -23,7 +24,7 @@ CONSISTENCIES = ["hybrid", "async"]
 @pytest.mark.slow
 def test_a_job_survives_its_faults_and_every_sample_counts_once(tmp_path: Path) -> None:
     if reasons := obstacles():
-        pytest.skip("; ".join(reasons))
+        unavailable("; ".join(reasons))
     report = tmp_path / "report.json"
     options = ["--seed", str(SEED), "--faults", str(FAULTS), "--longest", "1", "--json", str(report)]
     command = [sys.executable, "-m", "tests.chaos", *options, "--kinds", *KINDS, "--consistency", *CONSISTENCIES]

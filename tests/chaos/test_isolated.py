@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from heterps_runtime.checkpoint.manifest import new_folder
+from tests.availability import unavailable
 from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.incident import Hit
 from tests.chaos.faults.links import Links
@@ -177,5 +178,5 @@ def isolated(folder: Path, arguments: Sequence[str]) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_faults_in_namespaces(case: str) -> None:
     if reasons := obstacles():
-        pytest.skip("; ".join(reasons))
+        unavailable("; ".join(reasons))
     assert run_isolated("tests.chaos.test_isolated", [case]) == 0

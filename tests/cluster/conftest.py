@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.kubernetes.api import KubernetesApi, connect
+from tests.availability import unavailable
 from tests.cluster.api_server import ApiServer
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
@@ -71,16 +72,9 @@ def given_kubeconfig(config: pytest.Config) -> Path | None:
     return value
 
 
-def unavailable(reason: str) -> None:
-    """Skip for lack of a cluster; fail where everything must be tested."""
-    if os.environ.get("CI", "").lower() in ("true", "1"):
-        pytest.fail(f"no test cluster, and CI is set: {reason}", pytrace=False)
-    pytest.skip(f"no test cluster: {reason}")
-
-
 def unbuilt(what: str) -> None:
-    """The same for a missing product of the build."""
-    unavailable(go_problem() or f"{what} not built: make cluster-build")
+    """A product of the build is missing."""
+    unavailable(f"no test cluster: {go_problem() or f'{what} not built: make cluster-build'}")
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +83,7 @@ def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     if given_kubeconfig(pytestconfig) is not None:
         pytest.skip("needs the nodes of a cluster made here, and --kubeconfig names another one")
     if reasons := reasons_against():
-        unavailable("; ".join(reasons))
+        unavailable(f"no test cluster: {'; '.join(reasons)}")
     with Cluster() as cluster, cluster.entered():
         yield cluster
 

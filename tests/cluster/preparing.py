@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from images.building import Builder, BuildError, is_current
+
 from tests.cluster.building import FOR_TESTS, Program, Say, build
 from tests.cluster.debian import unpack
+from tests.cluster.errors import ClusterError
 from tests.cluster.requirements import install_packages
 from tests.cluster.schemas import make_schemas
 
@@ -29,3 +32,15 @@ def prepare_tests(say: Say) -> None:
     prepare(FOR_TESTS, say)
     make_schemas(say)
     unpack(say)
+    _build_image(say)
+
+
+def _build_image(say: Say) -> None:
+    """Build the operator's image, unless it is that of the present code."""
+    if is_current("operator"):
+        return
+    try:
+        builder = Builder(say)
+        builder.build("operator", builder.default_base())
+    except BuildError as error:
+        raise ClusterError(str(error)) from None

@@ -28,6 +28,8 @@ COMMANDS = {
     "setpriv": "util-linux",
     "unshare": "util-linux",
     "busybox": "busybox-static",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
 }
 
 

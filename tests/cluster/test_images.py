@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from images.building import archive_of, name_of
+from images.building import archive_of, is_current, name_of
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.conftest import unbuilt
 from tests.cluster.helm import CHART, INSTALLED, Helm, Installed, installed_chart
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl
@@ -18,15 +20,20 @@ pytestmark = pytest.mark.timeout(900)
 
 USER = "1000730000"  # as OpenShift draws them
 NODE = "cpu-0"
+PROGRAM = """
+import os, pathlib, sys, heterps_operator.page
+page = pathlib.Path(heterps_operator.page.__file__)
+files = page.with_name("style.css"), pathlib.Path(sys.prefix, "share/heterps/sbom.json")
+print(os.getuid(), *(file for file in files if file.read_text()))
+"""
 
 
 @pytest.fixture(scope="module")
 def image(own_cluster: Cluster) -> str:
     """The operator's image is on a node; returns its name."""
-    archive = archive_of("operator")
-    if not archive.exists():
-        pytest.skip("the operator's image is not built: make images ARGUMENTS=operator")
-    own_cluster.nodes[NODE].import_image(own_cluster.sandbox, archive)
+    if not is_current("operator"):
+        unbuilt("the operator's image of this code is")
+    own_cluster.nodes[NODE].import_image(own_cluster.sandbox, archive_of("operator"))
     return name_of("operator")
 
 
@@ -48,10 +55,10 @@ def test_the_operators_image_runs_a_job_as_any_user(
     assert container["image"] == image
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert not [volume for volume in pod["spec"].get("volumes", []) if "hostPath" in volume]
-    program = "import os, heterps_operator; print(os.getuid(), heterps_operator.__file__)"
-    said = admin("exec", "deployment/heterps", f"--namespace={INSTALLED}", "--", "python", "-c", program)
-    user, file = said.split()
+    said = admin("exec", "deployment/heterps", f"--namespace={INSTALLED}", "--", "python", "-c", PROGRAM)
+    user, *files = said.split()
     assert user == USER
-    assert file.startswith("/opt/heterps/")
+    assert [file for file in files if not file.startswith("/opt/heterps/")] == []
+    assert {Path(file).name for file in files} == {"sbom.json", "style.css"}, "the wheel has them"
 
     make_alone("small").submit().wait_for_phase("Succeeded")

@@ -10,8 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from images import building
 from images.archive import layer_sizes
-from images.building import ROLES, ROOT, name_of
+from images.building import ROLES, ROOT, archive_of, is_current, name_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -66,6 +67,31 @@ def test_the_chart_uses_the_operators_image_by_default() -> None:
     [repository] = re.findall(r"repository: (\S+)", (chart / "values.yaml").read_text())
     [version] = re.findall(r"appVersion: \"?([\w.]+)", (chart / "Chart.yaml").read_text())
     assert name_of("operator") == f"{repository}:{version}"
+
+
+def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "ROOT", tmp_path)
+    monkeypatch.setattr(building, "FOLDER", tmp_path / "built")
+    monkeypatch.setattr(building, "_CONTEXT", ("README.md", "operator"))
+    (tmp_path / "README.md").write_text("words")
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1"\n')
+    code = tmp_path / "operator" / "package" / "module.py"
+    for folder in (tmp_path / "built", code.parent, code.parent / "__pycache__"):
+        folder.mkdir(parents=True)
+    code.write_text("one")
+    builder = building.Builder(lambda words: None)
+    monkeypatch.setattr(builder, "_run", lambda command: archive_of("operator").touch())
+    assert not is_current("operator")
+    builder.build("operator", "base")
+    assert is_current("operator")
+    (code.parent / "__pycache__" / "module.pyc").write_text("compiled")
+    assert is_current("operator")
+    code.write_text("two")
+    assert not is_current("operator")
+    builder.build("operator", "base")
+    assert is_current("operator")
+    archive_of("operator").unlink()
+    assert not is_current("operator")
 
 
 def test_the_sizes_of_layers(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from tests.availability import unavailable
 from tests.chaos.cluster.gate import Gate
 
 PATIENCE_SECONDS = 30.0
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
     if shutil.which("openssl") is None:
-        pytest.skip("no command openssl")
+        unavailable("no command openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)],

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.availability import unavailable
 from tests.heterps_operator.helpers.real_job import RealJob, Result, step_of
 from tests.heterps_operator.helpers.small_reference import plain_model
 from tests.same_model import assert_same_model
@@ -136,7 +137,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
+        unavailable(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from heterps_runtime.checkpoint import CheckpointWriter, Origin, StateFile, Stor
 from heterps_runtime.checkpoint.errors import StorageAddressError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
 from heterps_runtime.checkpoint.storage import PARTIAL
+from tests.availability import unavailable
 from tests.heterps_runtime.helpers.checkpoint_samples import write_checkpoint
 
 
@@ -167,12 +168,12 @@ def test_uploads_to_s3_are_waited_for_piece_by_piece() -> None:
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one megabyte."""
     if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs of one megabyte needs root")
+        unavailable("mounting a tmpfs of one megabyte needs root")
     folder = tmp_path / "tiny"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+        unavailable(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
