@@ -136,9 +136,10 @@ class Encoded:
             Pools, (n, L).
         """
         decoder = _Decoder(self, owner)
-        shape = (self.inputs.mask.shape[1], len(owner), self.inputs.mask.shape[2])
+        num_layers, num_pools = self.inputs.mask.shape[1:]
+        shape = (num_layers, len(owner), num_pools)
         noise = None if rng is None else temperature * rng.gumbel(size=shape).astype(self.drive.dtype)
-        for layer in range(shape[0]):
+        for layer in range(num_layers):
             score = decoder.score(layer)
             decoder.take(layer, (score if noise is None else score + noise[layer]).argmax(axis=1))
         return decoder.result
@@ -193,8 +194,8 @@ class _Decoder:
         w = encoded.network.parameters
         hidden, width = len(w["cell.recurrent"]), encoded.embedding.shape[3]
         drive = encoded.drive[owner, layer]
-        before = self.result[:, layer - 1]
         if layer:
+            before = self.result[:, layer - 1]
             drive = drive + encoded.embedding[owner, layer - 1, before] @ w["cell.previous"]
         self._state, _ = encoded.network.cell.step(drive, w["cell.recurrent"], self._state)
         query = self._state[:, :hidden] @ w["query"] + w["query.bias"]
