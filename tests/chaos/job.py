@@ -78,7 +78,7 @@ class ChaosJob:
             ],
             "parameterServer": {"replicas": run.topology.servers},
             "checkpoint__everySteps": _CHECKPOINT_STEPS,
-            "runPolicy__backoffLimit": 10 + 4 * len(run.faults),
+            "runPolicy__backoffLimit": run.backoff_limit,
             "runPolicy__hangTimeoutSeconds": _HANG_SECONDS,
         }
         columns = counting_columns(ROWS)

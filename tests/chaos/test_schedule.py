@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from heterps_operator.api.schema import load_schemas
 from tests.chaos.faults.kinds import KINDS, ON_MACHINE
 from tests.chaos.faults.schedule import CONSISTENCIES, TOPOLOGIES, Run, draw, draw_endless
 from tests.heterps_operator.helpers.real_job import BATCH, ROWS
@@ -66,3 +67,10 @@ def test_links_connect_processes(topology: object) -> None:
     assert topology in TOPOLOGIES
     for each in TOPOLOGIES:
         assert {name for link in each.links() for name in link.split(">")} <= set(each.processes())
+
+
+def test_a_job_of_many_faults_stays_within_the_limits_of_the_api() -> None:
+    limit = load_schemas()["HeterPSJob"].openapi["properties"]["spec"]["properties"]["runPolicy"]["properties"]
+    hour = draw_endless(1, 360, list(ON_MACHINE), "async", 1600, 1.0)
+    assert hour.backoff_limit == limit["backoffLimit"]["maximum"]
+    assert drawn(7).backoff_limit == 10 + 4 * len(drawn(7).faults)

@@ -134,7 +134,7 @@ def _cluster_job(kubectl: Kubectl, api: KubernetesApi, folder: Path, run: Run) -
         "training.steps": run.steps,
         "parameterServer": {"replicas": run.topology.servers},
         "checkpoint.everySteps": _CHECKPOINT_STEPS,
-        "runPolicy.backoffLimit": 10 + 4 * len(run.faults),
+        "runPolicy.backoffLimit": run.backoff_limit,
         "runPolicy.hangTimeoutSeconds": _HANG_SECONDS,
     }
     if run.model == "counting":

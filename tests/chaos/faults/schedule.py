@@ -157,6 +157,11 @@ class Run:
         """The time in which the job must have succeeded."""
         return 180.0 + sum(KINDS[fault.kind].allowed_seconds + 2 * fault.seconds for fault in self.faults)
 
+    @property
+    def backoff_limit(self) -> int:
+        """Restarts that the job may need, as far as the API allows."""
+        return min(10 + 4 * len(self.faults), 1000)
+
 
 def draw(seed: int, faults: int, kinds: Sequence[str], consistencies: Sequence[str], longest: float = 60.0) -> Run:
     """Draw a run; the same arguments give the same run.
