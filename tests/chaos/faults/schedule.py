@@ -229,9 +229,10 @@ def draw_endless(seed: int, faults: int, kinds: Sequence[str], consistency: str,
     generator = random.Random(seed)
     topology = TOPOLOGIES[-1]
     drawn: list[Fault] = []
-    for _ in range(faults):
+    while len(drawn) < faults:
         fault = _draw_fault(generator, KINDS[generator.choice(list(kinds))], topology, [], False, longest)
-        drawn.append(replace(fault, step=-1))
+        if fault.op not in _IN_SETUP:  # which need not come again
+            drawn.append(replace(fault, step=-1))
     return Run(seed, consistency, "counting", topology, steps, tuple(drawn), least_seconds=0.1)
 
 
