@@ -297,6 +297,8 @@ def rest(jobs: int, seconds: float) -> Json:
     first, last = samples[0], samples[-1]
     passed = last.time - first.time
     requests = last.requests - first.requests
+    if gone := requests["delete", "pods"]:
+        raise SystemExit(f"{gone} pods were deleted while jobs only trained: this was no steady state")
     rates = [sum((b.requests - a.requests).values()) / (b.time - a.time) for a, b in itertools.pairwise(samples)]
     return {
         "steadySeconds": round(passed),

@@ -37,13 +37,14 @@ class Job:
     def put_plan(self, plan: Json) -> None:
         """Make every member of a plan ready at once."""
         servers = [contract.ps_name(index) for index in range(plan["parameterServer"]["replicas"])]
-        self.members = [{"name": name, "role": "ps", "state": "ready"} for name in servers]
+        heard: Json = {"state": "ready", "silentSeconds": 0.5}  # or the operator would end them after a while
+        self.members = [{"name": name, "role": "ps", **heard} for name in servers]
         self.stages = plan["stages"]
         for number, stage in enumerate(plan["stages"]):
             share = GLOBAL_BATCH_SIZE // stage["pods"]
             for index in range(stage["pods"]):
                 self.members.append(
-                    {"name": contract.worker_name(number, index), "role": "worker", "state": "ready", "stage": number,
+                    {"name": contract.worker_name(number, index), "role": "worker", **heard, "stage": number,
                      "index": index, "pool": stage["pool"], "batchSize": share, "stepSeconds": 0.01,
                      "computeSeconds": 0.008, "waitSeconds": 0.002}
                 )  # fmt: skip
