@@ -16,7 +16,7 @@ from heterps_runtime.contract import Role
 from tests.cluster.api_server import ApiServer
 from tests.cluster.kubectl import Kubectl
 from tests.heterps_operator.helpers.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of
-from tests.heterps_operator.kubernetes.test_objects import PLAN, all_objects
+from tests.heterps_operator.kubernetes.test_objects import MOVES, PLAN, all_objects
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "ads"}, "annotations": {"example.com/note": "mine"}},
@@ -121,7 +121,7 @@ def test_the_longest_names_fit(server: ApiServer, kubectl: Kubectl) -> None:
     check(server, at(pod_of(spec, job), kubectl))
     for item in (objects.service(job), objects.run_config(job, {}), objects.plan_config(job, 99_999, {})):
         check(server, at(item, kubectl))
-    for item in (*objects.disruption_budgets(job, PLAN), objects.network_policy(job, "heterps-system", ())):
+    for item in (*objects.disruption_budgets(job, PLAN, MOVES), objects.network_policy(job, "heterps-system", ())):
         check(server, at(item, kubectl))
 
 

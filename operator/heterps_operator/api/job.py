@@ -65,6 +65,8 @@ class RunPolicy:
     start_deadline_seconds: float | None  # for profiling, and for all members to be ready; None: no limit
     active_deadline_seconds: float | None  # for the whole job; None: no limit
     hang_timeout_seconds: float  # without an answer, or without progress
+    cordon_policy: str  # Move | Stay: what a job does whose node is cordoned
+    disruption_budgets: str  # Enabled | Disabled: whether its pods are protected from evictions
     ttl_seconds_after_finished: float | None  # then the job is deleted; None: never
     clean_pod_policy: str  # pods to delete when the job ends: None | Running | All
     failure_rules: tuple[FailureRule, ...]  # the first match applies
@@ -167,6 +169,8 @@ class JobSpec:
                 suspend=policy["suspend"],
                 backoff_limit=policy["backoffLimit"],
                 start_deadline_seconds=_number(policy.get("startDeadlineSeconds")),
+                cordon_policy=str(policy["cordonPolicy"]),
+                disruption_budgets=str(policy["disruptionBudgets"]),
                 active_deadline_seconds=_number(policy.get("activeDeadlineSeconds")),
                 hang_timeout_seconds=float(policy["hangTimeoutSeconds"]),
                 ttl_seconds_after_finished=_number(policy.get("ttlSecondsAfterFinished")),

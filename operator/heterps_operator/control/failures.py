@@ -26,7 +26,7 @@ from heterps_operator.state.values import CoordinatorView, Observed, ProcessView
 from heterps_planner.balancing import Pace
 from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, FINAL_PHASES, JobPhase
 
-__all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "judge_exits"]
+__all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "judge_exits", "start_over"]
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -115,7 +115,7 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
         uncounted = "; this does not count towards backoffLimit" if actions[name] == FailureAction.IGNORE else ""
         if fatal:
-            status = _start_over(status, observed.time, pause)
+            status = start_over(status, observed.time, pause)
             text = f"{name} ended ({end}): everything restarts from the last checkpoint {_when(pause)}{uncounted}"
             events.append(Event("Warning", "JobRestarts", text, observed.time))
         else:
@@ -138,7 +138,7 @@ def _judge_hang(
         return _give_up(job, status, why, observed.process(COORDINATOR), now), ()
     status, pause = _count(status)
     text = f"{why}: everything restarts from the last checkpoint {_when(pause)}"
-    return _start_over(status, now, pause), (Event("Warning", "JobRestarts", text, now),)
+    return start_over(status, now, pause), (Event("Warning", "JobRestarts", text, now),)
 
 
 def _action(process: ProcessView, policy: RunPolicy) -> FailureAction:
@@ -194,8 +194,8 @@ def _excuse(status: Status, now: float) -> tuple[Status, float]:
     return replace(status, disruptions=count, disrupted=now), _doubled(count)
 
 
-def _start_over(status: Status, now: float, pause: float) -> Status:
-    """Everything ends, and starts again from the last checkpoint after a pause."""
+def start_over(status: Status, now: float, pause: float) -> Status:
+    """The status of a job whose processes all end, and start again from the last checkpoint after a pause."""
     return replace(
         status,
         incarnation=status.incarnation + 1,

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting, termination
+from heterps_operator.control.departures import judge_departures
 from heterps_operator.control.history import record_plan
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
@@ -80,6 +81,11 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
             Event("Warning", "Unresponsive", f"{name} {why}; restarting it", now) for name, why in hung.items()
         )
 
+    leaves: tuple[Action, ...] = ()
+    if status.outcome is None and status.stopping_since is None:
+        status, leaves, moves = judge_departures(job, observed, status)
+        events += moves
+
     # 2. Carry the end out, or go on.
     if status.outcome is not None:
         status, actions = termination.wind_down(job, observed, status)
@@ -87,6 +93,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         status, actions = termination.orderly_stop(observed, status)
     else:
         status, actions = _advance(job, observed, status, hung)
+        actions = leaves + actions
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = termination.wind_down(job, observed, status)
     # What was measured is kept, even if the job ends with it.
@@ -171,7 +178,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
     # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
     if outcome is not None and known and status.planned_with != dict(observed.capacity.free_units):
-        known = not _short(outcome.plan, observed) if outcome.plan is not None else alone
+        known = observed.capacity.fits(outcome.plan.units) if outcome.plan is not None else alone
         status = replace(status, possible=status.possible or (alone and outcome.plan is not None))
     if outcome is None or not known:
         status, actions = _ask_planner(room, observed, status, dict(observed.capacity.free_units))
@@ -227,16 +234,11 @@ def _ask_planner(
 def _drop_plan(observed: Observed, status: Status) -> Status:
     """Forget a plan whose units others have taken, or the pool has lost, while the job had no processes."""
     occupied = any(process.running and process.spec.units for process in observed.processes)
-    if status.plan is None or occupied or not _short(status.plan, observed):
+    if status.plan is None or occupied or observed.capacity.fits(status.plan.units):
         return status
     text = f"plan {status.plan_revision} needs units that are no longer free"
     status = replace(status, plan=None, planned_with={}, possible=False, gang=())
     return status.with_condition("Planned", None, "Replanning", text, observed.time)
-
-
-def _short(plan: JobPlan, observed: Observed) -> bool:
-    """Whether a plan takes more than other jobs leave."""
-    return any(number > observed.capacity.free_units.get(pool, number) for pool, number in plan.units.items())
 
 
 def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.elasticity import stranded
+from heterps_operator.control.failures import start_over
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
 from heterps_operator.state.status import Failure, Phase, Status
@@ -35,12 +36,15 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
         The status with `outcome` set if the job ends now, or `stopping_since` if it is to be stopped in order.
     """
     now, view, policy = observed.time, observed.coordinator, job.run_policy
+    suspended = observed.stop_requested or policy.suspend
+    if suspended:
+        status = replace(status, moving="")
     if view is not None:
         status = replace(status, result=view.document)
         if view.phase == JobPhase.SUCCEEDED:
             return _end(status, Phase.SUCCEEDED, now, orderly=True)
         if view.phase == JobPhase.STOPPED:
-            return _end(status, Phase.SUSPENDED, now, orderly=True)
+            return _stopped(status, observed, orderly=True)
         if view.phase == JobPhase.FAILED and not view.hung:
             error = view.error or {}
             failure = Failure(
@@ -53,7 +57,7 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     if status.stopping_since is None and (why := stranded(job, observed, status)):
         status = status.with_condition("Planned", False, "PoolShrunk", why, now)
         return _begin_stop(observed, status)
-    if observed.stop_requested or policy.suspend or status.stopping_since is not None:
+    if suspended or status.stopping_since is not None:
         return _begin_stop(observed, status)
     assert status.started is not None
     limit = policy.active_deadline_seconds
@@ -95,7 +99,14 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
             return status
         if view is None and contact is not None and now - contact <= _SILENCE_SECONDS:
             return status  # busy for a moment, perhaps with the very checkpoint
-    return _end(status, Phase.SUSPENDED, now, orderly=False)
+    return _stopped(status, observed, orderly=False)
+
+
+def _stopped(status: Status, observed: Observed, *, orderly: bool) -> Status:
+    """What follows an orderly stop: a job that only leaves its nodes starts over, another one is suspended."""
+    if status.moving:
+        return start_over(replace(status, moving="", stopping_since=None), observed.time, 0.0)
+    return _end(status, Phase.SUSPENDED, observed.time, orderly=orderly)
 
 
 def orderly_stop(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:

@@ -14,11 +14,13 @@ from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.reading.taints import departure
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
 from heterps_operator.state.status import Phase
+from heterps_operator.state.values import Departure
 
 __all__ = ["OperatorContext"]
 
@@ -69,6 +71,11 @@ class OperatorContext:
         found = self.nodes.get("", node) or {}
         conditions = (found.get("status") or {}).get("conditions") or ()
         return not any(c["type"] == "Ready" and c["status"] == "Unknown" for c in conditions)
+
+    def departure(self, pod: Json) -> Departure | None:
+        """Return why a pod has to leave its node; None if it may stay."""
+        node = self.nodes.get("", str((pod.get("spec") or {}).get("nodeName") or ""))
+        return None if node is None else departure(pod, node)
 
     def longest_pause(self, phase: str) -> float:
         """Return the longest pause, in seconds, between two turns of a job in this phase."""

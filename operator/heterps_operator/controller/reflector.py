@@ -191,8 +191,15 @@ class Reflector:
                 self._wake(key_of(job))
 
     def _note_node(self, item: Json, gone: bool) -> None:
-        if self._cluster.nodes.remove(item) if gone else self._cluster.nodes.put(item):
-            self._pools.changed.set()
+        nodes, name = self._cluster.nodes, str(item["metadata"]["name"])
+        before = nodes.get("", name)
+        if not (nodes.remove(item) if gone else nodes.put(item)):
+            return
+        self._pools.changed.set()
+        after = nodes.get("", name)
+        if before is not None and after is not None and before["spec"] != after["spec"]:
+            for job in self._cluster.pods.jobs_on(name):  # cordoned, or a taint says that it will be removed
+                self._wake(job)
 
 
 def _key_of(item: Any) -> Key:

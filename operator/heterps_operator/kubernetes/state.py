@@ -187,7 +187,8 @@ class JobState:
 def _process(item: dict[str, Any]) -> ProcessView:
     fields = dict(item)
     spec = dict(fields.pop("spec"))
-    fields.pop("problem", None)  # observed again
+    for observed_again in ("problem", "leaves"):
+        fields.pop(observed_again, None)
     fields["last_lines"] = tuple(fields.get("last_lines") or ())
     return ProcessView(process_from(spec), **known_fields(ProcessView, fields))
 

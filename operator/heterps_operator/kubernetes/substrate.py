@@ -23,7 +23,7 @@ from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.status import Status
-from heterps_operator.state.values import PodProblem, ProcessSpec, ProcessView
+from heterps_operator.state.values import Departure, PodProblem, ProcessSpec, ProcessView
 
 __all__ = ["KubernetesSubstrate", "Pods"]
 
@@ -66,6 +66,7 @@ class KubernetesSubstrate:
         tail_lines: log lines shown for a failed pod.
         on_wake: called by `wake`.
         hears_of: returns whether a node's kubelet reports.
+        leaves: returns why a pod has to leave its node, or None.
         on_pod: called with "created" or "deleted", role and pool, for metrics.
     """
 
@@ -81,6 +82,7 @@ class KubernetesSubstrate:
         tail_lines: int = 20,
         on_wake: Callable[[], None] = lambda: None,
         hears_of: Callable[[str], bool] = lambda node: True,
+        leaves: Callable[[Json], Departure | None] = lambda pod: None,
         on_pod: Callable[[str, str, str], None] = lambda what, role, pool: None,
     ) -> None:
         metadata = job["metadata"]
@@ -99,6 +101,7 @@ class KubernetesSubstrate:
         self._tail_lines = tail_lines
         self._on_wake = on_wake
         self._hears_of = hears_of
+        self._leaves = leaves
         self._on_pod = on_pod
         self._woken = threading.Event()
         self._plan_revision = 0
@@ -114,6 +117,7 @@ class KubernetesSubstrate:
         """The latest process of each name, running or ended."""
         now = self._clock()
         seen: dict[str, ProcessView] = {}
+        leaves: dict[str, Departure] = {}
         # Users may edit a pod's annotation, but not the state: its pool and units, and so its price, are those started.
         started = {pod_name(self._job_name, view.spec): view.spec for view in self._known.values()}
         for pod in self._pods.of_job(self.job):
@@ -127,6 +131,9 @@ class KubernetesSubstrate:
             other = seen.get(view.name)
             if other is None or _age(view) > _age(other):
                 seen[view.name] = view
+                leaves.pop(view.name, None)
+                if (departure := self._leaves(pod)) is not None:
+                    leaves[view.name] = departure
         if len(self._views) > 2 * len(seen):  # entries of deleted pods
             names = {pod_name(self._job_name, view.spec) for view in seen.values()}
             self._views = {name: kept for name, kept in self._views.items() if name in names}
@@ -146,7 +153,8 @@ class KubernetesSubstrate:
             for refusal in self._refused.values()
         ]
         names = {view.name for view in waiting}
-        return (*(view for name, view in self._known.items() if name not in names), *waiting)
+        known_views = (view for name, view in self._known.items() if name not in names)
+        return (*(replace(v, leaves=leaves[v.name]) if v.name in leaves else v for v in known_views), *waiting)
 
     def known(self) -> tuple[ProcessView, ...]:
         """Processes that a later controller must know."""

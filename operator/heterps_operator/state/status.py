@@ -148,6 +148,7 @@ class Status:
     disrupted: float = 0.0  # when the last of them began
     restarts: Mapping[str, int] = field(default_factory=dict)  # by process, since the run began; for reports
     stopping_since: float | None = None  # an orderly stop was decided
+    moving: str = ""  # why: nodes do not keep the job's pods, so it starts again on others; empty: another reason
     outcome: Phase | None = None  # the final phase that the job is heading for, while its processes end
     outcome_since: float = 0.0
     members_ended: float | None = None  # since then only the coordinator is left

@@ -19,6 +19,7 @@ __all__ = [
     "ComputePlan",
     "CoordinatorView",
     "Decision",
+    "Departure",
     "FailJob",
     "MemberView",
     "Observed",
@@ -69,6 +70,15 @@ class PodProblem:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """Why the processes of a node have to leave it."""
+
+    node: str
+    why: str  # what follows its name: is cordoned
+    announced: bool = False  # it will be removed, whatever its processes do
+
+
+@dataclass(frozen=True)
 class ProcessView:
     """A process as the substrate sees it: the latest of its name, running or ended."""
 
@@ -86,6 +96,7 @@ class ProcessView:
     problem: PodProblem | None = None  # while it does not start
     begun: float | None = 0.0  # when its program began, if that was after `started`; None: it does not run yet
     ready: bool = False  # the kubelet says that it answers; always False on one machine
+    leaves: Departure | None = None  # its node will not keep it
 
     @property
     def name(self) -> str:
@@ -188,6 +199,10 @@ class PoolCapacity:
     holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
     # By pool: what the jobs of the namespace may hold together, if that leaves less than the pool has.
     namespace_limits: Mapping[str, int] = field(default_factory=dict)
+
+    def fits(self, units: Mapping[str, int]) -> bool:
+        """Whether other jobs leave so many units, by pool."""
+        return all(number <= self.free_units.get(pool, number) for pool, number in units.items())
 
 
 @dataclass(frozen=True)

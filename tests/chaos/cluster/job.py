@@ -135,6 +135,7 @@ def _cluster_job(kubectl: Kubectl, api: KubernetesApi, folder: Path, run: Run) -
         "parameterServer": {"replicas": run.topology.servers},
         "checkpoint.everySteps": _CHECKPOINT_STEPS,
         "runPolicy.backoffLimit": run.backoff_limit,
+        "runPolicy.disruptionBudgets": "Disabled",  # evictions are faults
         "runPolicy.hangTimeoutSeconds": _HANG_SECONDS,
     }
     if run.model == "counting":

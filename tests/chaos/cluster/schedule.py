@@ -58,6 +58,6 @@ def _targets(kind: Kind, topology: Topology) -> list[str]:
     match kind.of:
         case "process":
             return [*topology.workers(), *topology.parameter_servers(), "coordinator"]
-        case "worker":  # budgets protect servers and the coordinator from evictions
+        case "worker":  # servers and the coordinator have budgets that protect them, unless users disable these
             return topology.workers()
     return [kind.of]

@@ -130,6 +130,20 @@ def test_a_new_operator_keeps_the_place_of_a_deleted_job_s_pods(supervisor: Supe
     assert ledger.reserve("ml/b", {"cpu": 4}).granted
 
 
+def test_a_node_that_is_cordoned_wakes_the_jobs_with_pods_there(supervisor: Supervisor, lists: Lists) -> None:
+    pods = [pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)]
+    lists.items = {POOLS: [make_pool()], NODES: [make_node("a"), make_node("b")], PODS: pods, JOBS: [job("other")]}
+    supervisor.reflector.synchronize()
+    while (key := supervisor.queue.take()) is not None and supervisor.queue.done(key, None) is None:
+        if supervisor.queue.depth() == 0:
+            break
+    supervisor.reflector.node_seen(make_node("a", cpu="8"))
+    supervisor.reflector.node_seen(make_node("b", cordoned=True))
+    assert supervisor.queue.depth() == 0
+    supervisor.reflector.node_seen(make_node("a", cpu="8", cordoned=True))
+    assert supervisor.queue.take() == ("ml", "a")
+
+
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

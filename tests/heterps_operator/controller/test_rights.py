@@ -24,6 +24,7 @@ from heterps_operator.state.status import Event, Status
 from tests.heterps_operator.helpers.documents import condition, waiting
 from tests.heterps_operator.helpers.job_world import PODS
 from tests.heterps_operator.helpers.life import Life
+from tests.heterps_operator.helpers.world import defaulted_job
 
 ROOT = Path(__file__).parents[3]
 HELPERS = ROOT / "helm" / "heterps" / "templates" / "_helpers.tpl"
@@ -110,7 +111,8 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
     assert plan is not None
     owned = OwnedObjects(life.cluster, ("ml", "flights"))
     for revision in (1, 12):
-        owned.keep_plan(life.job, pools, Status(plan_revision=revision, incarnation=1), plan, tuple(range(1, 13)))
+        status = Status(plan_revision=revision, incarnation=1)
+        owned.keep_plan(life.job, pools, status, plan, tuple(range(1, 13)), policy=defaulted_job().run_policy)
     keeper = PoolKeeper(life.cluster, ProblemRecorder(life.server, life.cluster.clock), lambda: None)
     keeper.refresh()
     for pool in life.cluster.pools.all():

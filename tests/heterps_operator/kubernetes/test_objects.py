@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from heterps_operator.state.plan import JobPlan
 from heterps_runtime.contract import ServersDocument, StageDocument
 from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
 from tests.heterps_operator.helpers.structure import check
+from tests.heterps_operator.helpers.world import defaulted_job
 
 PLAN = JobPlan(
     document={},
@@ -25,6 +27,9 @@ PLAN = JobPlan(
     servers=ServersDocument("cpu", 2, 3),
 )
 
+MOVES = defaulted_job().run_policy
+STAYS = replace(MOVES, cordon_policy="Stay")
+
 
 def all_objects() -> list[Json]:
     job = make_job()
@@ -34,7 +39,7 @@ def all_objects() -> list[Json]:
         objects.token_secret(job, "secret"),
         objects.plan_config(job, 3, {"version": 1}),
         objects.network_policy(job, "heterps-system", ()),
-        *objects.disruption_budgets(job, PLAN),
+        *objects.disruption_budgets(job, PLAN, MOVES),
     ]
 
 
@@ -74,17 +79,31 @@ def test_the_ten_newest_plans_are_kept(revisions: tuple[int, ...], outdated: tup
     assert objects.outdated_plans(revisions) == outdated
 
 
-def test_budgets_protect_servers_and_let_one_worker_of_a_stage_go() -> None:
-    budgets = {item["metadata"]["name"]: item["spec"] for item in objects.disruption_budgets(make_job(), PLAN)}
+def test_no_pod_of_a_job_that_moves_by_itself_may_be_evicted() -> None:
+    built = objects.disruption_budgets(make_job(), PLAN, MOVES)
+    assert [item["spec"]["minAvailable"] for item in built] == [1, 2, 3, 1]
+
+
+def test_budgets_of_a_job_that_stays_protect_servers_and_let_one_worker_of_a_stage_go() -> None:
+    built = objects.disruption_budgets(make_job(), PLAN, STAYS)
+    budgets = {item["metadata"]["name"]: item["spec"] for item in built}
     assert {name: spec["minAvailable"] for name, spec in budgets.items()} == {
         "flights-coordinator": 1,
         "flights-ps": 2,
-        "flights-stage-0": 2,  # of three workers; stage 1 has only one
+        "flights-stage-0": 2,  # of three workers
+        "flights-stage-1": 0,  # of one: in place of a budget for more that an earlier plan had
     }
     server, worker = (pod_of(spec)["metadata"]["labels"].items() for spec in (SERVER, CPU_WORKER))
     assert budgets["flights-ps"]["selector"]["matchLabels"].items() <= server
     assert budgets["flights-stage-0"]["selector"]["matchLabels"].items() <= worker
     assert not budgets["flights-ps"]["selector"]["matchLabels"].items() <= worker
+
+
+def test_budgets_that_are_disabled_take_the_place_of_those_that_protected() -> None:
+    policies = (MOVES, replace(MOVES, disruption_budgets="Disabled"))
+    enabled, disabled = (objects.disruption_budgets(make_job(), PLAN, policy) for policy in policies)
+    assert [item["metadata"] for item in disabled] == [item["metadata"] for item in enabled]
+    assert {item["spec"]["minAvailable"] for item in disabled} == {0}
 
 
 def test_only_the_job_the_operator_and_prometheus_reach_a_job() -> None:

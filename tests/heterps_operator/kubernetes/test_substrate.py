@@ -12,7 +12,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.state.status import Status
-from heterps_operator.state.values import ProcessSpec, ProcessView
+from heterps_operator.state.values import Departure, ProcessSpec, ProcessView
 from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import (
     COORDINATOR,
@@ -281,3 +281,16 @@ def test_a_pod_that_is_deleted_on_a_node_that_is_not_heard_of_is_lost_for_good(c
     assert (seen(substrate, "coordinator").ended, seen(substrate, "coordinator").reason) == (NOW, "NodeLost")
     heard.add("node-1")
     assert not seen(substrate, "coordinator").running
+
+
+def test_a_process_is_told_to_leave_its_node_as_long_as_it_runs_there(cluster: Cluster) -> None:
+    why = Departure("a", "is cordoned")
+    made = cluster.substrate(leaves=lambda pod: why if pod["metadata"]["name"] == WORKER else None)
+    made.start(COORDINATOR)
+    cluster.set("flights-coordinator-1-1", phase="Running", podIP="10.0.0.7", containerStatuses=running())
+    made.start(CPU_WORKER)
+    assert (seen(made, "worker-0-1").leaves, seen(made, "coordinator").leaves) == (why, None)
+    assert [view.leaves for view in made.known()] == [None, None], "it is observed, not remembered"
+    successor = replace(CPU_WORKER, attempt=2)
+    made.start(successor)
+    assert seen(made, "worker-0-1").leaves is None

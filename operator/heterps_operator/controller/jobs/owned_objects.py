@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
+from heterps_operator.api.job import RunPolicy
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
@@ -125,7 +126,14 @@ class OwnedObjects:
             raise NotReadyError("DamagedState", text, _RETRY_SECONDS) from error
 
     def keep_plan(
-        self, job: Json, pools: Mapping[str, Json], status: Status, plan: JobPlan, revisions: tuple[int, ...]
+        self,
+        job: Json,
+        pools: Mapping[str, Json],
+        status: Status,
+        plan: JobPlan,
+        revisions: tuple[int, ...],
+        *,
+        policy: RunPolicy,
     ) -> tuple[int, ...]:
         """Write a plan's ConfigMap, disruption budgets and pod groups, and delete outdated plans.
 
@@ -135,6 +143,7 @@ class OwnedObjects:
             status: the status with the plan's revision and the incarnation.
             plan: the plan.
             revisions: revisions of all plans that were written.
+            policy: says how the pods are protected from evictions.
 
         Returns:
             The remaining revisions.
@@ -145,7 +154,7 @@ class OwnedObjects:
         self.apply(
             job,
             objects.plan_config(job, status.plan_revision, plan.document),
-            *objects.disruption_budgets(job, plan),
+            *objects.disruption_budgets(job, plan, policy),
             *objects.pod_groups(job, plan, status.incarnation, pools),
         )
         old = objects.outdated_plans(revisions)

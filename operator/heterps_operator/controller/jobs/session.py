@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.api.admission import pod_configuration
-from heterps_operator.api.job import JobSpec
+from heterps_operator.api.job import JobSpec, RunPolicy
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
@@ -105,7 +105,8 @@ class JobSession:
         self.adopted: tuple[Any, ...] = ()  # versions of job and pools that this session has taken into account
         self.site = site
         self._stored = replace(stored, pools=tuple(manifest.pools))
-        self._written = (0, 0)  # revision and incarnation of the last written plan
+        # Revision and incarnation of the last written plan, and the policy of its budgets.
+        self._written: tuple[int, int, RunPolicy | None] = (0, 0, None)
         self._trial: PlanTrial | None = None
         token = site.owned.token(job)
         job = {**job, "spec": manifest.job["spec"]}  # a newer spec may wait for its turn
@@ -126,6 +127,7 @@ class JobSession:
             clock=cluster.clock,
             on_wake=site.wake,
             hears_of=cluster.hears_of,
+            leaves=cluster.departure,
             on_pod=cluster.metrics.on_pod,
         )
         self._substrate.follow(status)
@@ -252,7 +254,8 @@ class JobSession:
         grant = ledger.reserve(holder, self._units(status))
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
-        revisions, place = self._stored.plans, (status.plan_revision, status.incarnation)
+        policy = self._loop.job.run_policy
+        revisions, place = self._stored.plans, (status.plan_revision, status.incarnation, policy)
         new = plan is not None and self._written != place
         if new:
             revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)
@@ -265,7 +268,7 @@ class JobSession:
             raise NotReadyError.of(f"HeterPSJobState {self.site.key[1]}", error) from error
         if plan is not None and new:  # after the state: now no other operator has the job
             job, pools = self._substrate.job, self._substrate.pools
-            revisions = self.site.owned.keep_plan(job, pools, status, plan, revisions)
+            revisions = self.site.owned.keep_plan(job, pools, status, plan, revisions, policy=policy)
             self._stored = replace(self._stored, plans=revisions)
             self._written = place
 

@@ -38,6 +38,15 @@ class PodStore(ObjectStore):
         with self._lock:
             return tuple((self._by_job.get((namespace, uid)) or {}).values())
 
+    def jobs_on(self, node: str) -> frozenset[Key]:
+        """Return namespace and name of the jobs that have pods on a node."""
+        found = set()
+        for pod in self.all():
+            owner = job_owner(pod)
+            if owner is not None and (pod.get("spec") or {}).get("nodeName") == node:
+                found.add((key_of(pod)[0], owner[0]))
+        return frozenset(found)
+
     def know_job(self, namespace: str, uid: str, *, known: bool = True) -> None:
         """Count the pods of a job as its own; or, unless `known`, as orphans."""
         with self._lock:

@@ -33,6 +33,8 @@ _POD_STATUS = (
     "containerStatuses",
     "initContainerStatuses",
 )
+# Kubernetes gives every pod these, and no decision depends on them.
+_USUAL_TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _STRANGER_SPEC, _STRANGER_STATUS = ("nodeName",), ("phase",)
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller")
 _LONGEST_SHARED = 64  # characters of strings that are kept once: names, times, reasons
@@ -62,9 +64,12 @@ def slim_pod(pod: Json) -> Json:
     for key, prefixes in (("labels", _POD_LABELS), ("annotations", _POD_ANNOTATIONS)):
         found = metadata.get(key) or {} if owned else {}
         kept[key] = {name: text for name, text in found.items() if name.startswith(prefixes)}
+    kept_spec = {key: spec[key] for key in (_POD_SPEC if owned else _STRANGER_SPEC) if spec.get(key)}
+    if tolerations := [t for t in (spec.get("tolerations") or ()) if owned and t.get("key") not in _USUAL_TOLERATIONS]:
+        kept_spec["tolerations"] = tolerations
     found_pod: Json = _shared({
         "metadata": kept,
-        "spec": {key: spec[key] for key in (_POD_SPEC if owned else _STRANGER_SPEC) if spec.get(key)},
+        "spec": kept_spec,
         "status": {key: status[key] for key in (_POD_STATUS if owned else _STRANGER_STATUS) if status.get(key)},
     })  # fmt: skip
     return {**found_pod, "requests": requests_of(spec)}

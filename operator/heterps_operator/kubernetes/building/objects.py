@@ -14,6 +14,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from heterps_operator.api.job import RunPolicy
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.pods import CONFIG_FILE, build_pod, scheduling_policy
@@ -116,27 +117,35 @@ def outdated_plans(revisions: Iterable[int], keep: int = _KEPT_PLANS) -> tuple[i
     return tuple(ordered[: max(0, len(ordered) - keep)])
 
 
-def disruption_budgets(job: Json, plan: JobPlan) -> tuple[dict[str, Any], ...]:
+def disruption_budgets(job: Json, plan: JobPlan, policy: RunPolicy) -> tuple[dict[str, Any], ...]:
     """Build the limits on evictions, by `kubectl drain` for example.
 
-    - Coordinator and servers: never, as the whole job would return to the last checkpoint. To drain their nodes,
-      suspend the job.
+    A job that moves (`cordonPolicy`) leaves a cordoned node by itself, so no pod of it may be evicted: an eviction
+    before that could cost the checkpoint. Of a job that stays:
+
+    - Coordinator and servers: never, as the whole job would return to the last checkpoint.
     - Workers of a stage: one at a time, as its part of the batch is divided among the others. The only worker
-      of a stage has no budget; its replacement costs a few steps.
+      of a stage may be evicted; its replacement costs a few steps.
 
     The limits are numbers of pods, not `maxUnavailable`: that needs a controller with a scale, and a HeterPSJob has
-    pods of several kinds.
+    pods of several kinds. Budgets that are disabled exist nevertheless, in place of those of earlier settings.
+
+    Args:
+        job: the HeterPSJob.
+        plan: its current plan.
+        policy: of the job.
     """
     name = str(job["metadata"]["name"])
-    budgets = [
-        _budget(job, "coordinator", job_selector(name, "coordinator"), 1),
-        _budget(job, "ps", job_selector(name, "ps"), plan.servers.replicas),
+    protected = [
+        ("coordinator", job_selector(name, "coordinator"), 1),
+        ("ps", job_selector(name, "ps"), plan.servers.replicas),
     ]
+    evictable = 0 if policy.cordon_policy == "Move" else 1
     for number, stage in enumerate(plan.stages):
-        if stage.pods > 1:
-            selector = {**job_selector(name, "worker"), LABEL_STAGE: str(number)}
-            budgets.append(_budget(job, f"stage-{number}", selector, stage.pods - 1))
-    return tuple(budgets)
+        selector = {**job_selector(name, "worker"), LABEL_STAGE: str(number)}
+        protected.append((f"stage-{number}", selector, stage.pods - evictable))
+    enabled = policy.disruption_budgets == "Enabled"
+    return tuple(_budget(job, kind, selector, least if enabled else 0) for kind, selector, least in protected)
 
 
 def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
+from heterps_operator.kubernetes.reading.taints import untolerated
 
 __all__ = [
     "Capacity",
@@ -26,9 +27,6 @@ __all__ = [
 
 # Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
 _DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
-_KEEPS_PODS_AWAY = frozenset({"NoSchedule", "NoExecute"})
-# Kubernetes sets these on a node in trouble; a condition or a field says the same.
-_TROUBLE_TAINTS = "node.kubernetes.io/"
 _NODES_NAMED = 3  # nodes named in one message
 
 
@@ -77,7 +75,7 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
         amounts = (claimed or {}).get(name, {})
         orphaned += min(whole, int(amounts.get((resource, ORPHANED), 0)))
         ready, cordoned = _is_ready(status), bool((node.get("spec") or {}).get("unschedulable"))
-        taint = _untolerated(node, spec.get("tolerations") or ())
+        taint = untolerated(node, spec.get("tolerations") or ())
         if whole == 0 and (ready or _whole_units((status.get("capacity") or {}).get(resource)) == 0):
             if spec.get("nodeSelector"):  # without nodeSelector, a node without the resource is simply not in the pool
                 groups.setdefault("without_resource", []).append(name)
@@ -226,23 +224,3 @@ def _whole_units(quantity: object, others: Decimal | int = 0) -> int:
 
 def _is_ready(status: Json) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-
-
-def _untolerated(node: Json, tolerations: Iterable[Json]) -> str | None:
-    """Return the first taint that the pool does not tolerate, formatted as `kubectl taint` does."""
-    for taint in (node.get("spec") or {}).get("taints") or ():
-        key, value, effect = str(taint["key"]), str(taint.get("value") or ""), str(taint["effect"])
-        if effect not in _KEEPS_PODS_AWAY or key.startswith(_TROUBLE_TAINTS):
-            continue
-        if not any(_tolerates(toleration, key, value, effect) for toleration in tolerations):
-            return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
-    return None
-
-
-def _tolerates(toleration: Json, key: str, value: str, effect: str) -> bool:
-    """Whether a toleration matches a taint ("Taints and Tolerations": an absent key or effect matches all)."""
-    if toleration.get("effect") not in (None, "", effect):
-        return False
-    if toleration.get("key") not in (None, "", key):
-        return False
-    return toleration.get("operator") == "Exists" or str(toleration.get("value") or "") == value

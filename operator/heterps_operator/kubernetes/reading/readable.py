@@ -78,8 +78,9 @@ _CONTAINER_STATUS = fields({
 }, required=("name",))  # fmt: skip
 _RESOURCES = fields({"requests": _AMOUNTS, "limits": _AMOUNTS})
 _CONTAINER = fields({"name": _TEXT, "resources": _RESOURCES, "restartPolicy": _TEXT})
+_TOLERATION = fields({"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect": _TEXT})
 _POD_SPEC = fields({
-    "nodeName": _TEXT, "nodeSelector": _TEXTS, "schedulerName": _TEXT,
+    "nodeName": _TEXT, "nodeSelector": _TEXTS, "schedulerName": _TEXT, "tolerations": items(_TOLERATION),
     "schedulingGates": items(fields({"name": _TEXT})),
     "containers": items(_CONTAINER), "initContainers": items(_CONTAINER), "resources": _RESOURCES, "overhead": _AMOUNTS,
 })  # fmt: skip
@@ -93,7 +94,6 @@ _TAINT = fields({"key": _TEXT, "value": _TEXT, "effect": _TEXT}, required=("key"
 _NODE_SPEC = fields({"unschedulable": truth, "taints": items(_TAINT)})
 _NODE_STATUS = fields({"allocatable": _AMOUNTS, "capacity": _AMOUNTS, "conditions": items(_CONDITION)})
 
-_TOLERATION = fields({"key": _TEXT, "operator": _TEXT, "value": _TEXT, "effect": _TEXT})
 _NAMESPACE = fields({"name": _NAMED, "maxUnits": number(1, _MOST_UNITS)}, required=("name",))
 _PRICE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a price in quotes, such as "0.04"')
 _POOL_SPEC = fields({

@@ -23,7 +23,7 @@ from heterps_operator.state.status import Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import Observed
 from tests.heterps_operator.helpers.job_world import CONFIGS, PODS, SERVICE, STATE, World, planned
-from tests.heterps_operator.helpers.world import PLAN
+from tests.heterps_operator.helpers.world import PLAN, defaulted_job
 
 Json = dict[str, Any]
 
@@ -135,7 +135,7 @@ def test_an_outdated_plan_is_deleted_and_another_owner_s_object_of_its_name_is_n
     pools = {pool["metadata"]["name"]: pool for pool in world.pools}
     plan = JobPlan.from_json(json.loads(json.dumps(PLAN).replace('"gpu"', '"accelerator"')))
     kept = OwnedObjects(world.cluster, ("ml", "flights")).keep_plan(
-        world.job, pools, Status(plan_revision=12), plan, tuple(range(1, 13))
+        world.job, pools, Status(plan_revision=12), plan, tuple(range(1, 13)), policy=defaulted_job().run_policy
     )
     assert kept == tuple(range(3, 13))
     assert deleted == [("flights-plan-1", "uid-flights-plan-1")]

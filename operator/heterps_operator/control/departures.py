@@ -1,0 +1,77 @@
+"""Nodes that do not keep their pods: when and how a job leaves them. Pure.
+
+A cordoned node is about to be drained, and some taints announce that a node will be removed. The job leaves in time, so
+it loses no committed step:
+
+- Workers and profilers end, and start on other nodes. Meanwhile the other workers of a stage share the batch.
+- A coordinator or server holds what only a checkpoint carries to another node. The job writes one, ends all its
+  processes, and starts them again from it.
+- The same happens if the nodes that are left have no room for the plan: the job needs another one, or waits.
+
+With `runPolicy.cordonPolicy: Stay`, the job leaves only nodes whose removal is announced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from heterps_operator.api.job import JobSpec
+from heterps_operator.control.failures import is_current
+from heterps_operator.state.status import Event, Phase, Status
+from heterps_operator.state.values import Action, Departure, Observed, ProcessView, StopProcess
+from heterps_runtime.contract import Role
+
+__all__ = ["judge_departures"]
+
+_GRACE_SECONDS = 5.0  # a worker has nothing to save: its uncommitted step is repeated
+_REPLACED = frozenset({Role.WORKER, Role.PROFILE})  # without the other processes
+
+
+def judge_departures(
+    job: JobSpec, observed: Observed, status: Status
+) -> tuple[Status, tuple[Action, ...], tuple[Event, ...]]:
+    """Find the processes that have to leave their nodes, and begin to move them, or the whole job.
+
+    Args:
+        job: what is wanted.
+        observed: what is the case.
+        status: of a job that neither stops nor ends.
+
+    Returns:
+        The status, with `moving` set if the whole job moves; the ends of processes that are replaced; and events.
+    """
+    now = observed.time
+    leaving = {p: departure for p in observed.processes if (departure := _departure(p, job, status)) is not None}
+    if not leaving:
+        return status, (), ()
+    plan = status.plan
+    fits = plan is None or observed.capacity.fits(plan.units)
+    if fits and all(process.spec.role in _REPLACED for process in leaving):
+        attempts = {process.name: process.spec.attempt + 1 for process in leaving}
+        status = replace(status, attempts={**status.attempts, **attempts})
+        events = tuple(
+            Event("Normal", "ProcessMoves", f"{process.name} leaves node {departure.node}, which {departure.why}", now)
+            for process, departure in leaving.items()
+        )
+        return status, tuple(StopProcess(process.name, _GRACE_SECONDS) for process in leaving), events
+    why = _describe(leaving)
+    status = replace(status, moving=why, stopping_since=now).with_phase(Phase.STOPPING, now)
+    text = f"{why}: the job saves a checkpoint and continues on other nodes"
+    return status, (), (Event("Normal", "JobMoves", text if fits else f"{text}, once they have room", now),)
+
+
+def _departure(process: ProcessView, job: JobSpec, status: Status) -> Departure | None:
+    """Why a process has to leave its node, if the job has not seen to that yet."""
+    departure = process.leaves
+    if departure is None or not process.running or process.stopping or not is_current(process, status):
+        return None
+    stays = job.run_policy.cordon_policy == "Stay" and not departure.announced
+    return None if stays else departure
+
+
+def _describe(leaving: dict[ProcessView, Departure]) -> str:
+    """The nodes and their processes: `node a, which runs ps-0, is cordoned`."""
+    names: dict[Departure, list[str]] = {}
+    for process, departure in leaving.items():
+        names.setdefault(departure, []).append(process.name)
+    return "; ".join(f"node {d.node}, which runs {', '.join(names[d])}, {d.why}" for d in names)
