@@ -124,10 +124,10 @@ def test_a_job_that_is_suspended_while_it_moves_stays_suspended() -> None:
 
 
 def test_a_job_may_stay_on_a_cordoned_node_but_not_on_one_that_is_removed() -> None:
-    stays = {"run_policy": {"cordon_policy": "Stay"}}
-    assert leaving("ps-0", "worker-0-0", **stays).settle() == []
-    assert leaving("worker-0-0", departure=REMOVED, **stays).settle() == [StopProcess("worker-0-0", 5.0)]
-    assert leaving("ps-0", departure=REMOVED, **stays).settle() == [RequestStop()]
+    stays = {"cordon_policy": "Stay"}
+    assert leaving("ps-0", "worker-0-0", run_policy=stays).settle() == []
+    assert leaving("worker-0-0", departure=REMOVED, run_policy=stays).settle() == [StopProcess("worker-0-0", 5.0)]
+    assert leaving("ps-0", departure=REMOVED, run_policy=stays).settle() == [RequestStop()]
 
 
 def test_a_process_that_ends_already_is_left_alone() -> None:

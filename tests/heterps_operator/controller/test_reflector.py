@@ -134,9 +134,8 @@ def test_a_node_that_is_cordoned_wakes_the_jobs_with_pods_there(supervisor: Supe
     pods = [pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)]
     lists.items = {POOLS: [make_pool()], NODES: [make_node("a"), make_node("b")], PODS: pods, JOBS: [job("other")]}
     supervisor.reflector.synchronize()
-    while (key := supervisor.queue.take()) is not None and supervisor.queue.done(key, None) is None:
-        if supervisor.queue.depth() == 0:
-            break
+    while supervisor.queue.depth():
+        supervisor.queue.done(supervisor.queue.take() or ("", ""), None)
     supervisor.reflector.node_seen(make_node("a", cpu="8"))
     supervisor.reflector.node_seen(make_node("b", cordoned=True))
     assert supervisor.queue.depth() == 0
