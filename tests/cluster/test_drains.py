@@ -30,16 +30,14 @@ def nodes(own_cluster: Cluster) -> Iterator[list[str]]:
     names, kubectl = sorted(own_cluster.nodes), own_cluster.kubectl
     yield names
     kubectl("uncordon", *names)
-    wait_until(
-        "all nodes take pods", lambda: not any(n["spec"].get("taints") for n in own_cluster.kubectl.items("nodes"))
-    )
+    wait_until("all nodes take pods", lambda: not any(n["spec"].get("taints") for n in kubectl.items("nodes")))
 
 
 def test_each_node_is_drained_while_jobs_train(make: Make, own_cluster: Cluster, nodes: list[str]) -> None:
     """`kubectl drain` ends as soon as the jobs have left, although their budgets allow no eviction.
 
-    The nodes have six cores for two jobs of two, and for their coordinators. So one job may have to wait until a drained
-    node takes pods again.
+    The nodes have six cores for two jobs of two, and for their coordinators. So one job may have to wait until the node
+    takes pods again.
     """
     jobs = [counting_job(make, f"of-{consistency}", consistency) for consistency in ("sync", "async")]
     with held(*jobs), Steps(jobs) as steps:

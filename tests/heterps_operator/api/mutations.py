@@ -88,6 +88,8 @@ FULL_JOB: Json = {
             "suspend": False,
             "backoffLimit": 3,
             "startDeadlineSeconds": 900,
+            "cordonPolicy": "Stay",
+            "disruptionBudgets": "Disabled",
             "activeDeadlineSeconds": 86400,
             "ttlSecondsAfterFinished": 3600,
             "cleanPodPolicy": "Running",
