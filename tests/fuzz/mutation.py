@@ -25,6 +25,7 @@ VALUES: tuple[Any, ...] = (
 TOKENS = (
     b"0", b"-1", b"1e400", b"nan", b"null", b"''", b'""', b"{", b"}", b"[", b"]", b":", b",", b"=", b"#", b"\n", b"\t",
     b"\x00", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"9" * 30, b"&a ", b"*a", b"<<: ", b"!!int ", b"---\n",
+    b"[" * 1500, b"\xb2", b"://", b"[", b"@",
 )  # fmt: skip
 _EDGES = (0, 1, 0x7F, 0x80, 0xFE, 0xFF)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from heterps_operator.addresses import below, is_uri, redacted
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import check_objects, read_objects
 from heterps_operator.api.quantity import parse_quantity
@@ -59,6 +60,14 @@ def _read_bytes(data: bytes) -> None:
     parse_bytes(data.decode(errors="replace"), "field")
 
 
+def _read_address(data: bytes) -> None:
+    """Read an address of data or checkpoints, which is whatever the user has written."""
+    text = data.decode(errors="replace")
+    found = below(text, "model")
+    assert is_uri(found) == is_uri(text)
+    assert len(redacted(text)) <= len(text) + 3 * text.count("@")
+
+
 def _read_initial(data: bytes) -> None:
     options = json.loads(data)
     if isinstance(options, dict):
@@ -86,6 +95,8 @@ TARGETS = [
     Target("manifest.quantity", _read_quantity, (ValueError,), lambda: [b"10Gi", b"-1.5e3", b"500m"], Form.TEXT,
            longest=2048),
     Target("manifest.bytes", _read_bytes, (DataError,), lambda: [b"10Gi", b"1.5M"], Form.TEXT, longest=2048),
+    Target("manifest.address", _read_address, (),
+           lambda: [b"s3://bucket/c?region=x", b"see s3://KEY:SECRET@bucket/c and a@b", b"/data/c"], Form.TEXT),
     Target("manifest.initial", _read_initial, (ValueError,),
            lambda: [b'{"distribution": "normal", "mean": "0", "std": "1"}', b'{"distribution": "uniform", "low": -1}'],
            Form.JSON),

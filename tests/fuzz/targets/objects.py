@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from heterps_operator.api.shapes import UnreadableError
+from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.observe import runs_well, view
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.readable import API_VERSIONS, JOB, NODE, POD, POOL, check
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.doubles import ApiServer
 from tests.heterps_operator.helpers import mutants
 
 _NOW = 1.8e9
-_ERRORS = (UnreadableError, json.JSONDecodeError, UnicodeDecodeError)
+_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+_ERRORS = (UnreadableError, *_NOT_JSON)
 
 
 def _read_pod(data: bytes) -> None:
@@ -57,6 +63,34 @@ def _read_annotation(data: bytes) -> None:
     process_of({"metadata": {"annotations": {"heterps.io/process": data.decode()}}})
 
 
+def _read_lease(data: bytes) -> None:
+    """Try to acquire a Lease, twice: its second sight is compared with the first. It must never be an error."""
+    server: Any = ApiServer(json.loads(data))
+    lease = Lease(server, "ml", "operator", "me", clock=lambda: _NOW)
+    logging.disable()
+    try:
+        lease.try_once()
+        lease.try_once()
+        lease.release()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _read_token(data: bytes) -> None:
+    """Read the token of a job from a Secret with this data."""
+    job = mutants.job()
+    job["metadata"]["uid"] = "1"
+    owner = {"apiVersion": API_VERSIONS[JOB], "kind": "HeterPSJob", "name": "x", "uid": "1", "controller": True}
+    secret = {"metadata": {"name": "x", "ownerReferences": [owner]}, "data": json.loads(data)}
+    cluster: Any = SimpleNamespace(api=ApiServer(secret))
+    OwnedObjects(cluster, ("ml", "x")).token(job)
+
+
+def _lease() -> dict[str, Any]:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
+    return {"metadata": {"name": "operator", "resourceVersion": "1"}, "spec": spec}
+
+
 def _annotation() -> list[bytes]:
     return [mutants.pod()["metadata"]["annotations"]["heterps.io/process"].encode()]
 
@@ -70,5 +104,14 @@ TARGETS = [
     Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
     Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
     Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
+    Target("objects.lease", _read_lease, _NOT_JSON, _seed(_lease), Form.JSON, longest=4096),
+    Target(
+        "objects.token",
+        _read_token,
+        (NotReadyError, *_NOT_JSON),
+        _seed(lambda: {"token": "dG9rZW4="}),
+        Form.JSON,
+        longest=4096,
+    ),
     Target("objects.annotation", _read_annotation, _ERRORS, _annotation, Form.JSON, longest=4096),
 ]

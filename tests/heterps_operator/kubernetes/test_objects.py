@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from heterps_runtime.contract import ServersDocument, StageDocument
 from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
 from tests.heterps_operator.helpers.structure import check
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 PLAN = JobPlan(
     document={},
     method="optimal",
@@ -135,3 +137,11 @@ def test_a_group_counts_what_templates_add() -> None:
     [group] = objects.pod_groups(job, PLAN, 1, POOLS)
     assert group["spec"]["minResources"]["cpu"] == "16500m"  # two servers and three workers have a sidecar
     assert group["spec"]["minResources"]["memory"] == str(2 * 8 * 2**30 + 3 * 500 * 10**6)
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, "[]", "x", '{"stages": 1}', '{"costPerHour": 1' + "0" * 400 + "}"])
+def test_a_damaged_plan_is_not_the_same_plan(text: str) -> None:
+    job, document = make_job(), json.loads((FIXTURES / "plan.json").read_text())["plan.json"]
+    item = objects.plan_config(job, 1, json.loads(document))
+    assert objects.is_same_plan(item, item)
+    assert not objects.is_same_plan({"data": {"plan.json": text}}, item)
