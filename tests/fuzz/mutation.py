@@ -15,7 +15,7 @@ __all__ = ["SEPARATOR", "mutate"]
 SEPARATOR = b"\n\xff\n"  # cannot occur in UTF-8 text
 
 _deep: Any = []
-for _ in range(60):
+for _ in range(200):
     _deep = [_deep]
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400, 0.5, -0.0, 1e-320, 1e308,
@@ -44,13 +44,11 @@ def mutate(data: bytes, form: Form, draw: random.Random, longest: int) -> bytes:
         if rest and draw.random() < 0.3:
             return (head + separator + _mutate_bytes(rest, draw))[:longest]
         try:
-            document = json.loads(head)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            changed = json.dumps(_mutate_document(document, draw)).encode() + separator + rest
+            changed = json.dumps(_mutate_document(json.loads(head), draw)).encode() + separator + rest
             if len(changed) <= longest:
                 return changed
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply to be copied
+            pass
     if form is Form.TEXT and draw.random() < 0.5:
         return _mutate_text(data, draw)[:longest]
     return _mutate_bytes(data, draw)[:longest]

@@ -16,12 +16,12 @@ from heterps_operator.client.views import EventView, JobView
 from heterps_operator.client.watching import watch_object
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi, _items, _refusal
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.heterps_operator.helpers import mutants
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 
 
-_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 _SCHEMA = load_schemas()["HeterPSJob"].openapi
 _TIME = "2026-01-01T00:00:00Z"
 _EVENT: dict[str, Any] = {
@@ -90,7 +90,7 @@ def _read_plan(data: bytes) -> None:
 
 def _read_job(data: bytes) -> None:
     """Read a job whose status the API server has checked against the CRD, as it does with every write."""
-    job = {**mutants.job(), "status": json.loads(data)}
+    job = {**mutants.job(), "status": parse(data)}
     if any(path[:1] == ("status",) for path, *_ in structural_faults(_SCHEMA, job, {})):
         return
     view = JobView.from_json(job)
@@ -99,7 +99,7 @@ def _read_job(data: bytes) -> None:
 
 def _read_event(data: bytes) -> None:
     """Read an Event, whose fields have the types of the API."""
-    event = _typed(json.loads(data), _EVENT)
+    event = _typed(parse(data), _EVENT)
     if event is not None:
         EventView.from_json(event)
 
@@ -139,7 +139,7 @@ TARGETS = [
     Target("client.watch", _watch, (ApiError,), _events, Form.TEXT),
     Target("client.refusal", _read_refusal, (), lambda: [b'{"reason": "Forbidden", "message": "no"}'], Form.JSON),
     Target("client.list", _list, (ApiError,), _lists, Form.JSON),
-    Target("client.job", _read_job, _NOT_JSON, _statuses, Form.JSON, lines_per_byte=500.0),
-    Target("client.event", _read_event, _NOT_JSON, lambda: [json.dumps(_EVENT).encode()], Form.JSON),
+    Target("client.job", _read_job, (NotJsonError,), _statuses, Form.JSON, lines_per_byte=500.0),
+    Target("client.event", _read_event, (NotJsonError,), lambda: [json.dumps(_EVENT).encode()], Form.JSON),
     Target("client.plan", _read_plan, (), _plans, Form.JSON),
 ]

@@ -18,16 +18,16 @@ from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit,
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.reading.readable import API_VERSIONS, JOB, NODE, POD, POOL, check
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.doubles import ApiServer
 from tests.heterps_operator.helpers import mutants
 
 _NOW = 1.8e9
-_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
-_ERRORS = (UnreadableError, *_NOT_JSON)
+_ERRORS = (UnreadableError, NotJsonError)
 
 
 def _read_pod(data: bytes) -> None:
-    pod = json.loads(data)
+    pod = parse(data)
     check(POD, pod)
     store = PodStore()
     store.set_resources({"cpu": "cpu", "gpu": "example.com/accelerator"})
@@ -42,7 +42,7 @@ def _read_pod(data: bytes) -> None:
 
 
 def _read_pool(data: bytes) -> None:
-    pool = json.loads(data)
+    pool = parse(data)
     check(POOL, pool)
     capacity = pool_capacity(pool, [mutants.node()])
     pool_limit(pool, capacity)
@@ -50,13 +50,13 @@ def _read_pool(data: bytes) -> None:
 
 
 def _read_node(data: bytes) -> None:
-    node = json.loads(data)
+    node = parse(data)
     check(NODE, node)
     pool_capacity(mutants.pool(), [node])
 
 
 def _read_job(data: bytes) -> None:
-    check(JOB, json.loads(data))
+    check(JOB, parse(data))
 
 
 def _read_annotation(data: bytes) -> None:
@@ -65,7 +65,7 @@ def _read_annotation(data: bytes) -> None:
 
 def _read_lease(data: bytes) -> None:
     """Try to acquire a Lease, twice: its second sight is compared with the first. It must never be an error."""
-    server: Any = ApiServer(json.loads(data))
+    server: Any = ApiServer(parse(data))
     lease = Lease(server, "ml", "operator", "me", clock=lambda: _NOW)
     logging.disable()
     try:
@@ -81,7 +81,7 @@ def _read_token(data: bytes) -> None:
     job = mutants.job()
     job["metadata"]["uid"] = "1"
     owner = {"apiVersion": API_VERSIONS[JOB], "kind": "HeterPSJob", "name": "x", "uid": "1", "controller": True}
-    secret = {"metadata": {"name": "x", "ownerReferences": [owner]}, "data": json.loads(data)}
+    secret = {"metadata": {"name": "x", "ownerReferences": [owner]}, "data": parse(data)}
     cluster: Any = SimpleNamespace(api=ApiServer(secret))
     OwnedObjects(cluster, ("ml", "x")).token(job)
 
@@ -104,14 +104,21 @@ TARGETS = [
     Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
     Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
     Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
-    Target("objects.lease", _read_lease, _NOT_JSON, _seed(_lease), Form.JSON, longest=4096),
+    Target("objects.lease", _read_lease, (NotJsonError,), _seed(_lease), Form.JSON, longest=4096),
     Target(
         "objects.token",
         _read_token,
-        (NotReadyError, *_NOT_JSON),
+        (NotReadyError, NotJsonError),
         _seed(lambda: {"token": "dG9rZW4="}),
         Form.JSON,
         longest=4096,
     ),
-    Target("objects.annotation", _read_annotation, _ERRORS, _annotation, Form.JSON, longest=4096),
+    Target(
+        "objects.annotation",
+        _read_annotation,
+        (UnreadableError, UnicodeDecodeError),
+        _annotation,
+        Form.JSON,
+        longest=4096,
+    ),
 ]

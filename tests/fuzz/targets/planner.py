@@ -14,6 +14,7 @@ from heterps_planner.scenarios.market import read_ticks
 from heterps_planner.scenarios.what_if import change, read_setting
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.files import memory_file
 from tests.heterps_planner.helpers.problems import random_problem
 
@@ -23,7 +24,7 @@ _PROBLEM: dict[str, Any] = random_problem(
 
 
 def _read_problem(data: bytes) -> None:
-    problem = Problem.from_json(json.loads(data))
+    problem = Problem.from_json(parse(data))
     Problem.from_json(problem.to_json())
 
 
@@ -59,7 +60,7 @@ TARGETS = [
     Target(
         "planner.problem",
         _read_problem,
-        (ProblemError, json.JSONDecodeError, UnicodeDecodeError, RecursionError),
+        (ProblemError, NotJsonError),
         lambda: [json.dumps(_PROBLEM).encode()],
         Form.JSON,
     ),

@@ -14,6 +14,7 @@ from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.local.workspace import Workspace
 from heterps_operator.state.plan import PlanOutcome
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.doubles import ApiServer
 from tests.fuzz.targets.files import memory_file
 
@@ -22,7 +23,7 @@ _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 
 def _read_state(data: bytes) -> None:
     """Read the documents of a ConfigMap. They are given as one, so that mutations reach into them."""
-    documents = json.loads(data)
+    documents = parse(data)
     if not isinstance(documents, dict):
         return  # a ConfigMap has one
     stored = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
@@ -60,7 +61,7 @@ def _load_workspace(data: bytes) -> None:
 
 def _read_outcome(data: bytes) -> None:
     """Read the planner's output, as `local.planner` does."""
-    PlanOutcome.from_json(json.loads(data), 1)
+    PlanOutcome.from_json(parse(data), 1)
 
 
 def _read_document(data: bytes) -> None:
@@ -84,7 +85,7 @@ TARGETS = [
     Target(
         "state.job",
         _read_state,
-        (ValueError,),
+        (ValueError, NotJsonError),
         lambda: [json.dumps(_fixture("state.json")).encode()],
         Form.JSON,
         lines_per_byte=200.0,
@@ -99,7 +100,7 @@ TARGETS = [
     Target(
         "state.plan",
         _read_outcome,
-        (ValueError, RecursionError),
+        (ValueError, NotJsonError),
         lambda: [
             json.dumps(_fixture("plan.json")["plan.json"]).encode(),
             b'{"feasible": false, "reason": "Floor", "message": "too few"}',
