@@ -23,12 +23,9 @@ _LONGEST_OUTPUT = 60  # lines of a finding
 _INTERRUPTED = 72  # exit code of libFuzzer after SIGTERM
 _GRACE_SECONDS = 10.0  # for its last figures
 # "#4096	pulse  cov: 210 ft: 411 corp: 35/12Kb lim: 128 exec/s: 2048 rss: 90Mb"
-_FIGURES = re.compile(
-    r"#(?P<executed>\d+)\s+(?P<kind>\w+)\s+cov: (?P<coverage>\d+) ft: \d+ corp: (?P<corpus>\d+)/"
-    r".* rss: (?P<memory>\d+)Mb"
-)
+_FIGURES = re.compile(r"#(?P<executed>\d+)\s+(?P<kind>\w+)\s+cov: (?P<coverage>\d+) ft: \d+ corp: (?P<corpus>\d+)/")
 _EXECUTED = re.compile(rf"{PROGRESS}: (\d+)")
-_FINAL = re.compile(r"stat::(number_of_executed_units|peak_rss_mb):\s+(\d+)")
+_FINAL = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 _FINDING = re.compile(r"Test unit written to (\S+)")
 
 
@@ -154,8 +151,13 @@ def run_target(
         outcome.interrupted = True
         return outcome
     assert process.stdout is not None
+
+    def note(outcome: Outcome) -> None:
+        outcome.memory_mib = max(outcome.memory_mib, _peak_mib(process.pid))
+        progress(outcome)
+
     try:
-        output = follow(process.stdout, outcome, progress)
+        output = follow(process.stdout, outcome, note)
         code = process.wait()
     finally:
         process.kill()
@@ -189,12 +191,8 @@ def follow(lines: Iterable[str], outcome: Outcome, progress: Callable[[Outcome],
             corpus = int(figures["executed"]) if figures["kind"] == "INITED" else corpus
             outcome.inputs = max(outcome.inputs, int(figures["executed"]) - corpus) if corpus else 0
             outcome.coverage, outcome.corpus = int(figures["coverage"]), int(figures["corpus"])
-            outcome.memory_mib = max(outcome.memory_mib, int(figures["memory"]))
         elif (final := _FINAL.search(line)) is not None:
-            if final[1] == "peak_rss_mb":
-                outcome.memory_mib = max(outcome.memory_mib, int(final[2]))
-            elif corpus:
-                outcome.inputs = max(outcome.inputs, int(final[2]) - corpus)
+            outcome.inputs = max(outcome.inputs, int(final[1]) - corpus) if corpus else 0
         elif (written := _FINDING.search(line)) is not None:
             outcome.finding = written[1]
         elif executed is None:
@@ -203,3 +201,13 @@ def follow(lines: Iterable[str], outcome: Outcome, progress: Callable[[Outcome],
         progress(outcome)
     outcome.seconds = time.monotonic() - began
     return tuple(last)
+
+
+def _peak_mib(pid: int) -> int:
+    """Return the largest memory of a process in MiB; libFuzzer's own figure includes that of the process's parent."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 0 if peak is None else int(peak[1]) // 1024
