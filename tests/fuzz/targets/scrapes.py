@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client import CollectorRegistry, Gauge
-from yarl import URL
 
 from heterps_operator.measure.metrics import _handler
 from heterps_runtime.coordinator.figures import JobMetrics
@@ -19,6 +19,9 @@ from tests.heterps_runtime.helpers.coordinator_world import World
 
 _REGISTRY = CollectorRegistry()
 Gauge("heterps_jobs", "jobs", ["namespace"], registry=_REGISTRY).labels("ml").set(1)
+_URL: Any = type(
+    make_mocked_request("GET", "/").rel_url
+)  # of aiohttp; making whole requests would take most of the time
 _HANDLER: Any = _handler(_REGISTRY, lambda: None)
 
 
@@ -50,7 +53,7 @@ def _ask_coordinator(data: bytes) -> None:
     """Give the query of a scrape, and a header Authorization, to a coordinator without sockets."""
     query, _, authorization = data.partition(b"\n")
     headers = {"Authorization": authorization.decode("utf-8", "surrogateescape")}  # as aiohttp decodes it
-    names = URL.build(path="/metrics", query_string=query.decode("utf-8", "surrogateescape"), encoded=True).query
+    names = _URL.build(path="/metrics", query_string=query.decode("utf-8", "surrogateescape"), encoded=True).query
     request: Any = SimpleNamespace(path="/metrics", query=names, headers=headers)
     assert _finish(_SERVER._guard()(request, _SERVER._serve_metrics)).status == 200
     request = SimpleNamespace(path="/v1/endpoint", query=names, headers=headers)
