@@ -19,9 +19,7 @@ from tests.heterps_runtime.helpers.coordinator_world import World
 
 _REGISTRY = CollectorRegistry()
 Gauge("heterps_jobs", "jobs", ["namespace"], registry=_REGISTRY).labels("ml").set(1)
-_URL: Any = type(
-    make_mocked_request("GET", "/").rel_url
-)  # of aiohttp; making whole requests would take most of the time
+_URL: Any = type(make_mocked_request("GET", "/").rel_url)  # making whole requests takes ten times as long
 _HANDLER: Any = _handler(_REGISTRY, lambda: None)
 
 
