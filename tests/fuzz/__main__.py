@@ -216,7 +216,7 @@ def _repeat(targets: Sequence[Target], file: Path) -> int:
 def _keep(targets: Sequence[Target]) -> int:
     for target in targets:
         found = load(target, _FOLDER / "corpus")
-        number = keep(target, [*target.seeds(), *load(target), *found])
+        number = keep(target, [*load(target), *found])
         sys.stdout.write(f"{target.name}: {number} inputs kept of {len(found)}\n")
     return 0
 

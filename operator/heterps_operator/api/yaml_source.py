@@ -124,6 +124,8 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldErro
     except yaml.reader.ReaderError as error:
         message = f"not valid YAML ({error.reason}, found number {error.character!r})"
         raise refuse(message, "remove the character", text.count("\n", 0, error.position) + 1) from error
+    except RecursionError as error:
+        raise refuse("the YAML is nested too deeply", "write it with fewer levels", None) from error
     except _TooLargeError as error:
         raise refuse(str(error), "write it out without aliases (&, *)", None) from error
     return documents, problems
