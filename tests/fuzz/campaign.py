@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -84,15 +86,15 @@ class Processes:
         self._running: set[subprocess.Popen[str]] = set()
         self.ended = False
 
-    def start(self, command: list[str]) -> subprocess.Popen[str] | None:
-        """Start a process whose output is read line by line; None after `end`."""
+    def start(self, command: list[str], temporary: Path) -> subprocess.Popen[str] | None:
+        """Start a process whose output is read line by line, with a folder for temporary files; None after `end`."""
         with self._lock:
             if self.ended:
                 return None
             process = subprocess.Popen(
                 command,
                 cwd=CORPUS.parents[2],
-                env={**os.environ, "PYTHONHASHSEED": "0"},
+                env={**os.environ, "PYTHONHASHSEED": "0", "TMPDIR": str(temporary)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,  # a traceback goes to one of them, figures to the other
                 text=True,
@@ -146,8 +148,10 @@ def run_target(
     if limits.seconds:
         command.append(f"-max_total_time={limits.seconds}")
     outcome = Outcome(target.name)
-    process = processes.start(command)
+    temporary = Path(tempfile.mkdtemp(prefix="heterps-fuzz-"))  # libFuzzer ends a process without any cleaning
+    process = processes.start(command, temporary)
     if process is None:
+        temporary.rmdir()
         outcome.interrupted = True
         return outcome
     assert process.stdout is not None
@@ -164,6 +168,7 @@ def run_target(
         process.wait()
         process.stdout.close()
         processes.forget(process)
+        shutil.rmtree(temporary, ignore_errors=True)
     if processes.ended and outcome.finding is None and code in (0, _INTERRUPTED, -9, -15):
         outcome.interrupted = True
     elif code != 0:

@@ -82,7 +82,7 @@ def _as_sent(value: Any) -> Any:
     Whole numbers of more than 64 bits are floats, and half of a surrogate pair is U+FFFD.
     """
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
         return {key: _as_sent(item) for key, item in value.items()}
     if isinstance(value, list):
