@@ -21,6 +21,7 @@ from tests.heterps_planner.helpers.problems import random_problem
 _PROBLEM: dict[str, Any] = random_problem(
     np.random.default_rng(1), 3, 2, pods=True, stage_overhead=True, server="own"
 ).to_json()
+_READ = Problem.from_json(_PROBLEM)
 
 
 def _read_problem(data: bytes) -> None:
@@ -33,7 +34,7 @@ def _read_prices(data: bytes) -> None:
 
 
 def _change_problem(data: bytes) -> None:
-    change(Problem.from_json(_PROBLEM), [read_setting(data.decode())])
+    change(_READ, [read_setting(data.decode())])
 
 
 def _load_policy(data: bytes) -> None:
