@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit, urlunsplit
 
 __all__ = ["below", "is_uri", "redacted"]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# A user with a password, which may have slashes, or any user of S3.
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s@/?#]*:[^\s@]*@|([sS]3://)[^\s@/?#]*@")
+_OPTIONS = re.compile(r"[?#]")
+# What precedes an @ within a word: a user with a password, which may have slashes, or any user of S3. Messages may be
+# long, so no character is read more than twice.
+_CREDENTIALS = re.compile(r"(?<=[A-Za-z0-9+.-]://)[^/?#:]*+:.*|(?<=[sS]3://)[^/?#]*+\Z")
+_WORD = re.compile(r"\S+")
 
 
 def is_uri(text: str) -> bool:
@@ -19,10 +21,10 @@ def is_uri(text: str) -> bool:
 
 def below(folder: str, name: str) -> str:
     """Return the path or address of something in a folder; the query of an address stays at its end."""
-    if not is_uri(folder):
-        return f"{folder.rstrip('/')}/{name}"
-    parts = urlsplit(folder)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+    place = folder.index("://") + len("://") if is_uri(folder) else 0
+    options = _OPTIONS.search(folder, place) if place else None
+    end = len(folder) if options is None else options.start()
+    return f"{folder[:place]}{folder[place:end].rstrip('/')}/{name}{folder[end:]}"
 
 
 def redacted(text: str) -> str:
@@ -30,4 +32,9 @@ def redacted(text: str) -> str:
 
     Such addresses are refused, but the refusal itself, and messages of other programs, may quote them.
     """
-    return _CREDENTIALS.sub(lambda found: f"{found[1] or found[2]}***@", text) if "@" in text else text
+    return _WORD.sub(lambda word: _redacted_word(word[0]), text) if "@" in text else text
+
+
+def _redacted_word(word: str) -> str:
+    *users, rest = word.split("@")
+    return "@".join([*(_CREDENTIALS.sub("***", user) for user in users), rest])

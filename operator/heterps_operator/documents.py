@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{path}: cannot be read ({error}); remove it, or start over with --fresh") from error
     if not isinstance(document, dict):
         raise StateError(f"{path}: is not a JSON object; remove it, or start over with --fresh")

@@ -74,6 +74,7 @@ class JobPhase(StrEnum):
     FAILED = "Failed"
 
 
+MOST_PROCESSES = 20_000  # of a plan: names of all are kept, and a damaged number must not take the memory
 REASON_HANG = "Hang"  # of a failure that a restart may mend: no progress, though all members are connected
 REASON_FENCED = "Fenced"  # another run has taken the checkpoints over, so this one must end
 FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED})
@@ -140,7 +141,7 @@ class PlanDocument:
         """Read a plan; other keys (costs, bounds) are ignored.
 
         Raises:
-            ValueError: a key is missing, or stages do not cover consecutive layers from 0.
+            ValueError: a key is missing, stages do not cover consecutive layers from 0, or the processes are too many.
         """
         try:
             stages = tuple(
@@ -173,6 +174,9 @@ class PlanDocument:
             raise ValueError("plan.stages: must not be empty")
         if servers.replicas < 1:
             raise ValueError(f"plan.parameterServer.replicas: must be >= 1, is {servers.replicas}")
+        processes = sum(stage.pods for stage in stages) + servers.replicas
+        if processes > MOST_PROCESSES:
+            raise ValueError(f"plan: must have at most {MOST_PROCESSES} processes, has {processes}")
         return cls(stages, servers)
 
     def to_json(self) -> dict[str, Any]:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.corpus import CORPUS, load
-from tests.fuzz.engine import MEMORY
+from tests.fuzz.engine import MEMORY, PROGRESS
 from tests.fuzz.target import Target
 
-__all__ = ["Limits", "Outcome", "run_target"]
+__all__ = ["Limits", "Outcome", "Processes", "follow", "run_target"]
 
 _SLOWEST_SECONDS = 60  # of one input, until libFuzzer ends the process: a hang
 _LONGEST_OUTPUT = 60  # lines of a finding
+_INTERRUPTED = 72  # exit code of libFuzzer after SIGTERM
+_GRACE_SECONDS = 10.0  # for its last figures
 # "#4096	pulse  cov: 210 ft: 411 corp: 35/12Kb lim: 128 exec/s: 2048 rss: 90Mb"
-_PROGRESS = re.compile(
-    r"#(?P<inputs>\d+)\s+\w+\s+cov: (?P<coverage>\d+) ft: \d+ corp: (?P<corpus>\d+)/\S+.* exec/s: (?P<speed>\d+)"
-)
+_FIGURES = re.compile(r"#(?P<executed>\d+)\s+(?P<kind>\w+)\s+cov: (?P<coverage>\d+) ft: \d+ corp: (?P<corpus>\d+)/")
+_EXECUTED = re.compile(rf"{PROGRESS}: (\d+)")
+_FINAL = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 _FINDING = re.compile(r"Test unit written to (\S+)")
 
 
@@ -46,21 +52,25 @@ class Outcome:
 
     Attributes:
         target: its name.
-        inputs: executed inputs.
-        speed: inputs per second.
+        inputs: executed inputs, without the corpus of earlier runs, which is executed first.
+        seconds: since the process was started.
         coverage: reached edges of the instrumented code.
         corpus: inputs that reach all of these.
+        memory_mib: largest memory of the process, in MiB.
         finding: file of the input that fails; None: there is none.
         output: the last lines of the process, if it failed.
+        interrupted: whether it was ended before its limits.
     """
 
     target: str
     inputs: int = 0
-    speed: int = 0
+    seconds: float = 0.0
     coverage: int = 0
     corpus: int = 0
+    memory_mib: int = 0
     finding: str | None = None
     output: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def failed(self) -> bool:
@@ -68,13 +78,59 @@ class Outcome:
         return bool(self.output)
 
 
-def run_target(target: Target, limits: Limits, folder: Path, progress: Callable[[Outcome], None]) -> Outcome:
+class Processes:
+    """The processes of a campaign, which can be ended at any time, from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self.ended = False
+
+    def start(self, command: list[str], temporary: Path) -> subprocess.Popen[str] | None:
+        """Start a process whose output is read line by line, with a folder for temporary files; None after `end`."""
+        with self._lock:
+            if self.ended:
+                return None
+            process = subprocess.Popen(
+                command,
+                cwd=CORPUS.parents[2],
+                env={**os.environ, "PYTHONHASHSEED": "0", "TMPDIR": str(temporary)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,  # a traceback goes to one of them, figures to the other
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C ends the campaign, which then ends this process
+            )
+            self._running.add(process)
+            return process
+
+    def forget(self, process: subprocess.Popen[str]) -> None:
+        """Note that a process has ended."""
+        with self._lock:
+            self._running.discard(process)
+
+    def end(self) -> None:
+        """End all processes: they print their last figures, and are killed if that takes too long."""
+        with self._lock:
+            self.ended = True
+            running = list(self._running)
+        for process in running:
+            process.terminate()
+            timer = threading.Timer(_GRACE_SECONDS, process.kill)
+            timer.daemon = True
+            timer.start()
+
+
+def run_target(
+    target: Target, limits: Limits, folder: Path, processes: Processes, progress: Callable[[Outcome], None]
+) -> Outcome:
     """Fuzz a target, and return what was found.
 
     Args:
         target: the parser.
         limits: when to end.
         folder: for the growing corpus and for findings.
+        processes: start the process, and may end it.
         progress: is given the figures from time to time.
     """
     corpus, findings = folder / "corpus" / target.name, folder / "findings"
@@ -82,41 +138,81 @@ def run_target(target: Target, limits: Limits, folder: Path, progress: Callable[
     findings.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate([*target.seeds(), *load(target)]):
         (corpus / f"seed-{number}").write_bytes(seed)
+    known = sum(1 for _ in corpus.iterdir())  # executed first, after an empty one
     command = [
         *(sys.executable, "-m", "tests.fuzz.engine", target.name),
-        *(f"-runs={limits.inputs}", f"-seed={limits.seed}", f"-max_len={target.longest}"),
-        *(f"-timeout={_SLOWEST_SECONDS}", f"-rss_limit_mb={2048 + MEMORY // 2**20}"),
+        *(f"-runs={known + 1 + limits.inputs}", f"-seed={limits.seed}", f"-max_len={target.longest}"),
+        *(f"-timeout={_SLOWEST_SECONDS}", f"-rss_limit_mb={2048 + MEMORY // 2**20}", "-print_final_stats=1"),
         *(f"-artifact_prefix={findings / target.name}-", str(corpus)),
     ]
     if limits.seconds:
         command.append(f"-max_total_time={limits.seconds}")
     outcome = Outcome(target.name)
-    lines: list[str] = []
-    process = subprocess.Popen(
-        command,
-        cwd=CORPUS.parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # a traceback goes to one of them, figures to the other
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C ends the campaign, which then ends this process
-    )
+    temporary = Path(tempfile.mkdtemp(prefix="heterps-fuzz-"))  # libFuzzer ends a process without any cleaning
+    process = processes.start(command, temporary)
+    if process is None:
+        temporary.rmdir()
+        outcome.interrupted = True
+        return outcome
     assert process.stdout is not None
+
+    def note(outcome: Outcome) -> None:
+        outcome.memory_mib = max(outcome.memory_mib, _peak_mib(process.pid))
+        progress(outcome)
+
     try:
-        for line in process.stdout:
-            lines = [*lines[-_LONGEST_OUTPUT:], line.rstrip()]
-            if (found := _PROGRESS.search(line)) is not None:
-                outcome.inputs, outcome.speed = int(found["inputs"]), int(found["speed"])
-                outcome.coverage, outcome.corpus = int(found["coverage"]), int(found["corpus"])
-                progress(outcome)
-            elif (written := _FINDING.search(line)) is not None:
-                outcome.finding = written[1]
-        if process.wait() != 0:
-            outcome.output = tuple(lines) or (f"exit code {process.returncode}",)
+        output = follow(process.stdout, outcome, note)
+        code = process.wait()
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
         process.stdout.close()
+        processes.forget(process)
+        shutil.rmtree(temporary, ignore_errors=True)
+    if processes.ended and outcome.finding is None and code in (0, _INTERRUPTED, -9, -15):
+        outcome.interrupted = True
+    elif code != 0:
+        outcome.output = output or (f"exit code {code}",)
     return outcome
+
+
+def follow(lines: Iterable[str], outcome: Outcome, progress: Callable[[Outcome], None]) -> tuple[str, ...]:
+    """Read the figures of a process into an outcome; return the last lines of its output.
+
+    Args:
+        lines: its output.
+        outcome: is changed.
+        progress: is given the outcome after each change.
+    """
+    last: list[str] = []
+    corpus = 0  # executed before the first mutation
+    began = time.monotonic()
+    for line in lines:
+        if (executed := _EXECUTED.search(line)) is None:
+            last = [*last[-_LONGEST_OUTPUT:], line.rstrip()]
+        else:
+            outcome.inputs = max(outcome.inputs, int(executed[1]) - corpus) if corpus else 0
+        if (figures := _FIGURES.search(line)) is not None:
+            corpus = int(figures["executed"]) if figures["kind"] == "INITED" else corpus
+            outcome.inputs = max(outcome.inputs, int(figures["executed"]) - corpus) if corpus else 0
+            outcome.coverage, outcome.corpus = int(figures["coverage"]), int(figures["corpus"])
+        elif (final := _FINAL.search(line)) is not None:
+            outcome.inputs = max(outcome.inputs, int(final[1]) - corpus) if corpus else 0
+        elif (written := _FINDING.search(line)) is not None:
+            outcome.finding = written[1]
+        elif executed is None:
+            continue
+        outcome.seconds = time.monotonic() - began
+        progress(outcome)
+    outcome.seconds = time.monotonic() - began
+    return tuple(last)
+
+
+def _peak_mib(pid: int) -> int:
+    """Return the largest memory of a process in MiB; libFuzzer's own figure includes that of the process's parent."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 0 if peak is None else int(peak[1]) // 1024

@@ -16,9 +16,11 @@ from typing import Any
 from tests.fuzz.mutation import mutate
 from tests.fuzz.target import Target, execute, find
 
-__all__ = ["MEMORY", "TooSlowError", "main"]
+__all__ = ["MEMORY", "PROGRESS", "TooSlowError", "main"]
 
 MEMORY = 512 * 1024 * 1024  # that an input may make the process take, in bytes of address space
+PROGRESS = "executed"  # first word of a line with the number of executed inputs; libFuzzer's own are far apart
+_PROGRESS_SECONDS = 5.0
 _SECONDS = 0.5
 _SECONDS_PER_BYTE = 50e-6
 _INSTRUMENTED = ["heterps_operator", "heterps_planner", "heterps_runtime", "tests.fuzz.targets.control"]
@@ -51,7 +53,15 @@ def main(arguments: list[str]) -> None:
             return changed
         return mutate(data, target.form, draw, most)
 
+    executed, told = 0, time.monotonic()
+
     def execute_one(data: bytes) -> None:
+        nonlocal executed, told
+        executed += 1
+        if time.monotonic() - told > _PROGRESS_SECONDS:
+            told = time.monotonic()
+            sys.stderr.write(f"{PROGRESS}: {executed}\n")
+            sys.stderr.flush()
         _execute_in_time(target, data)
 
     atheris.Setup([program, *options], execute_one, custom_mutator=change, internal_libfuzzer=True)

@@ -15,7 +15,7 @@ __all__ = ["SEPARATOR", "mutate"]
 SEPARATOR = b"\n\xff\n"  # cannot occur in UTF-8 text
 
 _deep: Any = []
-for _ in range(60):
+for _ in range(200):
     _deep = [_deep]
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400, 0.5, -0.0, 1e-320, 1e308,
@@ -25,6 +25,7 @@ VALUES: tuple[Any, ...] = (
 TOKENS = (
     b"0", b"-1", b"1e400", b"nan", b"null", b"''", b'""', b"{", b"}", b"[", b"]", b":", b",", b"=", b"#", b"\n", b"\t",
     b"\x00", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"9" * 30, b"&a ", b"*a", b"<<: ", b"!!int ", b"---\n",
+    b"[" * 1500, b"\xb2", b"://", b"[", b"@",
 )  # fmt: skip
 _EDGES = (0, 1, 0x7F, 0x80, 0xFE, 0xFF)
 
@@ -43,13 +44,11 @@ def mutate(data: bytes, form: Form, draw: random.Random, longest: int) -> bytes:
         if rest and draw.random() < 0.3:
             return (head + separator + _mutate_bytes(rest, draw))[:longest]
         try:
-            document = json.loads(head)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            changed = json.dumps(_mutate_document(document, draw)).encode() + separator + rest
+            changed = json.dumps(_mutate_document(json.loads(head), draw)).encode() + separator + rest
             if len(changed) <= longest:
                 return changed
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply to be copied
+            pass
     if form is Form.TEXT and draw.random() < 0.5:
         return _mutate_text(data, draw)[:longest]
     return _mutate_bytes(data, draw)[:longest]

@@ -69,8 +69,17 @@ def test_a_name_is_appended_to_the_path_and_not_to_the_query() -> None:
     )
     assert below("s3://bucket", "model") == "s3://bucket/model"
     assert below("/data/c/", "model") == "/data/c/model"
+    assert below("s3://", "model") == "s3:///model"
+    assert below("s3://[bucket/c#x", "model") == "s3://[bucket/c/model#x", "no client has parsed it yet"
     job = {"spec": {"checkpoint": {"path": "s3://bucket/c/?region=y"}}}
     assert pod_configuration(Manifest(job, [], Path("/")))["modelPath"] == "s3://bucket/c/model?region=y"
+
+
+def test_a_long_message_is_redacted_at_once() -> None:
+    """An expression that backtracks would need hours."""
+    for text in ("a@b x://" + "a:" * 500_000, "a@b " + "a" * 1_000_000, "a@b " + "x://u:" * 200_000):
+        assert redacted(text) == text
+    assert redacted("s3://a:b@c" * 3) == "s3://***@c" * 3
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

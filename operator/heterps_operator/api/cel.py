@@ -77,7 +77,12 @@ def _evaluate(rule: str, value: Any, old: Any) -> bool:
 
 
 def _as_sent(value: Any) -> Any:
-    """Return a value as an API server reads it: whole numbers of more than 64 bits are floats."""
+    """Return a value as an API server reads it.
+
+    Whole numbers of more than 64 bits are floats, and half of a surrogate pair is U+FFFD.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
         return {key: _as_sent(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -22,6 +22,7 @@ __all__ = ["Document", "Path", "path_text", "read_documents"]
 
 Path = tuple[str | int, ...]  # ("spec", "pools", 1, "name")
 
+_MAX_BRACKETS = 100  # nested ones; PyYAML looks at all open ones for each token
 _MAX_NODES = 100_000  # aliases can expand a small file without bound
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -56,9 +57,15 @@ def path_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolve plain scalars as kubectl does."""
+    """Resolve plain scalars as kubectl does, and refuse too many open brackets."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as in the base class
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803  # as in the base class
+        """See `yaml.scanner.Scanner`."""
+        if self.flow_level >= _MAX_BRACKETS:
+            raise yaml.scanner.ScannerError(None, None, f"more than {_MAX_BRACKETS} nested brackets", self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
 
 
 _Loader.add_implicit_resolver(
@@ -124,6 +131,8 @@ def read_documents(text: str, name: str) -> tuple[list[Document], list[FieldErro
     except yaml.reader.ReaderError as error:
         message = f"not valid YAML ({error.reason}, found number {error.character!r})"
         raise refuse(message, "remove the character", text.count("\n", 0, error.position) + 1) from error
+    except RecursionError as error:
+        raise refuse("the YAML is nested too deeply", "write it with fewer levels", None) from error
     except _TooLargeError as error:
         raise refuse(str(error), "write it out without aliases (&, *)", None) from error
     return documents, problems

@@ -73,7 +73,7 @@ class Lease:
         """Acquire or renew the Lease; return whether this process holds it now."""
         try:
             held = self._attempt()
-        except (ApiError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ApiError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, ApiError):
                 text = "the Lease %s cannot be read (%r); delete it, and an operator creates a new one"
                 _LOG.warning(text, self._path, error)

@@ -361,9 +361,11 @@ class KubernetesApi:
     ) -> dict[str, Any]:
         data = self._request(verb, method, path, body, content_type, query, failures)
         try:
-            document: dict[str, Any] = json.loads(data)
-        except ValueError as error:
+            document: Any = json.loads(data)
+        except (ValueError, RecursionError) as error:
             raise ApiError(0, "MalformedAnswer", f"{method} {path}: the response is not JSON: {error}") from error
+        if not isinstance(document, dict) or not isinstance(document.get("metadata") or {}, dict):
+            raise ApiError(0, "MalformedAnswer", f"{method} {path}: the response is not an object of the API")
         return document
 
     def _request(
@@ -444,9 +446,16 @@ class KubernetesApi:
 
 
 def _items(page: Json) -> list[dict[str, Any]]:
-    """Return the objects of a list, with the apiVersion and kind that the list omits."""
+    """Return the objects of a list, with the apiVersion and kind that the list omits.
+
+    Raises:
+        ApiError: it is not a list of objects.
+    """
     head = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
-    return [{**head, **item} for item in page.get("items") or ()]
+    try:
+        return [{**head, **item} for item in page.get("items") or ()]
+    except TypeError as error:
+        raise ApiError(0, "MalformedAnswer", f"the response is not a list of objects: {error}") from error
 
 
 def _target(path: str, query: Mapping[str, Any]) -> str:
@@ -462,7 +471,7 @@ def _refusal(method: str, path: str, code: int, retry_after: str | None, data: b
         reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
     except (ValueError, AttributeError, RecursionError):
         reason, message = "", words[:500]
-    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return ApiError(code, reason or f"HTTP{code}", message or f"{method} {path}: HTTP {code}", seconds)
 
 

@@ -282,9 +282,13 @@ class PrometheusServer:
         timeout_seconds: float = 3.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            text = "must be http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
+        text = "must be http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError as error:  # an unfinished IPv6 address, or a port that is no number
+            raise UsageError(f"--prometheus-url: {text}, is {url!r} ({error})") from error
+        if not usable or parts.query or parts.fragment or parts.username or not url.isascii() or " " in url:
             raise UsageError(f"--prometheus-url: {text}, is {url!r}")
         self._url = url.rstrip("/")
         self._token_file = token_file
@@ -325,6 +329,8 @@ class PrometheusServer:
                 raise MeasurementError(f"{self._url}: refused the query: {document.get('error')}")
             for entry in document["data"]["result"]:
                 labels = entry["metric"]
+                if not all(isinstance(text, str) for text in labels.values()):
+                    raise TypeError("a label is not text")
                 sample = _Sample(labels["__name__"], labels, float(entry["value"][1]))
                 targets.setdefault((labels.get("instance", ""), labels.get("pod", "")), []).append(sample)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -74,24 +74,32 @@ def load(path: Path) -> Policy:
     Raises:
         ValueError: the file was not written by `save` for these features.
     """
-    content = path.read_bytes()
+    try:
+        return _parse(path.name, path.read_bytes())
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"{path.name} is damaged ({error!r}); recreate it with experiments.train_policy") from error
+
+
+def _parse(file: str, content: bytes) -> Policy:
     begin = 8 + int.from_bytes(content[:8], "little")
     if begin > len(content):
-        raise ValueError(f"{path.name} is not a safetensors file, or is truncated")
+        raise ValueError(f"{file} is not a safetensors file, or is truncated")
     header = json.loads(content[8:begin])
     metadata = dict(header.pop("__metadata__", {}))
     if metadata.pop("format", "") != _FORMAT:
-        raise ValueError(f"{path.name} is not a policy of this version; recreate it with experiments.train_policy")
+        raise ValueError(f"{file} is not a policy of this version; recreate it with experiments.train_policy")
     domain = json.loads(metadata.pop("domain"))
     if tuple(domain["features"]) != NAMES:
-        raise ValueError(f"{path.name} was trained on other features; recreate it with experiments.train_policy")
+        raise ValueError(f"{file} was trained on other features; recreate it with experiments.train_policy")
     parameters: Parameters = {}
     for name, entry in header.items():
         if entry["dtype"] != "F32":
-            raise ValueError(f"{path.name}: {name} is of type {entry['dtype']}, must be F32")
+            raise ValueError(f"{file}: {name} is of type {entry['dtype']}, must be F32")
+        if not all(type(size) is int and size > 0 for size in entry["shape"]):
+            raise ValueError(f"{file}: {name} is of shape {entry['shape']}, must be of positive whole numbers")
         count, offset = math.prod(entry["shape"]), begin + entry["data_offsets"][0]
         if offset + 4 * count > len(content):
-            raise ValueError(f"{path.name} ends within {name}; recreate it with experiments.train_policy")
+            raise ValueError(f"{file} ends within {name}; recreate it with experiments.train_policy")
         parameters[name] = np.frombuffer(content, _DTYPE, count, offset).astype(np.float32).reshape(entry["shape"])
     return Policy(
         parameters=parameters,

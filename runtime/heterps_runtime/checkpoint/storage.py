@@ -78,7 +78,10 @@ class Storage:
             return cls(pafs.LocalFileSystem(), path, path, work)
         if re.match(CREDENTIALS_PATTERN, text):
             raise StorageAddressError(f"checkpoint path: {CREDENTIALS_FIX}")
-        parts = urlsplit(text)
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise StorageAddressError(f"cannot open {text.partition('?')[0]}: {error}; correct the address") from None
         address = f"{parts.scheme}://{parts.netloc}{parts.path}"
         if parts.scheme == "s3" and "allow_delayed_open" not in parts.query:
             # A file below one part's size (10 MB) then takes one request instead of three.

@@ -313,7 +313,7 @@ class CoordinatorServer:
                 return web.json_response({"error": "missing or wrong token"}, status=401)
             try:
                 return await handler(request)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
                 text = f"missing field {error}" if isinstance(error, KeyError) else str(error)
                 return web.json_response({"error": text}, status=400)
 

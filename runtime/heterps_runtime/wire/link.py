@@ -61,8 +61,14 @@ class Credentials:
 
     def __init__(self, url: str, security: LinkSecurity) -> None:
         scheme = "https" if security.encrypted else "http"
-        if urlparse(url).scheme != scheme:  # the token must not be sent in clear
-            raise UserError(f"{ENV_COORDINATOR}: must be an address {scheme}://, as spec.encryption says, is {url!r}")
+        try:
+            parts = urlparse(url)
+            usable = parts.scheme == scheme and parts.hostname and parts.port  # the token must not be sent in clear
+        except ValueError:  # an unfinished IPv6 address, or a port that is no number
+            usable = False
+        if not usable:
+            text = f"must be an address {scheme}://HOST:PORT, as spec.encryption says"
+            raise UserError(f"{ENV_COORDINATOR}: {text}, is {url!r}")
         self.url = url.rstrip("/")
         self.security = security
         self._context = security.http_client()

@@ -6,16 +6,16 @@ import io
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.loop import coordinator_client
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
-from heterps_operator.measure import http_requests
+from heterps_operator.measure import http_requests, measurement
 from heterps_operator.measure.http_requests import HttpResponse, NoResponseError, send_request
-from heterps_operator.measure.measurement import MeasurementError, read_figures
+from heterps_operator.measure.measurement import MeasurementError, PrometheusServer, read_figures
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.doubles import replaced
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1"
 _STATUS: dict[str, Any] = {
@@ -36,12 +36,14 @@ heterps_worker_batch_size{stage="0",pool="cpu",worker="0"} 16.0
 heterps_worker_step_seconds{stage="0",pool="cpu",worker="0",activity="compute"} 0.1
 """
 _CLIENT = CoordinatorClient("http://127.0.0.1:1", "token")
+_NOW = 1.7e9 + 10
+_SERVER = PrometheusServer("http://127.0.0.1:1", clock=lambda: _NOW)
 
 
 def _ask(data: bytes) -> dict[str, Any]:
     """Ask a coordinator whose answer has this body."""
     response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
-    with patch.object(coordinator_client, "send_request", lambda *_, **__: response):
+    with replaced(coordinator_client, "send_request", lambda *_, **__: response):
         return _CLIENT.status()
 
 
@@ -76,12 +78,36 @@ class _Connection:
 
 
 def _read_response(data: bytes) -> None:
-    with patch.object(http_requests, "_connect", lambda *_: _Connection(data)):
+    with replaced(http_requests, "_connect", lambda *_: _Connection(data)):
         send_request("GET", "http://127.0.0.1/", headers={}, timeout=60.0, most_bytes=1 << 20)
 
 
 def _read_figures(data: bytes) -> None:
     read_figures(data.decode("utf-8", "replace"))
+
+
+def _query(data: bytes) -> None:
+    """Query a Prometheus server whose answer has this body."""
+    response = HttpResponse(200, "OK", data.decode("utf-8", "replace"))
+    with replaced(measurement, "send_request", lambda *_, **__: response):
+        _SERVER.figures("ml", "job")
+
+
+def _read_address(data: bytes) -> None:
+    """Read the address that a coordinator has, according to its pod."""
+    CoordinatorClient(data.decode("utf-8", "replace"), "token")
+
+
+def _series() -> list[bytes]:
+    """Return the series of `_METRICS` as a query answers with them."""
+    found = []
+    for line in _METRICS.decode().splitlines()[1:]:
+        name, _, value = line.rpartition(" ")
+        name, _, labels = name.rstrip("}").partition("{")
+        pairs = (label.split("=") for label in labels.split(",") if label)
+        metric = {"__name__": name, "instance": "a", "pod": "p", **{key: text.strip('"') for key, text in pairs}}
+        found.append({"metric": metric, "value": [_NOW, value]})
+    return [json.dumps({"status": "success", "data": {"resultType": "vector", "result": found}}).encode()]
 
 
 def _profiles() -> list[bytes]:
@@ -99,6 +125,15 @@ TARGETS = [
     ),
     Target("answers.profiles", _read_profiles, (UnreadableError, CoordinatorError), _profiles, Form.JSON),
     Target("answers.metrics", _read_figures, (MeasurementError,), lambda: [_METRICS], Form.TEXT),
+    Target("answers.query", _query, (MeasurementError,), _series, Form.JSON),
+    Target(
+        "answers.address",
+        _read_address,
+        (ValueError,),
+        lambda: [b"http://10.0.0.1:8080", b"https://[fd00::1]:8080"],
+        Form.TEXT,
+        longest=512,
+    ),
     Target(
         "answers.response",
         _read_response,

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from heterps_runtime.checkpoint.errors import CheckpointError
+from heterps_runtime.checkpoint import storage
+from heterps_runtime.checkpoint.errors import CheckpointError, StorageAddressError
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
 from heterps_runtime.checkpoint.ownership import _claims, _describe
@@ -19,6 +20,7 @@ from heterps_runtime.versions import UnsupportedVersionError
 from heterps_runtime.work import WorkCounter
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.doubles import replaced
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "checkpoints"
 _FOLDER = _FIXTURES / "step-000000020.1-00000000"
@@ -88,6 +90,24 @@ def _read_owner(data: bytes) -> None:
         _describe(storage, claim)
 
 
+class _LocalOnly:
+    """pyarrow's file systems, as far as they need no network: clients of object stores ask servers at once."""
+
+    LocalFileSystem = fs.LocalFileSystem
+
+    class FileSystem:
+        @staticmethod
+        def from_uri(text: str) -> Any:
+            if not text.lower().startswith("file:"):
+                raise pa.ArrowInvalid("a remote address")
+            return fs.FileSystem.from_uri(text)
+
+
+def _open_storage(data: bytes) -> None:
+    with replaced(storage, "pafs", _LocalOnly):
+        Storage.open(data.decode("utf-8", "replace")).path("step-1")
+
+
 def _files() -> Iterator[bytes]:
     for file in sorted(_FOLDER.glob("*.safetensors")):
         yield file.read_bytes()
@@ -110,5 +130,13 @@ TARGETS = [
     ),
     Target("checkpoint.tensors", _read_tensors, _ERRORS, _split_files, Form.JSON),
     Target("checkpoint.file", _read_file, _ERRORS, _files),
+    Target(
+        "checkpoint.address",
+        _open_storage,
+        (StorageAddressError,),
+        lambda: [b"/data/c", b"file:///data/c"],
+        Form.TEXT,
+        longest=2048,
+    ),
     Target("checkpoint.owner", _read_owner, _ERRORS, _owners),
 ]

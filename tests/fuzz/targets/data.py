@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,22 @@ def _reader(**changes: Any) -> Callable[[bytes], None]:
     return read
 
 
+@cache
+def _cache_folder() -> Path:
+    """Return a copy of a cache's folder, one for all inputs: the parser only reads it."""
+    temporary = tempfile.TemporaryDirectory(prefix="heterps-fuzz-")
+    atexit.register(temporary.cleanup)
+    folder = Path(temporary.name)
+    for file in _CACHE.glob("*.npy"):
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
 def _open_cache(data: bytes) -> None:
     """Open a cache with this meta.json; a damaged one is reported and built again."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in _CACHE.glob("*.npy"):
-            shutil.copyfile(file, folder / file.name)
-        (folder / "meta.json").write_bytes(data)
-        _open(folder, lambda fraction, words: None)
+    folder = _cache_folder()
+    (folder / "meta.json").write_bytes(data)
+    _open(folder, lambda fraction, words: None)
 
 
 def _table() -> Any:

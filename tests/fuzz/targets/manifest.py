@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from heterps_operator.addresses import below, is_uri, redacted
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import check_objects, read_objects
 from heterps_operator.api.quantity import parse_quantity
@@ -19,6 +20,7 @@ from heterps_runtime.data.spec import parse_bytes
 from heterps_runtime.errors import UserError
 from heterps_runtime.store.initial import EmbeddingInit
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.files import memory_file
 
 _ROOT = Path(__file__).parents[3]
@@ -32,7 +34,7 @@ def _read_yaml(data: bytes) -> None:
 
 def _validate(data: bytes) -> None:
     """Validate objects, and read them as the control loop and the runtime do."""
-    objects = json.loads(data)
+    objects = parse(data)
     if not isinstance(objects, list):
         return
     check_objects(objects)
@@ -48,7 +50,7 @@ def _read_configuration(data: bytes) -> None:
 
 
 def _read_plan(data: bytes) -> None:
-    PlanDocument.from_json(json.loads(data))
+    PlanDocument.from_json(parse(data))
 
 
 def _read_quantity(data: bytes) -> None:
@@ -59,8 +61,16 @@ def _read_bytes(data: bytes) -> None:
     parse_bytes(data.decode(errors="replace"), "field")
 
 
+def _read_address(data: bytes) -> None:
+    """Read an address of data or checkpoints, which is whatever the user has written."""
+    text = data.decode(errors="replace")
+    found = below(text, "model")
+    assert is_uri(found) == is_uri(text)
+    assert len(redacted(text)) <= len(text) + 3 * text.count("@")
+
+
 def _read_initial(data: bytes) -> None:
-    options = json.loads(data)
+    options = parse(data)
     if isinstance(options, dict):
         EmbeddingInit.from_manifest(options)
 
@@ -74,19 +84,19 @@ def _plan() -> list[bytes]:
     return [json.loads((_FIXTURES / "operator" / "plan.json").read_text())["plan.json"].encode()]
 
 
-_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError)
-
 TARGETS = [
     Target("manifest.yaml", _read_yaml, (ManifestError, UnicodeDecodeError), lambda: [_EXAMPLE.read_bytes()],
            Form.TEXT, longest=4096, lines_per_byte=2000.0, memory_per_byte=4000.0),
-    Target("manifest.objects", _validate, (ManifestError, *_NOT_JSON), _documents, Form.JSON, lines_per_byte=500.0),
+    Target("manifest.objects", _validate, (ManifestError, NotJsonError), _documents, Form.JSON, lines_per_byte=500.0),
     Target("manifest.configuration", _read_configuration, (UserError,),
            lambda: [(_FIXTURES / "run-configuration.json").read_bytes()], Form.JSON),
-    Target("manifest.plan", _read_plan, (ValueError,), _plan, Form.JSON),
+    Target("manifest.plan", _read_plan, (ValueError, NotJsonError), _plan, Form.JSON),
     Target("manifest.quantity", _read_quantity, (ValueError,), lambda: [b"10Gi", b"-1.5e3", b"500m"], Form.TEXT,
            longest=2048),
     Target("manifest.bytes", _read_bytes, (DataError,), lambda: [b"10Gi", b"1.5M"], Form.TEXT, longest=2048),
-    Target("manifest.initial", _read_initial, (ValueError,),
+    Target("manifest.address", _read_address, (),
+           lambda: [b"s3://bucket/c?region=x", b"see s3://KEY:SECRET@bucket/c and a@b", b"/data/c"], Form.TEXT),
+    Target("manifest.initial", _read_initial, (ValueError, NotJsonError),
            lambda: [b'{"distribution": "normal", "mean": "0", "std": "1"}', b'{"distribution": "uniform", "low": -1}'],
            Form.JSON),
 ]  # fmt: skip

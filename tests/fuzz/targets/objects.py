@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from heterps_operator.api.shapes import UnreadableError
+from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
+from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.observe import runs_well, view
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_of
-from heterps_operator.kubernetes.reading.readable import JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.readable import API_VERSIONS, JOB, NODE, POD, POOL, check
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
+from tests.fuzz.targets.doubles import ApiServer
 from tests.heterps_operator.helpers import mutants
 
 _NOW = 1.8e9
-_ERRORS = (UnreadableError, json.JSONDecodeError, UnicodeDecodeError)
+_ERRORS = (UnreadableError, NotJsonError)
 
 
 def _read_pod(data: bytes) -> None:
-    pod = json.loads(data)
+    pod = parse(data)
     check(POD, pod)
     store = PodStore()
     store.set_resources({"cpu": "cpu", "gpu": "example.com/accelerator"})
@@ -36,7 +42,7 @@ def _read_pod(data: bytes) -> None:
 
 
 def _read_pool(data: bytes) -> None:
-    pool = json.loads(data)
+    pool = parse(data)
     check(POOL, pool)
     capacity = pool_capacity(pool, [mutants.node()])
     pool_limit(pool, capacity)
@@ -44,17 +50,45 @@ def _read_pool(data: bytes) -> None:
 
 
 def _read_node(data: bytes) -> None:
-    node = json.loads(data)
+    node = parse(data)
     check(NODE, node)
     pool_capacity(mutants.pool(), [node])
 
 
 def _read_job(data: bytes) -> None:
-    check(JOB, json.loads(data))
+    check(JOB, parse(data))
 
 
 def _read_annotation(data: bytes) -> None:
     process_of({"metadata": {"annotations": {"heterps.io/process": data.decode()}}})
+
+
+def _read_lease(data: bytes) -> None:
+    """Try to acquire a Lease, twice: its second sight is compared with the first. It must never be an error."""
+    server: Any = ApiServer(parse(data))
+    lease = Lease(server, "ml", "operator", "me", clock=lambda: _NOW)
+    logging.disable()
+    try:
+        lease.try_once()
+        lease.try_once()
+        lease.release()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _read_token(data: bytes) -> None:
+    """Read the token of a job from a Secret with this data."""
+    job = mutants.job()
+    job["metadata"]["uid"] = "1"
+    owner = {"apiVersion": API_VERSIONS[JOB], "kind": "HeterPSJob", "name": "x", "uid": "1", "controller": True}
+    secret = {"metadata": {"name": "x", "ownerReferences": [owner]}, "data": parse(data)}
+    cluster: Any = SimpleNamespace(api=ApiServer(secret))
+    OwnedObjects(cluster, ("ml", "x")).token(job)
+
+
+def _lease() -> dict[str, Any]:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
+    return {"metadata": {"name": "operator", "resourceVersion": "1"}, "spec": spec}
 
 
 def _annotation() -> list[bytes]:
@@ -70,5 +104,21 @@ TARGETS = [
     Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
     Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
     Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
-    Target("objects.annotation", _read_annotation, _ERRORS, _annotation, Form.JSON, longest=4096),
+    Target("objects.lease", _read_lease, (NotJsonError,), _seed(_lease), Form.JSON, longest=4096),
+    Target(
+        "objects.token",
+        _read_token,
+        (NotReadyError, NotJsonError),
+        _seed(lambda: {"token": "dG9rZW4="}),
+        Form.JSON,
+        longest=4096,
+    ),
+    Target(
+        "objects.annotation",
+        _read_annotation,
+        (UnreadableError, UnicodeDecodeError),
+        _annotation,
+        Form.JSON,
+        longest=4096,
+    ),
 ]

@@ -9,18 +9,23 @@ import numpy as np
 
 from heterps_planner.errors import ProblemError
 from heterps_planner.model.problem import Problem
+from heterps_planner.policy import pretrained
 from heterps_planner.scenarios.market import read_ticks
 from heterps_planner.scenarios.what_if import change, read_setting
+from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
+from tests.fuzz.targets.documents import NotJsonError, parse
+from tests.fuzz.targets.files import memory_file
 from tests.heterps_planner.helpers.problems import random_problem
 
 _PROBLEM: dict[str, Any] = random_problem(
     np.random.default_rng(1), 3, 2, pods=True, stage_overhead=True, server="own"
 ).to_json()
+_READ = Problem.from_json(_PROBLEM)
 
 
 def _read_problem(data: bytes) -> None:
-    problem = Problem.from_json(json.loads(data))
+    problem = Problem.from_json(parse(data))
     Problem.from_json(problem.to_json())
 
 
@@ -29,14 +34,34 @@ def _read_prices(data: bytes) -> None:
 
 
 def _change_problem(data: bytes) -> None:
-    change(Problem.from_json(_PROBLEM), [read_setting(data.decode())])
+    change(_READ, [read_setting(data.decode())])
+
+
+def _load_policy(data: bytes) -> None:
+    """Load a learned policy: its header, then its numbers. The length of the header is computed."""
+    head, _, numbers = data.partition(SEPARATOR)
+    with memory_file(len(head).to_bytes(8, "little") + head + numbers) as path:
+        pretrained.load(path)
+
+
+def _policy() -> list[bytes]:
+    """Return the shipped policy with its smallest array alone, as mutations of 10,000 numbers would lead nowhere."""
+    content = pretrained.PATH.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    arrays = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    name, entry = min(arrays.items(), key=lambda item: item[1]["data_offsets"][1] - item[1]["data_offsets"][0])
+    first, last = entry["data_offsets"]
+    small = {"__metadata__": header["__metadata__"], name: {**entry, "data_offsets": [0, last - first]}}
+    return [json.dumps(small).encode() + SEPARATOR + content[begin + first : begin + last]]
 
 
 TARGETS = [
+    Target("planner.policy", _load_policy, (ValueError,), _policy, Form.JSON),
     Target(
         "planner.problem",
         _read_problem,
-        (ProblemError, json.JSONDecodeError, UnicodeDecodeError),
+        (ProblemError, NotJsonError),
         lambda: [json.dumps(_PROBLEM).encode()],
         Form.JSON,
     ),

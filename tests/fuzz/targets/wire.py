@@ -11,9 +11,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import xxhash
 
-from heterps_runtime.errors import ProtocolError
+from heterps_runtime.errors import ProtocolError, UserError
 from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.link import Credentials, read_identity
 from heterps_runtime.wire.messages import MESSAGES, Array
+from heterps_runtime.wire.security import LinkSecurity
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 
@@ -29,6 +31,16 @@ def _decode_checked(data: bytes) -> None:
 
 def _decode_raw(data: bytes) -> None:
     decode(data.split(SEPARATOR))
+
+
+def _read_coordinator(data: bytes) -> None:
+    """Read the address of the coordinator, as the environment of a member has it."""
+    Credentials(data.decode(errors="replace"), _SECURITY)
+
+
+def _read_identity(data: bytes) -> None:
+    """Read the identity of a socket, which its owner chooses."""
+    read_identity(data.decode(errors="replace"))
 
 
 def _example(hint: Any) -> Any:
@@ -55,6 +67,8 @@ def _messages() -> Iterator[list[bytes]]:
         yield [bytes(frame) for frame in encode(_example(kind))]
 
 
+_SECURITY = LinkSecurity("token", encrypted=False)
+
 TARGETS = [
     Target(
         "wire.message",
@@ -64,4 +78,15 @@ TARGETS = [
         Form.JSON,
     ),
     Target("wire.frames", _decode_raw, (ProtocolError,), lambda: [SEPARATOR.join(frames) for frames in _messages()]),
+    Target(
+        "wire.coordinator",
+        _read_coordinator,
+        (UserError,),
+        lambda: [b"http://10.0.0.1:8080/", b"http://[::1]:80"],
+        Form.TEXT,
+        longest=512,
+    ),
+    Target(
+        "wire.identity", _read_identity, (), lambda: [b"worker-0-0/0a1b", b"ps-0/0a1b#pulse"], Form.TEXT, longest=512
+    ),
 ]

@@ -211,6 +211,7 @@ def test_quantities_are_compared_as_kubernetes_compares_them() -> None:
     assert cel.holds("quantity(self).isGreaterThan(quantity('1Gi'))", "1025Mi")
     assert not cel.holds("quantity(self).isLessThan(quantity('1k'))", "1Ki")
     assert cel.holds("isQuantity(self) && !isQuantity('ten')", "10")
+    assert cel.holds("!self.matches('^a$') && self.contains('b')", "\ud800b"), "half of a surrogate pair"
     with pytest.raises(cel.RuleError, match=r"self\.isGreaterThan"):
         cel.holds("self.isGreaterThan(quantity('1'))", "2")
 

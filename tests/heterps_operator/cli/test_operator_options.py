@@ -28,6 +28,7 @@ def test_prometheus_reads_the_metrics_of_jobs_unless_peers_are_given() -> None:
     ("text", "words"),
     [
         ("prometheus", "must be JSON"),
+        ("[" * 10_000, "must be JSON"),
         ("{}", "must be a list of NetworkPolicyPeers"),
         ('["prometheus"]', "must be a list of NetworkPolicyPeers"),
         ("[{}]", "must be a list of NetworkPolicyPeers"),

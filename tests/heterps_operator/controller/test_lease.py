@@ -195,7 +195,9 @@ def test_however_long_a_lease_lasts_it_is_looked_at_every_few_seconds() -> None:
     assert lasting.pause_seconds <= 3
 
 
-@pytest.mark.parametrize("spec", ["x", [1], 7, {"holderIdentity": "other", "leaseDurationSeconds": "x"}])
+@pytest.mark.parametrize(
+    "spec", ["x", [1], 7, *({"holderIdentity": "other", "leaseDurationSeconds": seconds} for seconds in ("x", 10**400))]
+)
 def test_a_lease_that_cannot_be_read_is_held_for_a_while_by_who_had_it_and_then_by_nobody(
     spec: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

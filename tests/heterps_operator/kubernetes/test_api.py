@@ -265,6 +265,17 @@ def test_the_server_says_when_to_come_back(api: KubernetesApi, script: Script, p
         api.get(f"{PODS}/x")
     assert pauses == [2.0]
     assert caught.value.retry_after == 60.0
+    script.answers.clear()
+    script.then(429, {}, Retry_After="\u00b2").then(404)  # a superscript is a digit, but no number
+    assert api.get(f"{PODS}/x") is None
+
+
+@pytest.mark.parametrize("text", ["<html>", "[" * 10_000, "[]", '"x"', '{"metadata": "x"}', '{"items": [3]}'])
+def test_an_answer_of_something_else_is_an_error_of_the_server(api: KubernetesApi, script: Script, text: str) -> None:
+    script.then(200, text)
+    with pytest.raises(ApiError) as caught:
+        api.list(PODS)
+    assert caught.value.reason == "MalformedAnswer"
 
 
 @pytest.mark.parametrize("verb", ["create", "replace"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, 
 from tests.heterps_operator.helpers.structure import check
 from tests.heterps_operator.helpers.world import defaulted_job
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 PLAN = JobPlan(
     document={},
     method="optimal",
@@ -154,3 +156,11 @@ def test_a_group_counts_what_templates_add() -> None:
     [group] = objects.pod_groups(job, PLAN, 1, POOLS)
     assert group["spec"]["minResources"]["cpu"] == "16500m"  # two servers and three workers have a sidecar
     assert group["spec"]["minResources"]["memory"] == str(2 * 8 * 2**30 + 3 * 500 * 10**6)
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, "[]", "x", '{"stages": 1}', '{"costPerHour": 1' + "0" * 400 + "}"])
+def test_a_damaged_plan_is_not_the_same_plan(text: str) -> None:
+    job, document = make_job(), json.loads((FIXTURES / "plan.json").read_text())["plan.json"]
+    item = objects.plan_config(job, 1, json.loads(document))
+    assert objects.is_same_plan(item, item)
+    assert not objects.is_same_plan({"data": {"plan.json": text}}, item)

@@ -27,7 +27,9 @@ def test_no_state_is_no_error(tmp_path: Path) -> None:
     assert Workspace(tmp_path / "w").load() is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"status": {}}', '{"status": 3, "bill": 4, "fingerprints": 5}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "[" * 10_000, '{"status": {}}', '{"status": 3, "bill": 4, "fingerprints": 5}']
+)
 def test_a_damaged_state_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(StateError, match="--fresh"):

@@ -253,13 +253,13 @@ def test_an_answer_that_comes_in_drops_takes_no_longer_than_the_time_limit() -> 
         server.server_close()
 
 
-def vector(*texts: tuple[str, dict[str, str]]) -> str:
+def vector(*texts: tuple[str, dict[str, Any]]) -> str:
     """Return a Prometheus response with the series of these scraped targets."""
     result = []
     for exported, target in texts:
         for family in text_string_to_metric_families(exported):
             for sample in family.samples:
-                labels: dict[str, str] = {"__name__": sample.name, **sample.labels, **target}
+                labels: dict[str, Any] = {"__name__": sample.name, **sample.labels, **target}
                 if sample.name.startswith("heterps_"):
                     result.append({"metric": labels, "value": [NOW, str(sample.value)]})
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
@@ -322,6 +322,8 @@ def test_the_token_is_read_anew_for_every_query(tmp_path: Path) -> None:
         ((200, "[]"), "is not from a Prometheus API"),
         ((200, "<html>"), "is not from a Prometheus API"),
         ((200, '{"status":"success","data":{"result":[{"metric":{},"value":[0]}]}}'), "is not from a Prometheus API"),
+        ((200, vector((text(), {"stage": []}))), "is not from a Prometheus API"),
+        ((200, vector((text(), {"activity": {}}))), "is not from a Prometheus API"),
         ((401, "who are you?"), "answers with 401 .*who are you"),
     ],
 )
@@ -330,7 +332,11 @@ def test_a_prometheus_server_that_cannot_help_says_so(answer: tuple[int, str], w
         ask(lambda *_: answer)
 
 
-@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://prometheus", "http://", "http://p?x=1", "http://me:pw@p"])
+@pytest.mark.parametrize(
+    "url",
+    ["prometheus:9090", "ftp://prometheus", "http://", "http://p?x=1", "http://me:pw@p", "http://[p", "http://p:x",
+     "http://p:99999", "http://p/#x", "http://p/a b", "http://p/\u00e9"],
+)  # fmt: skip
 def test_a_wrong_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError, match="--prometheus-url: must be http://HOST:PORT"):
         PrometheusServer(url)

@@ -56,6 +56,10 @@ def test_a_file_that_is_cut_off_or_made_for_other_features_is_refused(tmp_path: 
         (content[:-100], "ends within"),
         (content.replace(b"heterps-policy-1", b"heterps-policy-0"), "not a policy of this version"),
         (content.replace(NAMES[0].encode(), NAMES[0][::-1].encode(), 1), "other features"),
+        (content.replace(b'"shape": [', b'"shape":["', 1), "Expecting|delimiter"),
+        (content.replace(b'"shape": [', b'"shape":[-', 1), "must be of positive whole numbers"),
+        (content.replace(b'"data_offsets"', b'"data_0ffsets"', 1), "is damaged"),
+        ((20_000).to_bytes(8, "little") + b"[" * 20_000, "is damaged"),
     ):
         path.write_bytes(part)
         with pytest.raises(ValueError, match=words):

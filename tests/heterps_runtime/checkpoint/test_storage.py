@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_is_reported_with_its_path(tmp_path: Path) 
         Storage.open(tmp_path).write_atomic("file/x.bin", b"1")
 
 
-@pytest.mark.parametrize("address", ["", "nosuch://bucket/path", "ftp://host/path"])
+@pytest.mark.parametrize("address", ["", "nosuch://bucket/path", "ftp://host/path", "s3://[bucket/path"])
 def test_an_address_that_names_no_storage_is_the_users_error(address: str) -> None:
     with pytest.raises(StorageAddressError) as caught:
         Storage.open(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,27 @@ def test_a_plan_of_an_older_revision_is_refused() -> None:
 
     assert asyncio.run(ask()) == [200, 200, 409, 200, 200]
     assert plans.taken == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [("revision", "Infinity"), ("pods", "1" + "0" * 30), ("pods", "[" * 10_000)],
+)
+def test_a_plan_with_impossible_values_is_refused(field: str, text: str) -> None:
+    """A plan with a huge number of workers must not take the coordinator's memory."""
+    server = object.__new__(CoordinatorServer)
+    server._security, server._plan_revision = LinkSecurity("token", encrypted=False), 0
+    server.core = plans = Plans()  # type: ignore[assignment]
+    body = json.dumps({**plan_document([("cpu", 4, 7)], 1), "revision": 8})
+    body = body.replace({"revision": '"revision": 8', "pods": '"pods": 7'}[field], f'"{field}": {text}')
+
+    async def ask() -> int:
+        async with TestClient(TestServer(server._application())) as client:
+            response = await client.put(PATH_PLAN, data=body, headers={"Authorization": "Bearer token"})
+            return response.status
+
+    assert asyncio.run(ask()) == 400
+    assert plans.taken == []
 
 
 @pytest.mark.parametrize("taken", ["--port", "--metrics-port"])

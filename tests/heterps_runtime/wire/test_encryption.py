@@ -168,10 +168,16 @@ def test_a_member_of_another_job_ends_with_the_cause(job: ThreadedJob) -> None:
 
 def test_a_token_is_never_sent_in_clear(job: ThreadedJob) -> None:
     url = job.credentials.url.replace("https:", "http:")
-    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address https://, as spec.encryption says"):
+    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address https://HOST:PORT, as spec.encr"):
         Credentials(url, SECURITY)
-    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address http://, as spec.encryption says"):
+    with pytest.raises(UserError, match=r"HETERPS_COORDINATOR: must be an address http://HOST:PORT, as spec.encr"):
         Credentials(job.credentials.url, LinkSecurity(TOKEN, encrypted=False))
+
+
+@pytest.mark.parametrize("url", ["", "http://", "http://[::1", "http://host", "http://host:x", "http://host:99999"])
+def test_an_address_that_is_none_is_refused_by_name(url: str) -> None:
+    with pytest.raises(UserError, match="HETERPS_COORDINATOR: must be an address http://HOST:PORT"):
+        Credentials(url, LinkSecurity(TOKEN, encrypted=False))
 
 
 def test_a_coordinator_without_encryption_is_refused(tmp_path: Path) -> None:

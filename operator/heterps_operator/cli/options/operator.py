@@ -47,7 +47,7 @@ def add_operator_options(parser: ArgumentParser) -> None:
 def _peers(text: str) -> list[dict[str, Any]]:
     try:
         peers = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentTypeError(f"must be JSON: {error}") from None
     if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
         raise ArgumentTypeError("must be a list of NetworkPolicyPeers, is " + text)

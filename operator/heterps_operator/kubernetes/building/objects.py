@@ -105,7 +105,7 @@ def is_same_plan(found: Json, item: Json) -> bool:
     """Whether two ConfigMaps hold one plan, as far as this version reads it: others may write more or fewer fields."""
     try:
         plans = [JobPlan.from_json(json.loads(body["data"][PLAN_FILE])) for body in (found, item)]
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return False
     one, other = (replace(plan, document={}) for plan in plans)
     return one == other
