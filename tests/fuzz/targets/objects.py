@@ -17,12 +17,14 @@ from heterps_operator.kubernetes.reading.observe import runs_well, view
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.reading.readable import API_VERSIONS, JOB, NODE, POD, POOL, check
+from heterps_operator.kubernetes.reading.taints import departure
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.doubles import ApiServer
 from tests.heterps_operator.helpers import mutants
 
 _NOW = 1.8e9
+_CORDONED = {"metadata": {"name": "a"}, "spec": {"unschedulable": True}}
 _ERRORS = (UnreadableError, NotJsonError)
 
 
@@ -37,6 +39,7 @@ def _read_pod(data: bytes) -> None:
         pool_capacity(mutants.pool(), [mutants.node()], store.claimed())
         pod_complaint(kept, True, None)
         runs_well(kept)
+        departure(kept, _CORDONED)
         view(kept, _NOW)
         view({**kept, "metadata": {**kept["metadata"], "deletionTimestamp": None}}, _NOW)
 
@@ -53,6 +56,7 @@ def _read_node(data: bytes) -> None:
     node = parse(data)
     check(NODE, node)
     pool_capacity(mutants.pool(), [node])
+    departure(mutants.pod(), node)
 
 
 def _read_job(data: bytes) -> None:
