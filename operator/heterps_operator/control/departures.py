@@ -41,7 +41,8 @@ def judge_departures(
         The status, with `moving` set if the whole job moves; the ends of processes that are replaced; and events.
     """
     now = observed.time
-    leaving = {p: departure for p in observed.processes if (departure := _departure(p, job, status)) is not None}
+    departures = {process: _departure(process, job, observed, status) for process in observed.processes}
+    leaving = {process: departure for process, departure in departures.items() if departure is not None}
     if not leaving:
         return status, (), ()
     plan = status.plan
@@ -60,11 +61,13 @@ def judge_departures(
     return status, (), (Event("Normal", "JobMoves", text if fits else f"{text}, once they have room", now),)
 
 
-def _departure(process: ProcessView, job: JobSpec, status: Status) -> Departure | None:
-    """Why a process has to leave its node, if the job has not seen to that yet."""
+def _departure(process: ProcessView, job: JobSpec, observed: Observed, status: Status) -> Departure | None:
+    """Why a process has to leave its node; None if it may stay, or ends already."""
     departure = process.leaves
     if departure is None or not process.running or process.stopping or not is_current(process, status):
         return None
+    if process.spec.role == Role.PROFILE and process.spec.pool in observed.profiles:
+        return None  # it has delivered
     stays = job.run_policy.cordon_policy == "Stay" and not departure.announced
     return None if stays else departure
 

@@ -82,7 +82,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         )
 
     leaves: tuple[Action, ...] = ()
-    if status.outcome is None and status.stopping_since is None:
+    if status.outcome is None and status.stopping_since is None and not hung:
         status, leaves, moves = judge_departures(job, observed, status)
         events += moves
 

@@ -9,7 +9,7 @@ import pytest
 
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import Action, Departure, ReportLost, RequestStop, StartProcess, StopProcess
-from tests.heterps_operator.helpers.world import World, make_job
+from tests.heterps_operator.helpers.world import PROFILE, World, make_job
 
 CORDONED = Departure("a", "is cordoned")
 REMOVED = Departure("a", "has the taint karpenter.sh/disrupted:NoSchedule", announced=True)
@@ -134,3 +134,23 @@ def test_a_process_that_ends_already_is_left_alone() -> None:
     world = leaving("ps-0")
     world.processes["ps-0"] = replace(world.processes["ps-0"], stopping=True)
     assert world.settle() == []
+
+
+def test_a_profiler_that_has_delivered_is_ended_once() -> None:
+    world = World()
+    world.settle()
+    world.listen()
+    world.settle()
+    world.processes["profile-cpu"] = replace(world.processes["profile-cpu"], leaves=CORDONED)
+    world.profiles["cpu"] = PROFILE
+    stops = [action for action in world.settle() if isinstance(action, StopProcess)]
+    assert stops == [StopProcess("profile-cpu", 5.0)]
+    assert told(world, "ProcessMoves") == []
+
+
+def test_a_process_that_hangs_on_a_cordoned_node_is_ended_once() -> None:
+    world = leaving("worker-0-0", departure=CORDONED)
+    world.member("worker-0-0")["silentSeconds"] = 50.0
+    world.processes["worker-0-0"] = replace(world.processes["worker-0-0"], started=world.time - 100)
+    assert world.settle() == [StopProcess("worker-0-0", 5.0)]
+    assert told(world, "Unresponsive") != []

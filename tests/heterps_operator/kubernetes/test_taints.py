@@ -48,6 +48,7 @@ def test_a_node_that_will_be_removed_is_left_in_any_case(taint: dict[str, str], 
         {"key": "dedicated", "value": "ml", "effect": "NoSchedule"},
         {"key": "kubernetes.azure.com/scalesetpriority", "value": "spot", "effect": "NoSchedule"},
         {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"},
+        {**TAINT, "effect": "PreferNoSchedule"},
     ],
 )
 def test_other_taints_say_nothing_of_the_pods_that_run_there(taint: dict[str, str]) -> None:

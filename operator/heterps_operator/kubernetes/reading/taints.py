@@ -29,7 +29,8 @@ _REMOVED = (
 def departure(pod: Json, node: Json) -> Departure | None:
     """Return why a pod has to leave its node soon; None if it may stay.
 
-    A pod that tolerates the taint may stay, as it would be placed there again.
+    A pod that tolerates the taint may stay, as it would be placed there again. So may one where the taint only advises
+    against the node (PreferNoSchedule).
 
     Args:
         pod: with its tolerations.
@@ -38,8 +39,8 @@ def departure(pod: Json, node: Json) -> Departure | None:
     name, spec = str(node["metadata"]["name"]), node.get("spec") or {}
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     for taint in spec.get("taints") or ():
-        key = str(taint["key"])
-        if key.startswith(_REMOVED) and not tolerates(tolerations, taint):
+        removed = str(taint["key"]).startswith(_REMOVED) and str(taint["effect"]) in _KEEPS_PODS_AWAY
+        if removed and not tolerates(tolerations, taint):
             return Departure(name, f"has the taint {_text(taint)}", announced=True)
     if spec.get("unschedulable") and not tolerates(tolerations, _CORDONED):
         return Departure(name, "is cordoned")
