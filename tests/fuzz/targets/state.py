@@ -12,11 +12,13 @@ from heterps_operator.kubernetes.building.objects import is_same_plan
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.local.workspace import Workspace
+from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.doubles import ApiServer
 from tests.fuzz.targets.files import memory_file
+from tests.heterps_operator.helpers.states import full_status
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 
@@ -79,6 +81,11 @@ def _workspace() -> list[bytes]:
     return [json.dumps(document).encode()]
 
 
+def _full_state() -> bytes:
+    data = StoredState(full_status(), Bill()).to_data()
+    return json.dumps({key: json.loads(text) for key, text in data.items()}).encode()
+
+
 _PLAN = json.dumps(_fixture("plan.json")["plan.json"])
 
 TARGETS = [
@@ -86,7 +93,7 @@ TARGETS = [
         "state.job",
         _read_state,
         (ValueError, NotJsonError),
-        lambda: [json.dumps(_fixture("state.json")).encode()],
+        lambda: [json.dumps(_fixture("state.json")).encode(), _full_state()],
         Form.JSON,
         lines_per_byte=200.0,
     ),

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.bill import Bill
-from heterps_operator.state.status import Condition, Failure, Phase, Status
+from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessView
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW
 from tests.heterps_operator.helpers.mutants import MISSING, WRONG, changed, job, paths
-from tests.heterps_operator.helpers.world import JOB_PLAN
+from tests.heterps_operator.helpers.states import full_status
+
+
+def test_every_field_of_a_state_outlives_the_operator() -> None:
+    status = full_status()
+    usual = [field.name for field in fields(Status) if getattr(status, field.name) == getattr(Status(), field.name)]
+    assert usual == [], "the test must set every field"
+    assert status.speeds["worker-0-0"].outliers == ((256, 99.5),)
+    assert StoredState.from_data(StoredState(status, Bill()).to_data()).status == status
 
 
 def memory() -> dict[str, str]:
-    condition = Condition("Planned", "True", "PlanComputed", "x", NOW)
-    failure = Failure("x", "x", last_lines=("x",))
-    status = Status(
-        Phase.RUNNING, NOW, NOW, conditions=(condition,), plan=JOB_PLAN, attempts={"ps-0": 2}, failure=failure,
-        gang=("ps-0",), planned_with={"cpu": 4}, not_before={"": 1.0}, restarts={"ps-0": 1},
-        result={"committedSteps": 1},
-    )  # fmt: skip
     view = ProcessView(CPU_WORKER, NOW, ended=NOW + 1, exit_code=1, last_lines=("x",), begun=NOW)
-    return StoredState(status, Bill(), (view,), (1,), job()["spec"]).to_data()
+    return StoredState(full_status(), Bill(), (view,), (1,), job()["spec"]).to_data()
 
 
 @pytest.mark.parametrize("name", sorted(memory()))

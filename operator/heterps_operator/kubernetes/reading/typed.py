@@ -41,8 +41,11 @@ def check_types(value: Any, declared: Any, path: str) -> None:
             check_types(getattr(value, name), hint, f"{path}.{name}")
     elif origin is tuple:
         _check_plain(value, tuple, path)
-        for index, item in enumerate(value):
-            check_types(item, inner[0], f"{path}[{index}]")
+        each = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        if len(value) != len(each):
+            raise UnreadableError(path, value, _name(declared))
+        for index, (item, one) in enumerate(zip(value, each, strict=True)):
+            check_types(item, one, f"{path}[{index}]")
     elif origin is Mapping:
         _check_plain(value, Mapping, path)
         for key, item in value.items():
