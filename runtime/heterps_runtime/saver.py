@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, StateFile, Storage
 from heterps_runtime.process import log
@@ -12,6 +13,15 @@ from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Checkpoint, Checkpointed
 
 __all__ = ["Saver"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A checkpoint that has not begun."""
+
+    order: Checkpoint
+    committed: Callable[[], int]
+    snapshot: Callable[[], Sequence[StateFile]]
 
 
 class Saver:
@@ -31,21 +41,45 @@ class Saver:
         self._link = link
         self._wake = wake
         self._done: queue.SimpleQueue[tuple[Checkpoint, Future[tuple[FileEntry, ...]]]] = queue.SimpleQueue()
+        self._waiting: _Request | None = None
 
-    def save(self, order: Checkpoint, snapshot: Callable[[], Sequence[StateFile]]) -> None:
-        """Begin a checkpoint. `snapshot` copies the state; it is not called while an earlier checkpoint is written."""
-        if self._writer.busy:
-            self._answer(order, (), "an earlier checkpoint is still being written")
+    def save(
+        self, order: Checkpoint, committed: Callable[[], int], snapshot: Callable[[], Sequence[StateFile]]
+    ) -> None:
+        """Begin a checkpoint, or let it wait until an earlier one is written, which the coordinator has given up.
+
+        Two snapshots at a time could take too much memory. If training goes on, the state to save is gone, and
+        the checkpoint fails. At the end training does not go on, so the last checkpoint is never lost.
+
+        Args:
+            order: of the coordinator.
+            committed: returns the number of committed steps in the state.
+            snapshot: copies the state.
+        """
+        self._waiting = _Request(order, committed, snapshot)
+        self._begin()
+
+    def forget(self) -> None:
+        """Drop a checkpoint that waits: its generation is over."""
+        self._waiting = None
+
+    def _begin(self) -> None:
+        if self._waiting is None or self._writer.busy:
+            return
+        request, self._waiting = self._waiting, None
+        order = request.order
+        if request.committed() != order.step:
+            self._answer(order, (), "training went on while an earlier checkpoint was being written")
             return
 
         def finished(done: Future[tuple[FileEntry, ...]]) -> None:
             self._done.put((order, done))
             self._wake()
 
-        self._writer.write(order.folder, snapshot()).add_done_callback(finished)
+        self._writer.write(order.folder, request.snapshot()).add_done_callback(finished)
 
     def report(self) -> None:
-        """Report finished and failed checkpoints to the coordinator."""
+        """Report finished and failed checkpoints to the coordinator, and begin the one that waits for them."""
         while not self._done.empty():
             order, done = self._done.get()
             error = done.exception()
@@ -54,6 +88,7 @@ class Saver:
             else:
                 log(f"checkpoint of step {order.step} failed: {error}")
                 self._answer(order, (), str(error))
+        self._begin()
 
     def _answer(self, order: Checkpoint, entries: tuple[FileEntry, ...], error: str = "") -> None:
         self._link.send(Checkpointed(order.generation, order.step, order.folder, entries, error))

@@ -131,10 +131,11 @@ class ParameterServer(Member):
                 self._commits.inc()
                 self._release()
             case Checkpoint():
-                self._saver.save(order, lambda: self._shard.snapshot(self._lineage))
+                self._saver.save(order, lambda: self._shard.committed, lambda: self._shard.snapshot(self._lineage))
 
     def _join(self) -> None:
         self._generation = _NONE
+        self._saver.forget()
         self._parked.clear()
         self._link.join(
             Join(
@@ -154,6 +155,7 @@ class ParameterServer(Member):
             self._join_again(f"generation {announced.generation} needs a state that this server does not have")
             return
         self._generation, self._lineage = announced.generation, announced.lineage
+        self._saver.forget()
         self._parked.clear()
         self._shard.begin_generation(len(announced.servers))
         if restore is not None:

@@ -173,8 +173,7 @@ class WorkerMember(Member):
         engine = self._engine
         if engine is None or order.generation != engine.context.generation:
             return
-        replica = self._setup.parameters.version
-        at = engine.committed if replica is None else replica
+        at = self._committed(engine)
         if isinstance(order, Commit | Checkpoint) and order.step != at:
             self._join_again(f"{order.op} of step {order.step}, but this worker is at step {at}")
             return
@@ -188,9 +187,14 @@ class WorkerMember(Member):
             case NewAllocation():
                 engine.allocate(order.allocation)
             case Checkpoint():
-                self._saver.save(order, lambda: self._setup.files(engine.committed))
+                self._saver.save(order, lambda: self._committed(engine), lambda: self._setup.files(engine.committed))
             case Evaluate():
                 engine.start_evaluation(order.rows)
+
+    def _committed(self, engine: Engine) -> int:
+        """Return the number of committed steps in this worker's state."""
+        replica = self._setup.parameters.version
+        return engine.committed if replica is None else replica
 
     def _begin_generation(self, announced: Generation) -> None:
         self._running = False
@@ -209,6 +213,7 @@ class WorkerMember(Member):
 
     def _leave_generation(self) -> None:
         """Drop work in progress and the connections to other members."""
+        self._saver.forget()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
