@@ -36,6 +36,9 @@ class Daemon:
         for child in children(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, number)
+        if number == signal.SIGCONT:  # nsenter stops itself with its child, and would not see its end
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     def end(self) -> None:
         """Kill the program and wait for it."""
