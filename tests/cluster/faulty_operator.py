@@ -57,10 +57,10 @@ class Crashes:
 
     def _around(self, owner: type, original: Callable[..., Any], point: Callable[..., str]) -> None:
         @functools.wraps(original)
-        def replacement(*arguments: Any) -> Any:
+        def replacement(*arguments: Any, **options: Any) -> Any:
             name = point(*arguments)
             self._come_to(f"before {name}")
-            result = original(*arguments)
+            result = original(*arguments, **options)
             self._come_to(f"after {name}")
             return result
 
