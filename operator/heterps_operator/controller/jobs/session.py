@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.api.admission import pod_configuration
-from heterps_operator.api.job import JobSpec, RunPolicy
+from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
@@ -105,8 +105,7 @@ class JobSession:
         self.adopted: tuple[Any, ...] = ()  # versions of job and pools that this session has taken into account
         self.site = site
         self._stored = replace(stored, pools=tuple(manifest.pools))
-        # Revision and incarnation of the last written plan, and the policy of its budgets.
-        self._written: tuple[int, int, RunPolicy | None] = (0, 0, None)
+        self._written = (0, 0, "", "")  # revision and incarnation of the last written plan, and what its budgets follow
         self._trial: PlanTrial | None = None
         token = site.owned.token(job)
         job = {**job, "spec": manifest.job["spec"]}  # a newer spec may wait for its turn
@@ -255,7 +254,8 @@ class JobSession:
         if not grant.granted:
             raise CapacityTakenError("; ".join(map(str, grant.shortfalls)))
         policy = self._loop.job.run_policy
-        revisions, place = self._stored.plans, (status.plan_revision, status.incarnation, policy)
+        revisions = self._stored.plans
+        place = (status.plan_revision, status.incarnation, policy.cordon_policy, policy.disruption_budgets)
         new = plan is not None and self._written != place
         if new:
             revisions = (*(r for r in revisions if r != status.plan_revision), status.plan_revision)

@@ -25,7 +25,6 @@ __all__ = [
     "unit_resource",
 ]
 
-# Nodes of such a pool come when pods wait for them, so the pool's limit is maxUnits and not what is there now.
 _DEFAULT_RESOURCES = {"CPU": "cpu", "GPU": "nvidia.com/gpu"}
 _NODES_NAMED = 3  # nodes named in one message
 
@@ -125,6 +124,7 @@ def pool_limit(pool: Json, capacity: Capacity) -> int:
         capacity: its `pool_capacity`.
     """
     most = max(0, int(pool["spec"]["maxUnits"]) - capacity.orphaned)
+    # Nodes of an autoscaled pool come when pods wait for them, so what is there now is no limit.
     return most if pool["spec"].get("autoscaled") else min(most, capacity.units)
 
 

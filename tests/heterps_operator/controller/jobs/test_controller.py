@@ -142,6 +142,29 @@ def test_an_outdated_plan_is_deleted_and_another_owner_s_object_of_its_name_is_n
     assert world.names(f"{CONFIGS}/flights-plan") == {"flights-plan-2", "flights-plan-12"}
 
 
+def test_budgets_follow_the_policy_while_a_job_runs_and_nothing_else_is_written_for_it(world: World) -> None:
+    def least() -> list[int]:
+        found = sorted((path, item) for path, item in world.server.objects.items() if "/poddisruptionbudgets/" in path)
+        return [item["spec"]["minAvailable"] for _, item in found]
+
+    def edit(**policy: Any) -> None:
+        world.edit(lambda job: job["spec"]["runPolicy"].update(policy))
+        world.now += 60
+        controller.turn()
+
+    planned(world)
+    controller = world.controller()
+    controller.turn()
+    assert least() == [1, 1, 2, 1]  # coordinator, servers, two workers of stage 0, one of stage 1
+    edit(disruptionBudgets="Disabled")
+    assert least() == [0, 0, 0, 0]
+    edit(disruptionBudgets="Enabled", cordonPolicy="Stay")
+    assert least() == [1, 1, 1, 0]
+    world.server.requests.clear()
+    edit(backoffLimit=7)
+    assert [path for _, path in world.writes() if "poddisruptionbudgets" in path] == []
+
+
 def test_a_plan_is_not_written_by_an_operator_whose_decision_was_not_kept(world: World) -> None:
     planned(world)
     world.server.refusals["update"] = [ApiError(409, "Conflict", "the object has been modified")]
