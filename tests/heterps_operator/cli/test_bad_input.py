@@ -56,7 +56,7 @@ CASES = {
     "branching": Case({"model__entrypoint": "small_model:build_branching"}, arguments=("--quiet",)),
     "floor": Case({"objective__minSamplesPerSecond": 100_000_000, "scheduling": None}, profiled=True),
     "NaN": Case(
-        {"training__seed": SEED, "model__entrypoint": "small_model:build_squaring"},
+        {"training__seed": SEED, "model__entrypoint": "small_model:build_squaring", "checkpoint__everySteps": 5},
         data=lambda: with_extreme_at(NAN_STEP),
         profiled=True,
     ),

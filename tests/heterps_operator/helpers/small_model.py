@@ -33,7 +33,11 @@ class Small(nn.Module):
 
 
 class Squaring(Small):
-    """Overflows float32 for inputs beyond 1e19."""
+    """Overflows float32 for inputs beyond 1e19. Slow until the job has a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Unsaved(18, 16)
 
     def forward(self, carrier: Tensor, origin: Tensor, dense: Tensor) -> Tensor:
         return super().forward(carrier, origin, dense * dense)
@@ -74,6 +78,16 @@ class Sleeping(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(len(x) * 1e-4)
+        return super().forward(x)
+
+
+class Unsaved(nn.Linear):
+    """Takes 0.05 s as long as the job beside this module has no checkpoint, so that it has one after a few steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        saved = any(Path(__file__).parent.glob(".heterps/*/checkpoints/*/manifest.json"))
+        # A length cannot be traced, so the layer stays intact.
+        time.sleep(0.05 if len(x) and not saved else 0.0)
         return super().forward(x)
 
 
