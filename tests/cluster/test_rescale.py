@@ -113,7 +113,7 @@ def cordoned(own_cluster: Cluster) -> Iterator[Callable[[str], None]]:
 def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goes_on(
     make: Make, cordoned: Callable[[str], None], expected_model: Json
 ) -> None:
-    spec = {**COMPARED, "checkpoint.everySteps": 5, "scheduling": {}}
+    spec = {**COMPARED, "checkpoint.everySteps": 5, "scheduling": {}, "runPolicy.cordonPolicy": "Stay"}
     job = make("moved", spec={**spec, "elasticity": {"cooldownSeconds": 1}}, pool={"maxUnits": 2})
     job.pool["spec"]["nodeSelector"] = {}
     cheap = job.add_pool("cheap", nodeSelector={POOL_LABEL: "accelerator"}, pricePerUnitHour="0.01")

@@ -36,6 +36,7 @@ class PoolKeeper:
 
     def __init__(self, cluster: OperatorContext, problems: ProblemRecorder, on_change: Callable[[], None]) -> None:
         self.changed = threading.Event()
+        self._refreshing = threading.Lock()  # the older of two counts must not replace the newer one
         self._cluster = cluster
         self._problems = problems
         self._on_change = on_change
@@ -62,7 +63,11 @@ class PoolKeeper:
                     self._problems.tell_unreadable(POOL, pool, error)
 
     def refresh(self) -> bool:
-        """Pass the pools' limits to the ledger; return whether any has changed."""
+        """Pass the pools' limits to the ledger; return whether any has changed. Thread-safe."""
+        with self._refreshing:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         cluster = self._cluster
         pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
         counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version

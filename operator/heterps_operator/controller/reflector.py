@@ -198,7 +198,10 @@ class Reflector:
         self._pools.changed.set()
         after = nodes.get("", name)
         if before is not None and after is not None and before["spec"] != after["spec"]:
-            for job in self._cluster.pods.jobs_on(name):  # cordoned, or a taint says that it will be removed
+            jobs = self._cluster.pods.jobs_on(name)  # cordoned, or a taint says that it will be removed
+            if jobs:
+                self._pools.refresh()  # they leave the node now, and must not count on its units
+            for job in jobs:
                 self._wake(job)
 
 

@@ -139,7 +139,9 @@ def test_a_node_that_is_cordoned_wakes_the_jobs_with_pods_there(supervisor: Supe
     supervisor.reflector.node_seen(make_node("a", cpu="8"))
     supervisor.reflector.node_seen(make_node("b", cordoned=True))
     assert supervisor.queue.depth() == 0
+    assert supervisor._cluster.ledger.free("cpu") == 6
     supervisor.reflector.node_seen(make_node("a", cpu="8", cordoned=True))
+    assert supervisor._cluster.ledger.free("cpu") == 0, "they leave, and must not count on the units there"
     assert supervisor.queue.take() == ("ml", "a")
 
 
