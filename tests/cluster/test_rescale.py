@@ -63,6 +63,12 @@ def revision(job: ClusterJob) -> int:
     return int(job.status()["plan"]["revision"])
 
 
+def wait_until_held(job: ClusterJob, workers: int) -> None:
+    """Wait until the pool's status shows the units of these workers and of the servers, one each."""
+    units = workers + len(job.pods("ps"))
+    wait_until(f"{units} units are held", lambda: job.held_units() == units, PATIENCE_SECONDS, more=job.story)
+
+
 def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     job = make("elastic", spec=SPEC, pool={"maxUnits": 4, "nodeSelector": {}})
     for layer in job.profile["layers"]:
@@ -71,13 +77,12 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
     survivors = workers(job)
     assert list(survivors) == ["worker-0-0"]
     assert float(job.status()["plan"]["predictedSamplesPerSecond"]) > 50_000
-    before = job.held_units()
 
     wait_until("there are more workers", lambda: len(workers(job)) > 1, PATIENCE_SECONDS, more=job.story)
     job.wait_for_condition("ThroughputMet", "True", "AboveFloor", PATIENCE_SECONDS)
     grown = workers(job)
     assert grown.items() > survivors.items()
-    wait_until("the pool shows them", lambda: job.held_units() == before + len(grown) - 1, PATIENCE_SECONDS)
+    wait_until_held(job, len(grown))
     assert job.status()["plan"]["reason"] == "UnitsChanged"
     assert " samples/s, the floor is 11,000: " in job.told("UnitsChanged")[0]
 
@@ -89,7 +94,7 @@ def test_units_follow_the_floor_while_the_job_trains(make: Make) -> None:
 
     job.patch({"objective": {"minSamplesPerSecond": 2_000}})
     wait_until("one is left", lambda: workers(job) == survivors, PATIENCE_SECONDS, more=job.story)
-    wait_until("its units are free", lambda: job.held_units() == before, PATIENCE_SECONDS, more=job.story)
+    wait_until_held(job, len(survivors))
     status = job.status()
     assert (status["restarts"], status["phase"]) == (0, "Running")
     step = int(status["progress"]["step"])
