@@ -34,6 +34,7 @@ class PodAccounting:
         self._lock = threading.Lock()  # counts reach the ledger in the order of the changes
         self._present: dict[Key, str] = {}  # uid of the existing job, by namespace and name
         self._names: dict[Key, str] = {}  # names by namespace and uid: of existing jobs, and of deleted ones with pods
+        self._uids: dict[Key, set[str]] = {}  # the same by namespace and name: counting must not search all jobs
 
     def job_seen(self, job: Json) -> None:
         """Add a job."""
@@ -43,6 +44,7 @@ class PodAccounting:
                 return
             self._present[key] = uid
             self._names[key[0], uid] = key[1]
+            self._uids.setdefault(key, set()).add(uid)
             self._pods.know_job(key[0], uid)
             self._count(key)
 
@@ -74,18 +76,22 @@ class PodAccounting:
     def count_all(self) -> None:
         """Count the pods of all jobs again, after the resource of a pool's units has changed."""
         with self._lock:
-            for key in {(namespace, name) for (namespace, _), name in self._names.items()}:
+            for key in list(self._uids):
                 self._count(key)
 
     def _count(self, key: Key) -> None:
         """Pass the units of all jobs of a name to the ledger, and forget deleted jobs without pods."""
         namespace, present, gone = key[0], self._present.get(key), dict[str, int]()
-        for uid in [uid for (where, uid), name in self._names.items() if (where, name) == key and uid != present]:
+        uids = self._uids.get(key, set())
+        for uid in sorted(uids - {present}):
             for pool, units in self._pods.occupied(namespace, uid).items():
                 gone[pool] = gone.get(pool, 0) + units
             if not self._pods.of_owner(namespace, uid):
                 del self._names[namespace, uid]
+                uids.discard(uid)
                 self._pods.know_job(namespace, uid, known=False)
+        if not uids:
+            self._uids.pop(key, None)
         name = job_key(*key)
         self._ledger.occupy(name, {} if present is None else self._pods.occupied(namespace, present))
         self._ledger.occupy(name + _GONE, gone)

@@ -177,10 +177,11 @@ class Reflector:
             self._problems.tell(POD, item, complaint)
 
     def _note_pool(self, item: Json, gone: bool) -> None:
-        before = self._cluster.pools.get("", str(item["metadata"]["name"]))
+        name = str(item["metadata"]["name"])
+        before = self._cluster.pools.get("", name)
         changed = self._cluster.pools.remove(item) if gone else self._cluster.pools.put(item)
         if gone:
-            self._cluster.metrics.forget_pool(str(item["metadata"]["name"]))
+            self._cluster.metrics.forget_pool(name)
         # The operator itself writes the status: only a changed spec matters.
         if changed and (gone or before is None or before["spec"] != item["spec"]):
             pools = self._cluster.pools.all()
@@ -188,7 +189,8 @@ class Reflector:
                 self._accounting.count_all()
             self._pools.changed.set()
             for job in self._cluster.jobs.all():
-                self._wake(key_of(job))
+                if any(pool["name"] == name for pool in job["spec"]["pools"]):
+                    self._wake(key_of(job))
 
     def _note_node(self, item: Json, gone: bool) -> None:
         nodes, name = self._cluster.nodes, str(item["metadata"]["name"])

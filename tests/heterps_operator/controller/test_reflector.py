@@ -145,6 +145,33 @@ def test_a_node_that_is_cordoned_wakes_the_jobs_with_pods_there(supervisor: Supe
     assert supervisor.queue.take() == ("ml", "a")
 
 
+def test_a_pool_that_changes_wakes_the_jobs_that_name_it(supervisor: Supervisor) -> None:
+    def pool(name: str, **spec: Any) -> Json:
+        return {**make_pool(**spec), "metadata": {"name": name}}
+
+    def woken() -> list[str]:
+        keys = []
+        while supervisor.queue.known():
+            key = supervisor.queue.take() or ("", "")
+            supervisor.queue.done(key, None)
+            keys.append(key[1])
+        return keys
+
+    other = job("other")
+    other["spec"]["pools"] = [{"name": "v100"}, {"name": "cpu"}]
+    for seen in (job("a"), other):
+        supervisor.reflector.job_seen(seen)
+    assert woken() == ["a", "other"]
+    for name, gone, expected in (
+        ("v100", False, ["other"]),
+        ("another", False, []),
+        ("v100", True, ["other"]),
+        ("cpu", False, ["a", "other"]),
+    ):
+        supervisor.reflector.pool_seen(pool(name), gone=gone)
+        assert sorted(woken()) == expected, name
+
+
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
