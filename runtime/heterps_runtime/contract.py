@@ -176,7 +176,10 @@ class PlanDocument:
             raise ValueError(f"plan.parameterServer.replicas: must be >= 1, is {servers.replicas}")
         processes = sum(stage.pods for stage in stages) + servers.replicas
         if processes > MOST_PROCESSES:
-            raise ValueError(f"plan: must have at most {MOST_PROCESSES} processes, has {processes}")
+            raise ValueError(
+                f"plan: must have at most {MOST_PROCESSES} processes, has {processes}; "
+                "lower objective.minSamplesPerSecond, or maxUnits of the pools"
+            )
         return cls(stages, servers)
 
     def to_json(self) -> dict[str, Any]:

@@ -130,9 +130,11 @@ class PlannerProcess:
             text = f"no plan within {self._timeout:g} s ({self._time_limit}); raise it, or use method optimal"
             return PlanOutcome(error=text, revision=self._revision)
         if code in (EXIT_OK, EXIT_INFEASIBLE):
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
                 return PlanOutcome.from_json(document, self._revision)
+            except (OSError, ValueError) as error:
+                return PlanOutcome(error=f"the planner's answer cannot be used: {error}", revision=self._revision)
         lines = read_last_lines(self._folder / "plan.log", 20)
         if self._memory_bytes is not None and any(_NO_MEMORY.search(line) for line in lines):
             text = (
