@@ -105,6 +105,8 @@ class JobPlan:
     ) -> JobPlan:
         """Return the plan with other numbers of workers and servers, and the price that follows.
 
+        The predicted throughput is that of the planned numbers; with others there is none.
+
         Args:
             pods: workers of each stage.
             servers: the parameter servers.
@@ -118,6 +120,8 @@ class JobPlan:
         price = sum(float(prices[stage["pool"]]) * stage["units"] for stage in stages)
         price += float(prices[servers.pool]) * servers.units
         changed = {"stages": stages, "parameterServer": asdict(servers), "costPerHour": price}
+        if (tuple(pods), servers) != (self.pods, self.servers):
+            changed["throughput"] = None
         return JobPlan.from_json({**self.document, **changed})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -38,3 +40,16 @@ def test_a_number_that_is_none_is_refused(field: str, value: Any) -> None:
 def test_a_part_of_another_type_is_refused(change: Any) -> None:
     with pytest.raises(ValueError, match="plan: missing or malformed"):
         JobPlan.from_json(PLAN | change)
+
+
+def test_other_numbers_of_workers_have_another_price_and_no_prediction() -> None:
+    plan = JobPlan.from_json(PLAN | {"throughput": 5})
+    prices = {pool: Decimal("1.5") for pool in plan.units}
+    each = dict.fromkeys(plan.units, 1)
+    same = plan.with_workers(plan.pods, plan.servers, each, prices)
+    assert same.throughput == plan.throughput
+    more = plan.with_workers(tuple(count + 1 for count in plan.pods), plan.servers, each, prices)
+    assert more.throughput is None
+    assert more.cost_per_hour == 1.5 * sum(more.units.values())
+    servers = replace(plan.servers, replicas=2)
+    assert plan.with_workers(plan.pods, servers, each, prices).throughput is None
