@@ -26,6 +26,7 @@ from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
+from heterps_operator.kubernetes.rate_limit import RateLimiter
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
@@ -46,7 +47,8 @@ def operator(options: Namespace) -> int:
     log_to_stderr(options.log_format, verbose=options.verbose)
     _share_arenas()
     metrics = OperatorMetrics(metadata.version("heterps"))
-    api = connect(options.kubeconfig, options.context, on_request=metrics.on_request)
+    limit = RateLimiter(options.kube_api_qps, options.kube_api_burst).wait
+    api = connect(options.kubeconfig, options.context, on_request=metrics.on_request, limit=limit)
     measurement = _measurement(options)
     namespace = options.lease_namespace or _own_namespace()
     identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"

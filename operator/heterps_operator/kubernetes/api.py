@@ -81,6 +81,7 @@ def connect(
     *,
     on_request: OnRequest | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    limit: Callable[[], None] | None = None,
 ) -> KubernetesApi:
     """Return a client of the cluster that this process runs in, or that a kubeconfig names.
 
@@ -89,6 +90,7 @@ def connect(
         context: context of the kubeconfig; None: the current one.
         on_request: called for every request.
         sleep: waits before a retry.
+        limit: waits until a request may be sent; None: it may at once.
 
     Raises:
         ClusterError: there are no usable credentials.
@@ -111,7 +113,7 @@ def connect(
         ) from error
     configuration.retries = False  # KubernetesApi retries itself
     configuration.connection_pool_maxsize = _CONNECTIONS
-    return KubernetesApi(client.ApiClient(configuration), on_request=on_request, sleep=sleep)
+    return KubernetesApi(client.ApiClient(configuration), on_request=on_request, sleep=sleep, limit=limit)
 
 
 class KubernetesApi:
@@ -124,6 +126,7 @@ class KubernetesApi:
         attempts: attempts per request.
         read_seconds: seconds without a byte of the response after which an attempt fails.
         may_write: is asked before each attempt of a request that writes; None: it may.
+        limit: waits before each attempt until it may be sent; None: at once.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class KubernetesApi:
         attempts: int = _ATTEMPTS,
         read_seconds: float = _READ_SECONDS,
         may_write: Callable[[], bool] | None = None,
+        limit: Callable[[], None] | None = None,
     ) -> None:
         self._client = api_client
         self._on_request = on_request
@@ -142,6 +146,7 @@ class KubernetesApi:
         self._attempts = attempts
         self._read_seconds = read_seconds
         self._may_write = may_write
+        self._limit = limit
 
     @property
     def configuration(self) -> Any:
@@ -149,7 +154,7 @@ class KubernetesApi:
         return self._client.configuration
 
     def impatient(self, seconds: float) -> KubernetesApi:
-        """Return a client with the same connections whose requests are not retried, and wait for `seconds` at most."""
+        """Return a client whose requests are neither retried nor limited, and wait for `seconds` at most."""
         return KubernetesApi(
             self._client, on_request=self._on_request, sleep=self._sleep, attempts=1, read_seconds=seconds
         )
@@ -163,6 +168,7 @@ class KubernetesApi:
             attempts=self._attempts,
             read_seconds=self._read_seconds,
             may_write=may_write,
+            limit=self._limit,
         )
 
     def close(self) -> None:
@@ -419,6 +425,8 @@ class KubernetesApi:
         self, verb: str, method: str, target: str, body: Json | None, content_type: str, read_seconds: float
     ) -> urllib3.BaseHTTPResponse:
         """Send a request once and return a successful response, whose body is not read yet."""
+        if self._limit is not None:
+            self._limit()  # before the fence, which may close meanwhile
         if method != "GET" and self._may_write is not None and not self._may_write():
             raise FencedError(0, "Fenced", f"{method} {target} is not sent: this process may not write (any longer)")
         headers = {**self._client.default_headers, "Accept": "application/json, */*"}

@@ -368,3 +368,25 @@ def test_the_fence_is_asked_again_before_a_retry(api: KubernetesApi, script: Scr
     with pytest.raises(FencedError):
         api.fenced(lambda: next(answers)).create(PODS, {"metadata": {"name": "x"}})
     assert len(script.requests) == 1
+
+
+def test_each_attempt_waits_for_the_limit_before_the_fence_is_asked(script: Script, tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    def may_write() -> bool:
+        happened.append("fence")
+        return True
+
+    api = connect(
+        str(kubeconfig(tmp_path, script.address)),
+        sleep=lambda seconds: happened.append("pause"),
+        on_request=lambda verb, resource, code, seconds: happened.append(str(code)),
+        limit=lambda: happened.append("limit"),
+    )
+    script.then(503).then(200, {"metadata": {}})
+    api.fenced(may_write).replace(f"{PODS}/a", {"metadata": {"name": "a"}})
+    assert happened == ["limit", "fence", "503", "pause", "limit", "fence", "200"]
+    happened.clear()
+    api.impatient(1.0).get(f"{PODS}/a")  # a Lease must not wait behind jobs
+    assert happened == ["200"]
+    api.close()

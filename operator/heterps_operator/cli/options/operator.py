@@ -39,6 +39,12 @@ def add_operator_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--planner-memory-mib", type=_positive, default=256, help="address space of one planner (default: 256)"
     )
+    parser.add_argument(
+        "--kube-api-qps", type=_positive, default=100, help="requests to the API server per second (default: 100)"
+    )
+    parser.add_argument(
+        "--kube-api-burst", type=_positive, default=200, help="of them at once, after a pause (default: 200)"
+    )
     parser.set_defaults(output="text")
     parser.add_argument("--log-format", choices=["text", "json"], default="text", help="of the log (default: text)")
     parser.add_argument("--verbose", action="store_true", help="log failed requests in detail and kopf's own messages")
