@@ -51,8 +51,7 @@ class PoolKeeper:
             self.changed.clear()
             if stop.wait(_GATHER_SECONDS):
                 return
-            if self.refresh():
-                self._on_change()
+            self.refresh()
             for pool in self._cluster.pools.all():
                 try:
                     self._publish(pool)
@@ -62,12 +61,14 @@ class PoolKeeper:
                 except Exception as error:  # one pool must not hold up the others
                     self._problems.tell_unreadable(POOL, pool, error)
 
-    def refresh(self) -> bool:
-        """Pass the pools' limits to the ledger; return whether any has changed. Thread-safe."""
+    def refresh(self) -> None:
+        """Pass the pools' limits to the ledger, and tell if any has changed. Thread-safe."""
         with self._refreshing:
-            return self._refresh()
+            changed = self._set_limits()
+        if changed:
+            self._on_change()
 
-    def _refresh(self) -> bool:
+    def _set_limits(self) -> bool:
         cluster = self._cluster
         pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
         counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version

@@ -42,6 +42,16 @@ def supervisor(lists: Lists, tmp_path: Path) -> Supervisor:
     return Supervisor(OperatorContext(cast("KubernetesApi", lists), tmp_path))
 
 
+def take_all(supervisor: Supervisor) -> list[str]:
+    """Give each job that is woken its turn, and return their names."""
+    names = []
+    while supervisor.queue.known():
+        key = supervisor.queue.take() or ("", "")
+        supervisor.queue.done(key, None)
+        names.append(key[1])
+    return names
+
+
 def phases(supervisor: Supervisor) -> dict[str, str]:
     return {p["metadata"]["name"]: p["status"]["phase"] for p in supervisor._cluster.pods.of_job(job("flights"))}
 
@@ -134,34 +144,35 @@ def test_a_node_that_is_cordoned_wakes_the_jobs_with_pods_there(supervisor: Supe
     pods = [pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)]
     lists.items = {POOLS: [make_pool()], NODES: [make_node("a"), make_node("b")], PODS: pods, JOBS: [job("other")]}
     supervisor.reflector.synchronize()
-    while supervisor.queue.depth():
-        supervisor.queue.done(supervisor.queue.take() or ("", ""), None)
+    take_all(supervisor)
     supervisor.reflector.node_seen(make_node("a", cpu="8"))
     supervisor.reflector.node_seen(make_node("b", cordoned=True))
-    assert supervisor.queue.depth() == 0
+    assert supervisor.queue.known() == 0
     assert supervisor._cluster.ledger.free("cpu") == 6
     supervisor.reflector.node_seen(make_node("a", cpu="8", cordoned=True))
     assert supervisor._cluster.ledger.free("cpu") == 0, "they leave, and must not count on the units there"
     assert supervisor.queue.take() == ("ml", "a")
 
 
-def test_a_pool_that_changes_wakes_the_jobs_that_name_it(supervisor: Supervisor) -> None:
-    def pool(name: str, **spec: Any) -> Json:
-        return {**make_pool(**spec), "metadata": {"name": name}}
+def test_a_node_that_is_no_longer_cordoned_wakes_the_jobs_that_wait(supervisor: Supervisor, lists: Lists) -> None:
+    pods = [pod_on("a", "a-worker-0-1-1-1", "2", CPU_WORKER)]
+    lists.items = {POOLS: [make_pool()], NODES: [make_node("a", cordoned=True)], PODS: pods, JOBS: [job("waits")]}
+    supervisor.reflector.synchronize()
+    supervisor._controller(("ml", "waits"))  # has not begun, so it waits
+    take_all(supervisor)
+    supervisor.reflector.node_seen(make_node("a"))
+    assert "waits" in take_all(supervisor)
 
-    def woken() -> list[str]:
-        keys = []
-        while supervisor.queue.known():
-            key = supervisor.queue.take() or ("", "")
-            supervisor.queue.done(key, None)
-            keys.append(key[1])
-        return keys
+
+def test_a_pool_that_changes_wakes_the_jobs_that_name_it(supervisor: Supervisor) -> None:
+    def pool(name: str) -> Json:
+        return {**make_pool(), "metadata": {"name": name}}
 
     other = job("other")
     other["spec"]["pools"] = [{"name": "v100"}, {"name": "cpu"}]
     for seen in (job("a"), other):
         supervisor.reflector.job_seen(seen)
-    assert woken() == ["a", "other"]
+    assert take_all(supervisor) == ["a", "other"]
     for name, gone, expected in (
         ("v100", False, ["other"]),
         ("another", False, []),
@@ -169,7 +180,7 @@ def test_a_pool_that_changes_wakes_the_jobs_that_name_it(supervisor: Supervisor)
         ("cpu", False, ["a", "other"]),
     ):
         supervisor.reflector.pool_seen(pool(name), gone=gone)
-        assert sorted(woken()) == expected, name
+        assert sorted(take_all(supervisor)) == expected, name
 
 
 def test_a_watch_that_begins_anew_is_followed_by_a_comparison(

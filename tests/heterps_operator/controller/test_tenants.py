@@ -170,11 +170,16 @@ def test_the_keeper_of_pools_passes_limits_on_and_wakes_jobs_when_they_change(tm
     for pool in world.pools:
         pool["spec"]["autoscaled"] = True
         world.cluster.pools.put(pool)
-    keeper = PoolKeeper(world.cluster, ProblemRecorder(world.server, world.cluster.clock), lambda: None)
+    told: list[str] = []
+    problems = ProblemRecorder(world.server, world.cluster.clock)
+    keeper = PoolKeeper(world.cluster, problems, lambda: told.append("changed"))
     keeper.refresh()
-    assert not keeper.refresh()
+    assert told == ["changed"]
+    keeper.refresh()
+    assert told == ["changed"]
     restrict(world, "cpu", {"name": "ml", "maxUnits": 1})
-    assert keeper.refresh()
+    keeper.refresh()
+    assert told == ["changed", "changed"]
     assert world.cluster.ledger.free("cpu", "ml/flights") == 1
     assert world.cluster.ledger.free("cpu", "team-a/other") == 0
 

@@ -10,7 +10,7 @@ from heterps_operator.kubernetes.rate_limit import RateLimiter
 
 
 class Clock:
-    """A clock that moves when somebody sleeps."""
+    """A clock that stands still between sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -39,7 +39,7 @@ def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
 
 
 def test_callers_that_wait_at_the_same_time_go_one_after_the_other() -> None:
-    pauses: list[float] = []  # nobody has slept yet: the clock stands still
+    pauses: list[float] = []
     limiter = RateLimiter(10, 1, clock=lambda: 0.0, sleep=pauses.append)
     for _ in range(4):
         limiter.wait()

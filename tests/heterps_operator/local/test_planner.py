@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_refusal_has_the_planner_s_reason(tmp_path: Path) -> None:
         ("import sys; sys.exit('heterps: layers: must not be empty')", "layers: must not be empty"),
         ("raise SystemExit(7)", "the planner ended with exit code 7 and no message"),
         ("print('{')", "the planner's answer cannot be used: Expecting property name"),
-        ("print('[]')", "the planner's answer cannot be used: "),
+        ("print('[]')", "the planner's answer cannot be used: plan: must be an object"),
         (
             f"print({json.dumps(json.dumps(document(MOST_PROCESSES)))})",
             f"the planner's answer cannot be used: plan: must have at most {MOST_PROCESSES} processes, "
@@ -78,10 +79,11 @@ def test_a_planner_that_hangs_is_killed(tmp_path: Path) -> None:
     planner = PlannerProcess(
         tmp_path, "optimal", 5.0, command=(sys.executable, "-c", "import time; time.sleep(3600)"), clock=lambda: now
     )
-    planner.start({"layers": []})
-    assert planner.poll() is None
-    now = planner.longest_seconds + 1
-    outcome = planner.poll()
-    assert outcome is not None
-    assert outcome.error.startswith("no plan within 5 s (scheduling.timeoutSeconds)")
-    assert not planner.running
+    with closing(planner):
+        planner.start({"layers": []})
+        assert planner.poll() is None
+        now = planner.longest_seconds + 1
+        outcome = planner.poll()
+        assert outcome is not None
+        assert outcome.error.startswith("no plan within 5 s (scheduling.timeoutSeconds)")
+        assert not planner.running
