@@ -99,4 +99,4 @@ class PoolKeeper:
         if status == pool.get("status"):
             return
         body = {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": name}, "status": status}
-        self._cluster.pools.put(self._cluster.api.apply(f"{object_path(body)}/status", body))
+        self._cluster.pools.put_answer(self._cluster.api.apply(f"{object_path(body)}/status", body), pool)

@@ -39,8 +39,12 @@ class Pods(Protocol):
         """Return all pods that this very job owns, not those of an earlier job of the same name."""
         ...
 
-    def put(self, item: Json) -> bool:
-        """Store a pod from an API response; return whether it is new information."""
+    def get(self, namespace: str, name: str) -> Json | None:
+        """Return a pod, or None."""
+        ...
+
+    def put_answer(self, item: Json, before: Json | None) -> bool:
+        """Store a pod from an API response unless it has changed since `before` was read; return whether it is news."""
         ...
 
 
@@ -206,6 +210,8 @@ class KubernetesSubstrate:
             pools=self.pools.values(),
         )
         now = self._clock()
+        name = str(body["metadata"]["name"])
+        before = self._pods.get(self._namespace, name)
         try:
             # Otherwise the API server would silently drop a misspelt field of a template.
             pod = self._api.create(pods_path(self._namespace), body, strict=True)
@@ -215,7 +221,6 @@ class KubernetesSubstrate:
                 return
             if error.code != HTTPStatus.CONFLICT:
                 raise
-            name = str(body["metadata"]["name"])
             found = self._api.get(pod_path(self._namespace, name))
             if found is None:
                 raise
@@ -227,7 +232,7 @@ class KubernetesSubstrate:
         else:
             self._on_pod("created", spec.role, spec.pool or "")
         self._refused.pop(spec.name, None)
-        self._pods.put(pod)
+        self._pods.put_answer(pod, before)
         self._known[spec.name] = self._noted(replace(self._view(pod, now), spec=spec))
 
     def stop(self, name: str, grace_seconds: float) -> None:

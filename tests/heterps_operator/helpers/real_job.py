@@ -196,6 +196,16 @@ class RealJob:
             time.sleep(0.01)
         raise AssertionError(f"ended with {process.poll()} before it came to this: {self.logs()}")
 
+    def await_line(self, process: subprocess.Popen[str], text: str) -> None:
+        """Wait until a line of stdout has this text. The coordinator may be further than what the terminal shows."""
+        assert process.stdout is not None
+        read = []
+        for line in process.stdout:
+            read.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"ended without {text!r}: {''.join(read)}{self.logs()}")
+
     def await_step(self, process: subprocess.Popen[str], step: int) -> dict[str, Any]:
         """Wait until a step is committed."""
         return self.await_status(process, lambda status: bool(status["committedSteps"] >= step))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
@@ -72,15 +74,6 @@ class Cluster:
     def log_tail(self, namespace: str, pod: str, lines: int) -> tuple[str, ...]:
         return self.log
 
-    # --- the watch ---
-
-    def of_job(self, job: Mapping[str, Any]) -> tuple[Json, ...]:
-        return tuple(pod for pod in self.pods.values() if is_owned(pod, job))
-
-    def put(self, item: Mapping[str, Any]) -> bool:
-        self.pods[item["metadata"]["name"]] = dict(item)
-        return True
-
     # --- what happens ---
 
     def set(self, name: str, **status: Any) -> None:
@@ -88,8 +81,24 @@ class Cluster:
 
     def substrate(self, **options: Any) -> KubernetesSubstrate:
         return KubernetesSubstrate(
-            cast("KubernetesApi", self), self, make_job(), POOLS, clock=lambda: self.now, **options
+            cast("KubernetesApi", self), Watched(self), make_job(), POOLS, clock=lambda: self.now, **options
         )
+
+
+class Watched:
+    """A watch cache that is never late."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def of_job(self, job: Mapping[str, Any]) -> tuple[Json, ...]:
+        return tuple(pod for pod in self._cluster.pods.values() if is_owned(pod, job))
+
+    def get(self, namespace: str, name: str) -> Json | None:
+        return self._cluster.pods.get(name)
+
+    def put_answer(self, item: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -294,3 +303,19 @@ def test_a_process_is_told_to_leave_its_node_as_long_as_it_runs_there(cluster: C
     successor = replace(CPU_WORKER, attempt=2)
     made.start(successor)
     assert seen(made, "worker-0-1").leaves is None
+
+
+def test_a_watch_that_is_faster_than_the_answer_to_a_creation_is_believed() -> None:
+    store = PodStore()
+
+    class Fast(Cluster):
+        def create(self, path: str, body: Json, *, strict: bool = False) -> Json:
+            created = copy.deepcopy(super().create(path, body, strict=strict))
+            store.put({**created, "status": {"phase": "Running"}})
+            return created
+
+    api = cast("KubernetesApi", Fast())
+    substrate = KubernetesSubstrate(api, store, make_job(), POOLS, clock=lambda: NOW)
+    substrate.start(COORDINATOR)
+    [pod] = store.of_job(make_job())
+    assert pod["status"]["phase"] == "Running"

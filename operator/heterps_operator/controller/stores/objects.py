@@ -36,16 +36,21 @@ class ObjectStore:
 
     def put(self, item: Json) -> bool:
         """Store an object; return whether the part that is kept has changed."""
-        key = key_of(item)
         with self._lock:
-            before = self._items.get(key)
-            kept = self._slim(self._merged(item, before))
-            if before == kept:
-                return False
-            self._items[key] = kept
-            self.version += 1
-            self._changed(key, before, kept)
-            return True
+            return self._put(item)
+
+    def put_answer(self, item: Json, before: Json | None) -> bool:
+        """Store the answer to a request unless the object has changed since; return whether anything has changed.
+
+        A watch may tell of a later version before the request is answered. The answer must not replace that one: if no
+        further change comes, it would stay until the next list.
+
+        Args:
+            item: the object as the API server returned it.
+            before: what the store had before the request.
+        """
+        with self._lock:
+            return self._items.get(key_of(item)) is before and self._put(item)
 
     def remove(self, item: Json) -> bool:
         """Remove a deleted object; return whether it was known. A newer object of the same name stays."""
@@ -58,6 +63,17 @@ class ObjectStore:
             self.version += 1
             self._changed(key, known, None)
             return True
+
+    def _put(self, item: Json) -> bool:
+        key = key_of(item)
+        before = self._items.get(key)
+        kept = self._slim(self._merged(item, before))
+        if before == kept:
+            return False
+        self._items[key] = kept
+        self.version += 1
+        self._changed(key, before, kept)
+        return True
 
     def _merged(self, item: Json, before: Json | None) -> Json:
         """Return the object to store in place of `before`; the lock is held."""

@@ -35,6 +35,20 @@ def test_only_what_has_changed_is_news() -> None:
     assert store.put(item("a", spec={"x": 2}))
 
 
+def test_an_answer_does_not_replace_what_the_watch_has_told_since_the_request() -> None:
+    store = ObjectStore()
+    assert store.put_answer(item("a", spec={"x": 1}), None)
+    asked = store.get("space", "a")
+    assert store.put_answer(item("a", spec={"x": 2}), asked)
+    assert not store.put_answer(item("a", spec={"x": 3}), asked)
+    assert not store.put_answer(item("a", spec={"x": 3}), None)
+    found = store.get("space", "a")
+    assert found is not None
+    assert found["spec"] == {"x": 2}
+    store.remove(item("a"))
+    assert not store.put_answer(item("a", spec={"x": 3}), found), "it is gone"
+
+
 def test_a_later_object_of_a_name_outlives_the_news_that_an_earlier_one_is_gone() -> None:
     store = ObjectStore()
     store.put(item("a", uid="2"))
