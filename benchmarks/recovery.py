@@ -19,7 +19,8 @@ Each round brings about each fault that applies to the system once:
 Two times are taken from the samples that the system says it has trained on, read every 20 ms: until the number grows
 again, and until the throughput over one second is back at 90 % of its mean before the fault. They count from the fault,
 for `pause` from the moment the worker continues. Steps that are repeated after a checkpoint count as progress.
-Systems take turns of up to five rounds, each with new processes.
+Systems take turns of up to five rounds, each with new processes. What does not train on within two minutes has failed
+in this round: its time is missing from the medians, the table counts it, and the system is started anew.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks._recovery.system import PATIENCE_SECONDS, System, reset_connections
 from benchmarks._recovery.systems import HeterPS, TensorFlow, Torchrun, prepare
@@ -131,15 +133,15 @@ def measure(fault: str, system: System, watch: Watch) -> Recovery | None:
     return Recovery(system.name, fault, first, full, before)
 
 
-def run(system: System, rounds: int, faults: Sequence[str]) -> list[Recovery]:
-    """Start a system, and bring about each fault that applies to it in each round."""
+def run(system: System, numbers: Sequence[int], faults: Sequence[str]) -> list[Recovery]:
+    """Start a system, and bring about each fault that applies to it in each round, until it does not recover."""
     found: list[Recovery] = []
     with system:
         watch = Watch(system)
         watch.look()
         if not watch.until(lambda: watch.points[-1][1] > 0, 4 * PATIENCE_SECONDS):
             raise SystemExit(f"{system.name}: training did not start\n{system.log()}")
-        for number in range(1, rounds + 1):
+        for number in numbers:
             for fault in faults:
                 if fault not in system.faults:
                     continue
@@ -159,6 +161,28 @@ def run(system: System, rounds: int, faults: Sequence[str]) -> list[Recovery]:
     return found
 
 
+def run_turn(
+    name: str, numbers: Sequence[int], folder: Path, settings: dict[str, Any], faults: Sequence[str]
+) -> list[Recovery]:
+    """Run rounds of a system; one that does not recover is started anew, and goes on with the next round."""
+    found: list[Recovery] = []
+    while numbers:
+        own = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+        system: System
+        if name == "heterps":
+            system = HeterPS(own)
+        elif name == "torchrun":
+            system = Torchrun(own, settings)
+        else:
+            system = TensorFlow(own, settings)
+        results = run(system, numbers, faults)
+        found += results
+        hung = sum(result.first_step is None for result in results)
+        rounds = sum(result.fault == results[0].fault for result in results)  # begun
+        numbers = numbers[rounds:] if hung else ()
+    return found
+
+
 def spread(values: list[float]) -> str:
     """Median and range."""
     return f"{statistics.median(values):6.2f} ({min(values):.2f} - {max(values):.2f})" if values else "-"
@@ -174,10 +198,11 @@ def print_table(found: Sequence[Recovery], systems: Sequence[str], faults: Seque
             mine = [r for r in found if (r.fault, r.system) == (fault, name)]
             if not mine:
                 continue
-            first = spread([r.first_step for r in mine if r.first_step is not None])
+            firsts = [r.first_step for r in mine if r.first_step is not None]
+            first, failed = spread(firsts), f" {len(mine) - len(firsts)} failed" if len(firsts) < len(mine) else ""
             full = spread([r.full_speed for r in mine if r.full_speed is not None])
             rate = statistics.median(r.samples_per_second for r in mine)
-            sys.stdout.write(f"{fault:12} {name:11} {len(mine):3} {first:>24} {full:>24} {rate:10,.0f}\n")
+            sys.stdout.write(f"{fault:12} {name:11} {len(mine):3} {first:>24} {full:>24} {rate:10,.0f}{failed}\n")
 
 
 def main() -> int:
@@ -195,16 +220,7 @@ def main() -> int:
         for done in range(0, arguments.rounds, ROUNDS_IN_TURN):
             rounds = min(ROUNDS_IN_TURN, arguments.rounds - done)
             for name in arguments.systems:
-                own = folder / f"{name}-{done}"
-                own.mkdir()
-                system: System
-                if name == "heterps":
-                    system = HeterPS(own)
-                elif name == "torchrun":
-                    system = Torchrun(own, settings)
-                else:
-                    system = TensorFlow(own, settings)
-                found += run(system, rounds, arguments.faults)
+                found += run_turn(name, range(done + 1, done + rounds + 1), folder, settings, arguments.faults)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if arguments.output == "json":

@@ -6,7 +6,8 @@
     profile       measures the model's layers on a pool
 
 Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 success, 1
-transient failure, 2 wrong input (the last line names the remedy), 143 ended by SIGTERM.
+transient failure, 2 wrong input (the last line names the remedy), 130 ended too early, as this process or another one
+of the job was told to (SIGTERM), 143 ended at SIGTERM at once.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK, Role
+from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Role
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
-from heterps_runtime.process import end_with_parent, log
+from heterps_runtime.process import at_termination, end_with_parent, log
 
 __all__ = ["entry", "main"]
 
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.parent is not None:
         end_with_parent(options.parent)
-    signal.signal(signal.SIGTERM, _terminate)  # there is nothing to save: uncommitted steps are repeated
+    at_termination()  # until it takes part in training, there is nothing to save
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the controller ends the job
     try:
         config = _load_config()
-        _run(options, config)
+        interrupted = _run(options, config)
     except ValueError as error:  # all errors of wrong input are ValueErrors
         if not isinstance(error, HeterpsRuntimeError) and not type(error).__module__.startswith("heterps_runtime"):
             traceback.print_exc()
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeterpsRuntimeError as error:
         log(f"{type(error).__name__}: {error}")
         return EXIT_FAILED
-    return EXIT_OK
+    return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
 
 def entry() -> NoReturn:
@@ -59,14 +59,15 @@ def entry() -> NoReturn:
     os._exit(code)
 
 
-def _run(options: argparse.Namespace, config: RunConfig) -> None:
+def _run(options: argparse.Namespace, config: RunConfig) -> bool:
+    """Run the role; returns whether it ended before the job was over."""
     # Each role imports only what it needs: a parameter server never loads torch.
     sys.path[:0] = [p for p in config.python_path if p not in sys.path]
     match Role(options.role):
         case Role.COORDINATOR:
             from heterps_runtime.coordinator.server import CoordinatorServer
 
-            server = CoordinatorServer(
+            coordinator = CoordinatorServer(
                 config,
                 _token(),
                 options.host,
@@ -74,23 +75,32 @@ def _run(options: argparse.Namespace, config: RunConfig) -> None:
                 options.ready_file,
                 metrics_port=options.metrics_port,
             )
-            asyncio.run(server.run())
+            at_termination(coordinator.leave)
+            asyncio.run(coordinator.run())
+            return coordinator.interrupted
         case Role.PS:
             from heterps_runtime.ps.server import ParameterServer
             from heterps_runtime.wire.link import Credentials
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
-            ParameterServer(config, credentials, options.index, options.pool, options.host).run()
+            server = ParameterServer(config, credentials, options.index, options.pool, options.host)
+            at_termination(server.leave)
+            server.run()
+            return server.interrupted
         case Role.WORKER:
             from heterps_runtime.wire.link import Credentials
-            from heterps_runtime.worker.main import run_worker
+            from heterps_runtime.worker.main import open_worker
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
-            run_worker(config, credentials, options.stage, options.index, options.pool, options.host)
+            worker = open_worker(config, credentials, options.stage, options.index, options.pool, options.host)
+            at_termination(worker.leave)
+            worker.run()
+            return worker.interrupted
         case Role.PROFILE:
             from heterps_runtime.profiler.main import run_profiler
 
             run_profiler(config, options.pool)
+            return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,10 +136,6 @@ def _token() -> str:
     if not token:
         raise UserError(f"the environment lacks {ENV_TOKEN}, the job's shared secret")
     return token
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
 
 
 if __name__ == "__main__":

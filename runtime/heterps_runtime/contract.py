@@ -77,6 +77,8 @@ class JobPhase(StrEnum):
 MOST_PROCESSES = 20_000  # of a plan: names of all are kept, and a damaged number must not take the memory
 REASON_HANG = "Hang"  # of a failure that a restart may mend: no progress, though all members are connected
 REASON_FENCED = "Fenced"  # another run has taken the checkpoints over, so this one must end
+REASON_LEAVING = "Leaving"  # of a stop that the controller has not asked for: a process was told to end by others
+BEGUN_PHASES = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.EXPORTING})
 FINAL_PHASES = frozenset({JobPhase.STOPPED, JobPhase.SUCCEEDED, JobPhase.FAILED})
 
 

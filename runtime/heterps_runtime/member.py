@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from heterps_runtime.contract import REASON_LEAVING
 from heterps_runtime.errors import ProtocolError, TransientError
 from heterps_runtime.process import log
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.wire.messages import Commit, Generation, Order, Rejoin, Shutdown
+from heterps_runtime.wire.messages import Commit, Generation, Leaving, Order, Rejoin, Shutdown
 
 __all__ = ["Member"]
 
@@ -19,12 +21,35 @@ class Member(ABC):
 
     Args:
         link: line to the coordinator.
+        wake: makes the poll of the member's thread return; may be called from a signal handler.
+
+    Attributes:
+        interrupted: whether it ends too early, because this process or another one of the job was told to end.
     """
 
-    def __init__(self, link: ControlLink) -> None:
+    def __init__(self, link: ControlLink, wake: Callable[[], None]) -> None:
+        self.interrupted = False
         self._link = link
+        self._wake = wake
         self._ended = False
         self._joins_without_commit = 0
+        self._leaves = False  # it was told to end, and works on until the coordinator dismisses it
+        self._said_so = False
+
+    def leave(self) -> bool:
+        """Leave the job, once the coordinator can do without this process; for signal handlers.
+
+        Returns:
+            False if it takes part in no generation: then it holds nothing that the job needs.
+        """
+        self._leaves = self.takes_part
+        self._wake()
+        return self._leaves
+
+    @property
+    @abstractmethod
+    def takes_part(self) -> bool:
+        """Whether it is set up for a generation."""
 
     def _follow_coordinator(self) -> None:
         """Handle every message of the coordinator that has arrived; join again if others may be lost.
@@ -36,6 +61,9 @@ class Member(ABC):
             self._take_messages()
         except ProtocolError as error:
             self._join_again(str(error))
+        if self._leaves and not self._said_so:
+            self._said_so = True
+            self._link.send(Leaving())
         # After the commits that have arrived, since the join says which ones this process holds.
         if not self._ended and self._link.broke():
             self._join_again("the connection to the coordinator broke")
@@ -46,6 +74,10 @@ class Member(ABC):
         Raises:
             TransientError: this happened too often without a commit in between.
         """
+        if self._leaves:  # a generation would have to wait for its replacement anyway
+            log(f"ending: told to end, and {why}")
+            self._ended = self.interrupted = True
+            return
         self._joins_without_commit += 1
         if self._joins_without_commit > _MAX_JOINS_WITHOUT_COMMIT:
             raise TransientError(f"joined again {_MAX_JOINS_WITHOUT_COMMIT} times without a commit; last reason: {why}")
@@ -59,7 +91,7 @@ class Member(ABC):
                     self._begin_generation(message)
                 case Shutdown():
                     log(f"ending: {message.reason}")
-                    self._ended = True
+                    self._ended, self.interrupted = True, self._leaves or message.reason == REASON_LEAVING
                 case Rejoin():
                     if self._link.must_rejoin(message):
                         self._join_again("the coordinator had given this process up for lost")

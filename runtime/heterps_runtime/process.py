@@ -9,8 +9,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from types import FrameType
 
-__all__ = ["Wakeup", "end_with_parent", "log"]
+__all__ = ["Wakeup", "at_termination", "end_with_parent", "log"]
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -24,6 +26,20 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def at_termination(leave: Callable[[], bool] = lambda: False) -> None:
+    """Handle SIGTERM from now on; only for the main thread.
+
+    Args:
+        leave: called by the signal; returns whether the process ends by itself soon. Otherwise it ends at once.
+    """
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if not leave():
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def log(text: str) -> None:

@@ -8,6 +8,8 @@ The first rule of `runPolicy.failurePolicy` that fits decides; without one:
 - A worker, server or profiler that dies is started again alone. A server takes rows with it, so all members return to
   the last checkpoint, in their own processes.
 - The coordinator takes the agreement on the state with it: everything ends and starts again from that checkpoint.
+- A job that others end in order (SIGTERM to its coordinator or a server, by an eviction for example) has saved a
+  checkpoint, and starts again from it. That counts nothing either.
 - A job without progress, although all its members are connected, starts again from the last checkpoint, too.
 - Each death or hang counts; one more than backoffLimit fails the job, with the last words of the process. The first
   restart is immediate. Pauses double while the job dies before it has passed the step at which it died last.
@@ -91,8 +93,13 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         The status with `outcome` and `failure` set (the job fails), `incarnation` raised (everything starts again), or
         single `attempts` raised (a process is replaced); and what to tell people.
     """
-    if observed.coordinator is not None and observed.coordinator.hung:
-        return _judge_hang(job, observed, status, observed.coordinator)
+    view = observed.coordinator
+    if view is not None and view.hung:
+        return _judge_hang(job, observed, status, view)
+    coordinator = observed.process(COORDINATOR)
+    current = coordinator is not None and is_current(coordinator, status)  # not if the job has just started over
+    if view is not None and view.phase == JobPhase.STOPPED and current:
+        return _judge_interruption(job, observed, status)
     dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status)]
     if not dead:
         return status, ()
@@ -141,6 +148,19 @@ def _judge_hang(
     return start_over(status, now, pause), (Event("Warning", "JobRestarts", text, now),)
 
 
+def _judge_interruption(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:
+    """Start a job over that others have ended in order, unless a rule says otherwise."""
+    taken = [p for p in observed.processes if p.reason in _TAKEN_AWAY and is_current(p, status)]
+    for process in taken:
+        if _action(process, job.run_policy) == FailureAction.FAIL_JOB:
+            return _refuse(process, job, status, observed.time), ()
+    why = ", ".join(f"{p.name} ends ({_REASONS[p.reason]})" for p in taken) or "a process was told to end"
+    status, pause = _excuse(status, observed.time)
+    text = f"{why}: the job has saved a checkpoint, and continues from it {_when(pause)}; this does not count"
+    event = Event("Normal", "JobMoves", f"{text} towards backoffLimit", observed.time)
+    return start_over(status, observed.time, pause), (event,)
+
+
 def _action(process: ProcessView, policy: RunPolicy) -> FailureAction:
     """Return what the end of a process leads to."""
     for rule in policy.failure_rules:
@@ -150,7 +170,8 @@ def _action(process: ProcessView, policy: RunPolicy) -> FailureAction:
             return rule.action
     if process.exit_code == EXIT_BAD_INPUT:
         return FailureAction.FAIL_JOB
-    return FailureAction.IGNORE if process.reason in _TAKEN_AWAY else FailureAction.RESTART_POD
+    taken = process.reason in _TAKEN_AWAY or process.exit_code == EXIT_INTERRUPTED
+    return FailureAction.IGNORE if taken else FailureAction.RESTART_POD
 
 
 def _shell_code(process: ProcessView) -> int | None:

@@ -102,8 +102,10 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         for pool, profile in sorted(observed.profiles.items())
         if pool not in observed.cached_profiles
     )
-    status = reporting.observe_members(job, observed, status)
-    status, resumed = reporting.observe_resume(observed, status)
+    # The coordinator's answer is about the past of a job that has just started over.
+    present = observed if status.incarnation == before.incarnation else replace(observed, coordinator=None)
+    status = reporting.observe_members(job, present, status)
+    status, resumed = reporting.observe_resume(present, status)
     status, warnings = reporting.relay_warnings(observed, status)
     status = record_plan(before, status, observed.coordinator, now)
     events += reporting.warn_of_machine(job, before, status, now)

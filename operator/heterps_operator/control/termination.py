@@ -16,7 +16,7 @@ from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
 from heterps_operator.state.status import Failure, Phase, Status
 from heterps_operator.state.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
-from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
+from heterps_runtime.contract import BEGUN_PHASES, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
 
 __all__ = ["Aftermath", "after_end", "judge", "orderly_stop", "wind_down"]
 
@@ -26,7 +26,6 @@ _COORDINATOR_LEAVES_SECONDS = 5.0  # after it was asked to
 _STOP_SECONDS = 120.0  # for the checkpoint of an orderly stop
 _SILENCE_SECONDS = 15.0  # of a coordinator that was to stop in order
 _GATED = "SchedulingGated"  # as the API server says of pods with scheduling gates
-_BEGUN = frozenset({JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.EXPORTING})
 
 
 def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
@@ -43,8 +42,8 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
         status = replace(status, result=view.document)
         if view.phase == JobPhase.SUCCEEDED:
             return _end(status, Phase.SUCCEEDED, now, orderly=True)
-        if view.phase == JobPhase.STOPPED:
-            return _stopped(status, observed, orderly=True)
+        if view.phase == JobPhase.STOPPED and (suspended or status.stopping_since is not None):
+            return _stopped(status, observed, orderly=True)  # otherwise it was told by others: see `failures`
         if view.phase == JobPhase.FAILED and not view.hung:
             error = view.error or {}
             failure = Failure(
@@ -93,9 +92,9 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
     process = observed.process(COORDINATOR)
     if process is not None and process.running and now - status.stopping_since <= _STOP_SECONDS:
         contact = observed.last_contact
-        if contact is None and (status.result or {}).get("phase") in _BEGUN:
+        if contact is None and (status.result or {}).get("phase") in BEGUN_PHASES:
             contact = status.stopping_since  # a controller that came later has not heard it yet
-        if view is not None and view.phase in _BEGUN:
+        if view is not None and view.phase in BEGUN_PHASES:
             return status
         if view is None and contact is not None and now - contact <= _SILENCE_SECONDS:
             return status  # busy for a moment, perhaps with the very checkpoint

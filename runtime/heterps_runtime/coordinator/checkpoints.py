@@ -12,7 +12,8 @@ from heterps_runtime.checkpoint.format import Origin
 from heterps_runtime.checkpoint.writer import Barrier
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.wire.messages import Checkpointed
+from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.wire.messages import Checkpointed, Restore
 
 __all__ = ["Checkpoints"]
 
@@ -91,6 +92,13 @@ class Checkpoints:
         self._event("CheckpointFailed", f"step {step}: {reason}; {self.kept}", warning=True)
         self._effects.discard_checkpoint(folder)
         return step
+
+    def go_back(self, progress: Progress) -> Restore:
+        """Drop the steps since the newest valid checkpoint; returns what all members restore."""
+        if self.step != progress.committed:
+            self._event("RolledBack", f"from step {progress.committed} to {self.step} (checkpoint)", warning=True)
+        progress.rewind(self.step)
+        return Restore(self.step, self.latest.folder if self.latest else None)
 
     def abandon(self, why: str) -> None:
         """Give up the checkpoint in progress, unless only its manifest is missing."""

@@ -17,11 +17,12 @@ from typing import Any
 from heterps_runtime import work
 from heterps_runtime.checkpoint.format import Origin
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import FINAL_PHASES, REASON_HANG, JobPhase, PlanDocument
+from heterps_runtime.contract import BEGUN_PHASES, FINAL_PHASES, REASON_HANG, REASON_LEAVING, JobPhase, PlanDocument
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
+from heterps_runtime.coordinator.leaving import Leaving as LeavingWorkers
 from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.members import Member, Roster, check_pools
 from heterps_runtime.coordinator.membership import Membership
@@ -38,10 +39,10 @@ from heterps_runtime.wire.messages import (
     Failed,
     FromMember,
     Join,
+    Leaving,
     NewAllocation,
     Pulse,
     Ready,
-    Restore,
     Shutdown,
 )
 
@@ -77,6 +78,7 @@ class CoordinatorCore:
         self.steps = Steps(config)
         self.checkpoints = Checkpoints(effects, journal)
         self.evaluation = Evaluation(merge_evaluation)
+        self._leaving = LeavingWorkers()
         self.progress = Progress(config)
         self.phase = JobPhase.PROFILING
         self.resumed_from: int | None = None  # step of the checkpoint that this run resumed from
@@ -86,6 +88,12 @@ class CoordinatorCore:
         self.error: dict[str, str] | None = None
         self.model_path: str | None = None
         self._stop_requested = False
+        self._left = False  # the stop is not the controller's
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether an end now would lose work that can still be saved."""
+        return self.phase in BEGUN_PHASES and (self.membership.running or self.membership.forming)
 
     # --- inputs from the controller -----------------------------------------------------------------------------------
 
@@ -153,8 +161,8 @@ class CoordinatorCore:
         allocation = self.steps.change_allocation(batches, self.progress.committed)
         # Also while members set up: their generation was announced with the earlier sizes.
         self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
-        sizes = [list(s) for s in allocation.batches]
-        self._event("RebalanceApplied", f"batch sizes {sizes} from step {allocation.from_step}")
+        text = f"batch sizes {[list(s) for s in allocation.batches]} from step {allocation.from_step}"
+        self._event("RebalanceApplied", text)
         return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:
@@ -170,10 +178,6 @@ class CoordinatorCore:
         if member is not None and member.incarnation == incarnation:
             self.member_lost(name, reason)
 
-    def request_checkpoint(self) -> None:
-        """Write a checkpoint at the next commit."""
-        self.checkpoints.requested = True
-
     def request_stop(self) -> None:
         """Write a checkpoint, then end all members."""
         if self.phase in FINAL_PHASES or self._stop_requested:
@@ -184,6 +188,21 @@ class CoordinatorCore:
             self._between_steps()
         elif not self.checkpoints.writing and not (self.phase == JobPhase.TRAINING and self.membership.forming):
             self._finish(JobPhase.STOPPED)  # else: once the members are ready, or the manifest is written
+
+    def leave(self, name: str) -> bool:
+        """Note that the coordinator or a member was told to end from outside; returns whether it works on for now.
+
+        What the coordinator and servers hold goes on elsewhere only from a checkpoint, so one is written first.
+        """
+        if not self.unsaved:
+            return False
+        if (member := self.membership.member(name)) and member.is_worker:
+            self._leaving.note(name, self.clock())
+        elif self.phase == JobPhase.TRAINING:
+            self._left |= not self._stop_requested
+            self._event(REASON_LEAVING, f"{name} was told to end (SIGTERM)")
+            self.request_stop()
+        return True
 
     def fail(self, reason: str, message: str) -> None:
         """End the job as failed."""
@@ -202,6 +221,8 @@ class CoordinatorCore:
         for name in list(members.roster.present):
             if self.liveness.lost(name):
                 self.member_lost(name, f"no heartbeat for {self.liveness.timeout_seconds:g} s")
+        for member in self._leaving.due(self.clock()) if not self._stop_requested else ():
+            self._dismiss(member)
         idle = self.liveness.idle_seconds
         if idle > self.config.hang_timeout_seconds:
             ending = self._stop_requested or self.progress.finished
@@ -209,10 +230,6 @@ class CoordinatorCore:
             hang = describe_wait(self.phase, *parts, step=self.progress.committed, ending=ending)
             if hang is not None:
                 self.fail(REASON_HANG, f"{hang} for {idle:.0f} s (runPolicy.hangTimeoutSeconds)")
-
-    def note_own_work(self, amount: float) -> None:
-        """Note how much work the coordinator itself has done since its start."""
-        self.liveness.note_work("coordinator", amount)
 
     # --- inputs from members ------------------------------------------------------------------------------------------
 
@@ -238,23 +255,18 @@ class CoordinatorCore:
             case Failed():
                 self._member_failed(sender, message)
             case Pulse():
-                if self.membership.member(sender) is not None and work.TOTAL in message.totals:
+                if self.membership.pulse(sender, incarnation, message) and work.TOTAL in message.totals:
                     self.liveness.note_work(sender, message.totals[work.TOTAL])
-                self.membership.pulse(sender, incarnation, message)
-            case Ready() | Done() | Checkpointed() | Evaluated():
-                member = self.membership.member(sender)
-                if member is not None and message.generation == self.membership.generation:
-                    self._take_report(member, message)
-
-    def _take_report(self, member: Member, message: Ready | Done | Checkpointed | Evaluated) -> None:
-        match message:
-            case Ready():
+            case Leaving():
+                if self.membership.member(sender) is None or not self.leave(sender):
+                    self._dismiss(sender)
+            case Ready() if member := self.membership.formed(sender, message.generation):
                 self._ready(member)
-            case Done():
+            case Done() if member := self.membership.formed(sender, message.generation):
                 self._report(member, message)
-            case Checkpointed():
+            case Checkpointed() if member := self.membership.formed(sender, message.generation):
                 self._checkpointed(member, message)
-            case Evaluated():
+            case Evaluated() if member := self.membership.formed(sender, message.generation):
                 self._collect_evaluation(member, message)
 
     def _join(self, sender: str, incarnation: str, words: Join) -> None:
@@ -286,7 +298,15 @@ class CoordinatorCore:
 
     def _remove(self, name: str, reason: str) -> None:
         del self.membership.planned.present[name]
+        self._leaving.forget(name)
         self._event("MemberLost", f"{name}: {reason}", warning=True)
+
+    def _dismiss(self, name: str) -> None:
+        """Let a member end that was told to."""
+        member = self.membership.member(name)
+        if member is not None:
+            self.membership.tell(member, Shutdown("it was told to end"))
+            self.member_lost(name, "it was told to end (SIGTERM)")
 
     def _after_departure(self, why: str) -> None:
         self._interrupt(why)
@@ -328,20 +348,11 @@ class CoordinatorCore:
         self.liveness.move()
         self.progress.stop_clock(self.clock())
         self.evaluation.begin()
-        restore = self._go_back() if must_restore else None
+        restore = self.checkpoints.go_back(self.progress) if must_restore else None
         allocation = self.steps.begin_generation(self.membership.planned)
         members = self.membership.announce(self.progress, allocation, restore)
         text = f"generation {self.membership.generation}: {members} members, next step {self.progress.committed}"
         self._event("GenerationFormed", text)
-
-    def _go_back(self) -> Restore:
-        """Drop the steps since the last checkpoint."""
-        latest, step = self.checkpoints.latest, self.checkpoints.step
-        if step != self.progress.committed:
-            text = f"from step {self.progress.committed} to {step} (checkpoint)"
-            self._event("RolledBack", text, warning=True)
-        self.progress.rewind(step)
-        return Restore(step, latest.folder if latest else None)
 
     def _ready(self, member: Member) -> None:
         self.liveness.move()
@@ -362,7 +373,7 @@ class CoordinatorCore:
         if not self.membership.running or self.phase != JobPhase.TRAINING or report.step < self.progress.committed:
             return
         if not self.steps.take(member, report):
-            return  # a repeated report
+            return  # a repeated one
         self.liveness.move()
         if report.step == self.progress.committed:
             self._commit_ready_steps()
@@ -403,8 +414,7 @@ class CoordinatorCore:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _start_checkpoint(self) -> None:
-        roster, step = self.membership.planned, self.progress.committed
-        writers = [*roster.servers(), *(roster.workers(i)[0] for i in range(len(roster.stage_names)))]
+        step, writers = self.progress.committed, self.membership.planned.writers()
         origin = Origin(step, self.membership.lineage)
         folder = self.checkpoints.begin(origin, [m.name for m in writers], self.progress.describe())
         for member in writers:
@@ -473,7 +483,6 @@ class CoordinatorCore:
             self._export()
 
     def _export(self) -> None:
-        assert self.checkpoints.latest is not None
         self.phase = JobPhase.EXPORTING
         self._effects.export()
 
@@ -488,4 +497,4 @@ class CoordinatorCore:
         self.phase = phase
         self.membership.halt()
         self.progress.stop_clock(self.clock())
-        self.membership.tell_present(Shutdown(phase))
+        self.membership.tell_present(Shutdown(REASON_LEAVING if self._left and phase == JobPhase.STOPPED else phase))

@@ -64,6 +64,11 @@ class Member:
             state_at=(words.lineage, words.version),
         )
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a worker, not a parameter server."""
+        return self.role == Role.WORKER
+
     def take_batch_size(self, size: int) -> None:
         """Set the share of a global batch. A new size resets the running means."""
         if self.batch_size != size:
@@ -152,6 +157,10 @@ class Roster:
     def servers(self) -> list[Member]:
         """Present parameter servers, by index."""
         return [self.present[name] for name in self.server_names if name in self.present]
+
+    def writers(self) -> list[Member]:
+        """Members that write a checkpoint: all servers, and one worker of each stage."""
+        return [*self.servers(), *(self.workers(stage)[0] for stage in range(len(self.stage_names)))]
 
     def holds_state(self, pools: Mapping[str, PoolConfig]) -> bool:
         """Whether the members have the state of the last commit: all rows, and the parameters of each stage."""

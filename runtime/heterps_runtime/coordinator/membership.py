@@ -46,6 +46,10 @@ class Membership:
         """The present member of this name, if any."""
         return self.roster.present.get(name) if self.roster is not None else None
 
+    def formed(self, name: str, generation: int) -> Member | None:
+        """The present member of this name, if this generation is the latest; reports of earlier ones are ignored."""
+        return self.member(name) if generation == self.generation else None
+
     def accepts(self, sender: str, incarnation: str, message: object) -> bool:
         """Whether to handle a process's messages. A replaced process is ignored, and told to end when it pulses."""
         member = self.member(sender)
@@ -55,21 +59,21 @@ class Membership:
             self._effects.send(sender, incarnation, Shutdown("another process replaced it"))
         return False
 
-    def pulse(self, sender: str, incarnation: str, pulse: Pulse) -> None:
-        """Note that a process is alive."""
+    def pulse(self, sender: str, incarnation: str, pulse: Pulse) -> bool:
+        """Note that a process is alive; returns whether it is a member."""
         member = self.member(sender)
         if member is not None:
             member.message = pulse.status
             member.totals.update(pulse.totals)
-            return
+            return True
         # It has not joined yet, or was considered lost and is back.
         self.notes[sender] = pulse.status
-        if not pulse.joins or self.roster is None:
-            return
-        if sender in self.roster.expected:
-            self._effects.send(sender, incarnation, Rejoin(pulse.joins))
-        else:
-            self.send_away(sender, incarnation)
+        if pulse.joins and self.roster is not None:
+            if sender in self.roster.expected:
+                self._effects.send(sender, incarnation, Rejoin(pulse.joins))
+            else:
+                self.send_away(sender, incarnation)
+        return False
 
     def expects(self, sender: str) -> bool:
         """Whether the plan has a member of this name."""

@@ -39,6 +39,7 @@ from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_so
 __all__ = ["CoordinatorServer"]
 
 TICK_SECONDS = 0.5
+_LAST_ANSWERS_SECONDS = 3.0  # in which the controller can learn how the job was left, before a leaving coordinator ends
 MAX_BODY_BYTES = 64 * 1024 * 1024  # a profile of a very deep model; plans are far smaller
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -76,6 +77,8 @@ class CoordinatorServer:
         self._background: set[asyncio.Task[None]] = set()
         self._model: Model | None = None  # as the workers describe it
         self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
+        self._leaves = False  # it was told to end, and does so when the job is saved
         self._failure: TransientError | None = None  # with which the process ends
         self._files.find(contents=False)  # checkpoints of another job are refused before anything is started
         self._plan_revision = 0  # of the plan that is carried out
@@ -98,6 +101,27 @@ class CoordinatorServer:
         self._control_port = int(address.rsplit(":", 1)[1])
 
     # --- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was told to end before the job was over."""
+        return self._leaves and self.core.phase != contract.JobPhase.SUCCEEDED
+
+    def leave(self) -> bool:
+        """Save the job, then end; for signal handlers.
+
+        Returns:
+            False if no work is lost when the process ends at once.
+        """
+        if self._loop is None or not self.core.unsaved:
+            return False
+        self._leaves = True
+        self._loop.call_soon_threadsafe(self._save_and_end)
+        return True
+
+    def _save_and_end(self) -> None:
+        if not self.core.leave(contract.Role.COORDINATOR):
+            self._ended.set()
 
     async def run(self) -> None:
         """Serve until the controller ends the coordinator.
@@ -134,14 +158,15 @@ class CoordinatorServer:
             temporary.write_text(text)
             temporary.replace(self._ready_file)
         log(f"coordinator of job {self._config.name} listens on {self._host}:{port}")
-        asyncio.get_running_loop().add_reader(self._departures.fileno(), self._lose_departed)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._departures.fileno(), self._lose_departed)
         receiver = asyncio.create_task(self._receive())
         ticker = asyncio.create_task(self._tick())
         await self._ended.wait()
         for task in (receiver, ticker):
             task.cancel()
         await asyncio.gather(receiver, ticker, return_exceptions=True)
-        asyncio.get_running_loop().remove_reader(self._departures.fileno())
+        self._loop.remove_reader(self._departures.fileno())
 
     async def _listen(
         self, option: str, port: int, application: web.Application, context: ssl.SSLContext | None
@@ -184,10 +209,12 @@ class CoordinatorServer:
             self.core.messages_lost(name, incarnation, "its connection ended")
 
     async def _tick(self) -> None:
-        while True:
+        while not (self._leaves and self.core.phase in contract.FINAL_PHASES):
             await asyncio.sleep(TICK_SECONDS)
-            self.core.note_own_work(self._files.work.total)
+            self.core.liveness.note_work("coordinator", self._files.work.total)
             self.core.tick()
+        await asyncio.sleep(_LAST_ANSWERS_SECONDS)
+        self._ended.set()
 
     # --- effects of the core ------------------------------------------------------------------------------------------
 
@@ -357,7 +384,7 @@ class CoordinatorServer:
         return web.json_response({"fromStep": self.core.set_allocation(body["stages"])})
 
     async def _post_checkpoint(self, request: web.Request) -> web.Response:
-        self.core.request_checkpoint()
+        self.core.checkpoints.requested = True  # at the next commit
         return web.json_response({})
 
     async def _post_lost(self, request: web.Request) -> web.Response:

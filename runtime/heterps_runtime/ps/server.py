@@ -55,7 +55,8 @@ class ParameterServer(Member):
     """A shard with its sockets."""
 
     def __init__(self, config: RunConfig, credentials: Credentials, index: int, pool: str, host: str) -> None:
-        super().__init__(ControlLink(credentials, ps_name(index)))
+        self._wakeup = Wakeup()
+        super().__init__(ControlLink(credentials, ps_name(index)), self._wakeup.wake)
         self._config = config
         self._shard = Shard(config, index)
         self._work = WorkCounter()
@@ -68,7 +69,6 @@ class ParameterServer(Member):
         self._authority = TokenAuthority(self._context, credentials.security)
         self._socket, address = listen_socket(self._context, host, credentials.security)
         self._link.totals = self._totals
-        self._wakeup = Wakeup()
         self._saver = Saver(self._storage, self._link, self._wakeup.wake)
         self._registry = CollectorRegistry()
         self._pulled = Counter("heterps_ps_pulled_rows", "Rows sent to workers", registry=self._registry)
@@ -115,6 +115,11 @@ class ParameterServer(Member):
         self._context.term()
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    @property
+    def takes_part(self) -> bool:
+        """See `Member.takes_part`."""
+        return self._generation != _NONE
 
     def _carry_out(self, order: Order) -> None:
         if order.generation != self._generation or not isinstance(order, Commit | Checkpoint):

@@ -139,6 +139,13 @@ class Failed(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving(Message):
+    """The process was told to end (SIGTERM), and works on until it is told to shut down."""
+
+    op: ClassVar[str] = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpointed(Message):
     """A member's part of a checkpoint is written, or has failed."""
 
@@ -349,7 +356,7 @@ class Backward(Message):
     gradients: dict[str, Array]
 
 
-FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Checkpointed | Evaluated
+FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Evaluated
 Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
 FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
 ToServer: TypeAlias = Define | Pull | PullDense | Push

@@ -16,7 +16,7 @@ from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
 from heterps_runtime.worker.steps.source import Data
 
-__all__ = ["open_data", "run_worker"]
+__all__ = ["open_data", "open_worker"]
 
 
 def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
@@ -32,8 +32,10 @@ def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
     return Data(train, evaluation)
 
 
-def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: int, pool: str, host: str) -> None:
-    """Run worker `index` of a stage until the job ends."""
+def open_worker(
+    config: RunConfig, credentials: Credentials, stage: int, index: int, pool: str, host: str
+) -> WorkerMember:
+    """Load data and model of worker `index` of a stage."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:
@@ -57,14 +59,7 @@ def run_worker(config: RunConfig, credentials: Credentials, stage: int, index: i
         raise
     log(f"{link.name}: ready to compute on {device}")
     place, workload = Place(stage, index, pool, host), Workload(model, loss, device)
-    member = WorkerMember(config, link, context, credentials, place, workload, data)
-    try:
-        member.run()
-    except Exception as error:
-        permanent = isinstance(error, ValueError)
-        link.send(Failed(type(error).__name__, str(error), permanent))
-        link.close()
-        raise
+    return WorkerMember(config, link, context, credentials, place, workload, data)
 
 
 def feature_names(config: RunConfig) -> tuple[str, ...] | None:

@@ -20,6 +20,7 @@ from heterps_runtime.wire.messages import (
     Checkpoint,
     Commit,
     Evaluate,
+    Failed,
     Generation,
     Go,
     Join,
@@ -76,7 +77,8 @@ class WorkerMember(Member):
         workload: Workload,
         data: Data | None,
     ) -> None:
-        super().__init__(link)
+        self._inbox = Inbox()
+        super().__init__(link, self._inbox.wake)
         self._config = config
         self._context = context
         self._place = place
@@ -86,7 +88,6 @@ class WorkerMember(Member):
         self._authority = TokenAuthority(context, credentials.security)
         socket, self._address = listen_socket(context, place.host, credentials.security)
         self._upstream = Upstream(socket)
-        self._inbox = Inbox()
         self._clock = Clock()
         self._process = WorkerProcess(link, self._inbox, self._clock)
         all_reduces = config.pools[place.pool].all_reduces
@@ -111,6 +112,14 @@ class WorkerMember(Member):
 
     def run(self) -> None:
         """Take part until the coordinator ends this process."""
+        try:
+            self._take_part()
+        except Exception as error:
+            self._link.send(Failed(type(error).__name__, str(error), permanent=isinstance(error, ValueError)))
+            self._link.close()
+            raise
+
+    def _take_part(self) -> None:
         self._join()
         while not self._ended:
             engine = self._engine
@@ -168,6 +177,11 @@ class WorkerMember(Member):
         )
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    @property
+    def takes_part(self) -> bool:
+        """See `Member.takes_part`."""
+        return self._engine is not None
 
     def _carry_out(self, order: Order) -> None:
         engine = self._engine

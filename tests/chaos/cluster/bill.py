@@ -37,14 +37,25 @@ class Existence:
     """Collects when the pods of a job have existed.
 
     A pod may be charged from its creation to its end: the end of its container, or else a time after it was to be
-    deleted, or its node was last heard of, and before it is gone.
+    deleted, or its node was last heard of, and before it is gone. While the campaign itself stands still, starved or
+    without an answer of the API server, pods may come and go unseen: at most as many units as ever existed at once.
+
+    Args:
+        longest_gap: seconds between two lists in which no pod comes and goes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_gap: float = 5.0) -> None:
+        self._longest_gap = longest_gap
         self._pods: dict[str, Interval] = {}
+        self._listed: float | None = None
+        self._most_units = 0
+        self._blind_seconds = 0.0
 
     def listed(self, pods: Sequence[Json], now: float) -> None:
         """Take a list of all pods, at `now` in Unix seconds."""
+        if self._listed is not None and now - self._listed > self._longest_gap:
+            self._blind_seconds += now - self._listed
+        self._listed = now
         seen = set()
         for pod in pods:
             process = json.loads(pod["metadata"]["annotations"]["heterps.io/process"])
@@ -62,6 +73,7 @@ class Existence:
                 found.most_end = max(finished, found.least_end)
             elif not _ends(pod):
                 found.least_end = now
+        self._most_units = max(self._most_units, sum(self._pods[uid].units for uid in seen))
         for uid, found in self._pods.items():
             if uid not in seen and found.most_end is None:
                 found.most_end = now
@@ -71,6 +83,7 @@ class Existence:
         least = sum(pod.units * (pod.least_end - pod.began - _ROUNDING_SECONDS) for pod in self._pods.values())
         ends = [(pod, now if pod.most_end is None else pod.most_end) for pod in self._pods.values()]
         most = sum(pod.units * (end - pod.began + _ROUNDING_SECONDS) for pod, end in ends)
+        most += self._most_units * self._blind_seconds
         return max(0.0, least * (1 - _SHARE)), most * (1 + _SHARE)
 
 

@@ -30,8 +30,8 @@ def moment(seconds: int) -> str:
     return datetime.fromtimestamp(BEGAN + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def bounds(*lists: tuple[float, list[Any]]) -> tuple[float, float]:
-    existence = Existence()
+def bounds(*lists: tuple[float, list[Any]], longest_gap: float = 1000.0) -> tuple[float, float]:
+    existence = Existence(longest_gap)
     for seconds, pods in lists:
         existence.listed(pods, BEGAN + seconds)
     return existence.bounds(BEGAN + 1000.0)
@@ -52,6 +52,12 @@ def test_a_pod_that_is_to_end_may_be_charged_to_its_end_or_not(sign: Any) -> Non
     assert list(
         bounds((51, [pod("a")]), (70, [pod("a", **sign)]), (99, [pod("a", finished=99, **sign)]))
     ) == pytest.approx([50 * 0.98, 100 * 1.02])
+
+
+def test_pods_may_come_and_go_while_the_campaign_stands_still() -> None:
+    lists: list[tuple[float, list[Any]]] = [(10, [pod("a", 2)]), (30, [pod("a", 2)]), (32, [])]
+    least, most = bounds(*lists)
+    assert list(bounds(*lists, longest_gap=5.0)) == pytest.approx([least, most + 20 * 2 * 1.02])
 
 
 def test_a_pod_without_units_costs_nothing() -> None:

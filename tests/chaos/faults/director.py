@@ -154,6 +154,8 @@ class Director:
         match fault.kind:
             case "kill":
                 return self._signal(fault.target, signal.SIGKILL)
+            case "terminate":
+                return self._signal(fault.target, signal.SIGTERM)
             case "stop":
                 return self._stop(fault.target, fault.seconds)
             case "power-loss":
@@ -196,7 +198,7 @@ class Director:
         pid = processes().get(name)
         if pid is None:
             return ""
-        if name == CONTROLLER and number == signal.SIGKILL:
+        if name == CONTROLLER:
             self._controller_killed = True
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
             os.kill(pid, number)

@@ -38,6 +38,7 @@ class Kind:
 _HANG_SECONDS = 150.0  # two hangs of 60 s are declared, or a member is replaced after its silence; then a restart
 _ON_MACHINE = (
     Kind("kill", "process", "SIGKILL of a process", 120.0, ends_generation=True),
+    Kind("terminate", "process", "SIGTERM of a process", 120.0, ends_generation=True),
     Kind("stop", "process", "SIGSTOP of a process, and SIGCONT", 120.0, lasting=True),
     Kind("reset", "link", "RST of a link's connections", _HANG_SECONDS),
     Kind("half-open", "link", "all packets of a link's connections are lost from now on", _HANG_SECONDS),

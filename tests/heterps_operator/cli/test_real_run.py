@@ -214,6 +214,25 @@ def test_a_trained_job_starts_over_only_when_asked_and_its_processes_may_die(
     assert_same_model(model(job), expected)
 
 
+def test_a_process_that_is_told_to_end_costs_no_step(trained: tuple[RealJob, Result], expected: dict[str, Any]) -> None:
+    job, _ = trained
+    job.change(training__steps=STEPS, runPolicy={"backoffLimit": 0}, checkpoint__everySteps=10_000)
+    process = job.start("run", "job.yaml", "--fresh")
+    for step, name in ((30, "ps-0"), (150, "coordinator")):
+        pid = job.kill(process, name, at_step=step, number=signal.SIGTERM)
+        job.await_replaced(process, name, pid)
+    result = job.finish(process)
+    assert result.code == 0, result.text
+    assert "RolledBack" not in result.out
+    told = r"a process was told to end: the job has saved a checkpoint, and continues from it in \d+ s"
+    assert re.search(told, result.out)
+    resumed = [int(step) for step in re.findall(r"resuming from step (\d+) of", result.out)]
+    assert len(resumed) == 2
+    assert resumed[0] >= 30, resumed
+    assert resumed[1] >= 150, resumed
+    assert_same_model(model(job), expected)
+
+
 def await_none(job: RealJob) -> None:
     """Wait until the kernel has killed the children of a killed command."""
     for _ in range(500):

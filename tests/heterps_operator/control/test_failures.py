@@ -335,6 +335,27 @@ def test_a_hang_restarts_everything_from_the_checkpoint_and_counts() -> None:
     assert failure.message == f"{HANG['message']}; the limit of 2 restarts (runPolicy.backoffLimit) is exhausted"
 
 
+def test_a_job_that_others_end_in_order_starts_over_and_counts_nothing() -> None:
+    world = World().training()
+    world.set_phase("Stopped", committedSteps=17, resumedFromStep=3)
+    actions = world.settle()
+    assert {a.name for a in actions if isinstance(a, StopProcess)} == {*MEMBERS, "coordinator"}
+    assert (world.status.phase, world.status.failures, world.status.incarnation) == ("Restarting", 0, 2)
+    event = world.events[-1]
+    assert (event.type, event.reason) == ("Normal", "JobMoves")
+    assert event.message.startswith("a process was told to end: the job has saved a checkpoint, and continues from it")
+    assert "Resumed" not in [each.reason for each in world.events], "the next coordinator says from where"
+    assert restart(world).status.phase == "Running"
+
+
+def test_a_job_that_is_suspended_while_others_end_it_stays_suspended() -> None:
+    world = World().training()
+    world.stop_requested = True
+    world.set_phase("Stopped")
+    world.settle()
+    assert world.status.outcome == "Suspended"
+
+
 def test_another_failure_of_the_coordinator_is_final() -> None:
     world = World().training()
     world.set_phase("Failed", error={"reason": "CheckpointFailed", "message": "the disk is full"})

@@ -215,12 +215,14 @@ class RealJob:
         record = json.loads((self.work / "processes.json").read_text())
         return next((int(p["pid"]) for p in record["processes"] if p["name"] == name), None)
 
-    def kill(self, process: subprocess.Popen[str], name: str, at_step: int) -> int:
-        """SIGKILL a process of the job once a step is committed; return its pid."""
+    def kill(
+        self, process: subprocess.Popen[str], name: str, at_step: int, number: signal.Signals = signal.SIGKILL
+    ) -> int:
+        """Send a signal to a process of the job once a step is committed; return its pid."""
         self.await_step(process, at_step)
         pid = self.pid(name)
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         return pid
 
     def await_replaced(self, process: subprocess.Popen[str], name: str, pid: int) -> None:

@@ -73,7 +73,7 @@ def test_an_earlier_checkpoint_failing_after_the_last_step_still_leaves_the_last
 
 def test_a_checkpoint_asked_for_before_the_first_step_is_written_at_the_first_commit() -> None:
     world = World(ONE_CPU)
-    world.core.request_checkpoint()
+    world.core.checkpoints.requested = True
     world.begin()
     assert world.core.phase == "Training"
     world.step()

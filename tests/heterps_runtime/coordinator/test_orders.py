@@ -69,7 +69,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def ask_for_a_checkpoint(self) -> None:
-        self.core.request_checkpoint()
+        self.core.checkpoints.requested = True
 
     @precondition(lambda self: any(isinstance(m, Checkpoint) for _, m in self.world.sent))
     @rule(error=st.sampled_from(["", "", "disk full"]))

@@ -81,7 +81,7 @@ def test_verifying_and_exporting_are_slow_or_stand_still_like_everything_else() 
     assert world.told(Generation) == []
     for read in range(1, 5):
         _wait(world, HANG - 1)
-        world.core.note_own_work(read * 1e6)
+        world.core.liveness.note_work("coordinator", read * 1e6)
     world.open()
     world.ready()
     world.step(EVERY)
@@ -92,7 +92,7 @@ def test_verifying_and_exporting_are_slow_or_stand_still_like_everything_else() 
     world.save()
     assert world.core.phase == "Exporting"
     _wait(world, HANG - 1)
-    world.core.note_own_work(1e8)
+    world.core.liveness.note_work("coordinator", 1e8)
     _wait(world, HANG - 1)
     assert world.core.phase == "Exporting"
     _wait(world, 2)

@@ -43,7 +43,7 @@ from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import Credentials
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.worker.main import run_worker
+from heterps_runtime.worker.main import open_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
 
 TOKEN = "a token of the tests"
@@ -300,7 +300,8 @@ class ThreadedJob:
     def start_worker(self, stage: int, index: int, pool: str) -> None:
         """Start a worker."""
         self._start(
-            f"worker-{stage}-{index}", run_worker, self.config, self.credentials, stage, index, pool, "127.0.0.1"
+            f"worker-{stage}-{index}",
+            lambda: open_worker(self.config, self.credentials, stage, index, pool, "127.0.0.1").run(),
         )
 
     def start_process(
