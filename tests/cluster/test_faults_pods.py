@@ -51,6 +51,23 @@ def test_each_kind_of_pod_may_end_at_any_time(
     assert_every_sample_counted(job)
 
 
+@pytest.mark.parametrize("role", ["ps", "coordinator"])
+def test_a_pod_that_is_told_to_end_costs_no_step(role: str, make: Make, expected_model: Model) -> None:
+    """It is deleted with its grace period, as evictions and preemption do it, long after the last checkpoint."""
+    job = small_job(make, f"told-{role}", spec={"checkpoint.everySteps": 100_000})
+    job.job["spec"]["podTemplates"]["all"]["spec"]["terminationGracePeriodSeconds"] = 60
+    job.submit().wait_for_step(30)
+    step, victim = job.step(), only_pod(job, role)
+    job.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
+    wait_for_successor(job, role, victim)
+    status = job.wait_for_phase("Succeeded")
+    assert status["restarts"] == 0
+    [resumed] = job.told("Resumed")
+    assert int(resumed.split()[3]) >= step, resumed
+    assert job.told("RolledBack") == []
+    assert_same_model(job.model(), expected_model)
+
+
 @pytest.fixture
 def lonely_node(own_cluster: Cluster) -> Iterator[str]:
     """A node whose kubelet a test may stop."""
