@@ -36,9 +36,10 @@ class Interval:
 class Existence:
     """Collects when the pods of a job have existed.
 
-    A pod may be charged from its creation to its end: the end of its container, or else a time after it was to be
-    deleted, or its node was last heard of, and before it is gone. While the campaign itself stands still, starved or
-    without an answer of the API server, pods may come and go unseen: at most as many units as ever existed at once.
+    A pod may be charged from its creation to its end: the end of its container, or the moment when the API server tells
+    of that, which is later if the node was away; or else a time after it was to be deleted, or its node was last heard
+    of, and before it is gone. While the campaign itself stands still, starved or without an answer of the API server,
+    pods may come and go unseen: at most as many units as ever existed at once.
 
     Args:
         longest_gap: seconds between two lists in which no pod comes and goes.
@@ -70,7 +71,7 @@ class Existence:
             finished = _finished(pod)
             if finished is not None:
                 found.least_end = found.least_end if _ends(pod) else finished
-                found.most_end = max(finished, found.least_end)
+                found.most_end = max(now, found.least_end)
             elif not _ends(pod):
                 found.least_end = now
         self._most_units = max(self._most_units, sum(self._pods[uid].units for uid in seen))
