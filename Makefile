@@ -58,8 +58,8 @@ data: venv ## make the flights example's train and test sets (a few seconds, onc
 demo: data ## plan and train the flights example: a real model, its quality and its bill
 	@$(BIN)/heterps run examples/flights/job.yaml
 
-demo-cluster: data ## train the flights example on a real Kubernetes on this machine, and show each step
-	@$(BIN)/python -m tests.cluster demo
+demo-cluster: data ## train the flights example on a real Kubernetes on this machine (ARGUMENTS=--from-images: docs/images.md)
+	@$(BIN)/python -m tests.cluster demo $(ARGUMENTS)
 
 # Both parts run, whatever the first one says; the last line sums up both.
 test: data ## run all tests, those that need a Kubernetes included

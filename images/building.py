@@ -9,23 +9,53 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROLES", "BuildError", "Builder", "archive_of", "is_current", "missing_programs", "name_of"]
+__all__ = ["IMAGES", "BuildError", "Builder", "Image", "archive_of", "is_current", "missing_programs", "name_of"]
 
 ROOT = Path(__file__).parent.parent
-ROLES = ("operator", "runtime")
 FOLDER = ROOT / ".cache" / "images"
 _REGISTRY = "ghcr.io/heterps"  # where the chart looks by default
 _PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 _DEBIAN = "localhost/heterps/base:bookworm"
-# What both roles need of Debian; a python image has the same.
+# What all images need of Debian; a python image has the same.
 _DEBIAN_PACKAGES = ("ca-certificates", "python3", "python3-venv", "tzdata")
 _WITHOUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
 _SOURCES = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d/debian.sources"))
 _PIP = ("PIP_INDEX_URL", "PIP_CERT", "PIP_DEFAULT_TIMEOUT")
 _CERTIFICATES = Path("/etc/ssl/certs")
-_CONTEXT = ("LICENSE", "README.md", "crds", "images", "operator", "pyproject.toml", "runtime")
+_CODE = ("LICENSE", "README.md", "crds", "images", "operator", "pyproject.toml", "runtime")
+_FLIGHTS = "examples/flights"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that can be built.
+
+    Attributes:
+        dockerfile: beside an ignore file of the same name.
+        made_from: files and folders that go into it.
+        holds: what its last layer holds, for people.
+        parent: image that it is built on; None: the base alone.
+    """
+
+    dockerfile: str
+    made_from: tuple[str, ...]
+    holds: str
+    parent: str | None = None
+
+
+IMAGES = {
+    "operator": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/operator.lock"),
+    "runtime": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/runtime.lock"),
+    "flights": Image(
+        f"{_FLIGHTS}/Dockerfile",
+        (f"{_FLIGHTS}/Dockerfile", f"{_FLIGHTS}/flights", f"{_FLIGHTS}/prepare.py", "requirements.lock"),
+        "the model, and the package with the data",
+        parent="runtime",
+    ),
+}
 
 
 class BuildError(Exception):
@@ -37,21 +67,21 @@ def missing_programs() -> list[str]:
     return [name for name in ("buildah", "mmdebstrap") if shutil.which(name) is None]
 
 
-def name_of(role: str) -> str:
-    """Return the name and tag of a role's image, which the chart uses by default."""
+def name_of(image: str) -> str:
+    """Return the name and tag of an image, which the chart and the examples use by default."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return f"{_REGISTRY}/{role}:{project['version']}"
+    return f"{_REGISTRY}/{image}:{project['version']}"
 
 
-def archive_of(role: str) -> Path:
-    """Return where the archive of a role's image lies once it is built."""
-    return FOLDER / f"{role}.tar"
+def archive_of(image: str) -> Path:
+    """Return where the archive of an image lies once it is built."""
+    return FOLDER / f"{image}.tar"
 
 
-def is_current(role: str) -> bool:
-    """Whether a role's image is built from the files that are here now."""
-    made_from = _made_from(role)
-    return archive_of(role).exists() and made_from.exists() and made_from.read_text() == _fingerprint()
+def is_current(image: str) -> bool:
+    """Whether an image is built from the files that are here now."""
+    made_from = _made_from(image)
+    return archive_of(image).exists() and made_from.exists() and made_from.read_text() == _fingerprint(image)
 
 
 class Builder:
@@ -91,33 +121,38 @@ class Builder:
             self._make_base()
         return _DEBIAN
 
-    def build(self, role: str, base: str) -> None:
-        """Build the image of a role, and its archive for `docker load` and `ctr images import`.
+    def build(self, image: str, base: str) -> None:
+        """Build an image, its parent first, and its archive for `docker load` and `ctr images import`.
 
         Args:
-            role: one of `ROLES`.
+            image: one of `IMAGES`.
             base: image that has been pulled or made.
 
         Raises:
             BuildError: a program fails; with its last output.
         """
-        name, archive, fingerprint = name_of(role), archive_of(role), _fingerprint()
-        arguments = {"BASE": base, "ROLE": role, "VERSION": name.rpartition(":")[2]}
+        wanted = IMAGES[image]
+        if wanted.parent is not None and not is_current(wanted.parent):
+            self.build(wanted.parent, base)
+        name, archive, fingerprint = name_of(image), archive_of(image), _fingerprint(image)
+        arguments = {"BASE": base, "ROLE": image, "VERSION": name.rpartition(":")[2]}
+        if wanted.parent is not None:
+            arguments["PARENT"] = name_of(wanted.parent)
         arguments |= {setting: os.environ.get(setting, "") for setting in _PIP}
         # Mirrors may have certificates that only this machine trusts.
         trusted = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.is_dir() else []
         self._say(f"building {name}")
-        for old in (archive, _made_from(role)):
+        for old in (archive, _made_from(image)):
             old.unlink(missing_ok=True)
         self._run([
             *self._buildah, "bud", "--quiet", "--isolation=chroot", "--pull-never", *trusted,
             *(f"--build-arg={key}={value}" for key, value in arguments.items() if value),
-            f"--ignorefile={ROOT}/images/Dockerfile.dockerignore", f"--file={ROOT}/images/Dockerfile",
+            f"--ignorefile={ROOT}/{wanted.dockerfile}.dockerignore", f"--file={ROOT}/{wanted.dockerfile}",
             f"--tag={name}", str(ROOT),
         ])  # fmt: skip
         self._run([*self._buildah, "push", "--quiet", name, f"docker-archive:{archive}:{name}"])
         self._run([*self._buildah, "rmi", "--prune"])  # the image that this one replaces
-        _made_from(role).write_text(fingerprint)
+        _made_from(image).write_text(fingerprint)
 
     def _make_base(self) -> None:
         self._say("making a base image of Debian's packages (about a minute, once)")
@@ -142,14 +177,17 @@ class Builder:
             raise BuildError(f"{command[0]} failed:\n{words}")
 
 
-def _made_from(role: str) -> Path:
-    return FOLDER / f"{role}.made-from"
+def _made_from(image: str) -> Path:
+    return FOLDER / f"{image}.made-from"
 
 
-def _fingerprint() -> str:
-    """Return a hash of all files that go into images."""
+def _fingerprint(image: str) -> str:
+    """Return a hash of all files that go into an image."""
     digest = hashlib.sha256()
-    for top in (ROOT / name for name in _CONTEXT):
+    wanted = IMAGES[image]
+    if wanted.parent is not None:
+        digest.update(_fingerprint(wanted.parent).encode())
+    for top in (ROOT / name for name in wanted.made_from):
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())

@@ -16,13 +16,16 @@ The training rows are shuffled once with a fixed seed, because the source is sor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import shutil
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +39,8 @@ Numbers = npt.NDArray[np.float64]
 FIRST_TEST_DAY = 25  # of each month
 LATE_MINUTES = 15
 SHUFFLE_SEED = 2013
-TRAIN_PARTS = 4
+PARTS = {"train": 4, "test": 1}  # files
+MARKER = "prepared.json"
 MISSING = "unknown"  # the category of what is not known
 
 # Numbers that may be missing in the source. A missing one becomes the training mean (0 after standardising); the
@@ -140,32 +144,54 @@ def build(tables: dict[str, pa.Table]) -> tuple[pa.Table, npt.NDArray[np.bool_]]
     return pa.table(columns), train
 
 
+def write(output: Path, recipe: str) -> dict[str, Any]:
+    """Write both sets into a new folder and put it in place as a whole; returns what `prepared.json` holds.
+
+    Several processes may do so at the same time, as pods of a job with a common volume do: the first one's stays.
+    """
+    table, train = build(read_source())
+    shuffle = np.random.default_rng(SHUFFLE_SEED)
+    done: dict[str, Any] = {"recipe": recipe}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        new.chmod(0o755)
+        for split, chosen in (("train", train), ("test", ~train)):
+            rows = np.flatnonzero(chosen)
+            if split == "train":
+                rows = shuffle.permutation(rows)
+            (new / split).mkdir()
+            for i, part in enumerate(np.array_split(rows, PARTS[split])):
+                pq.write_table(table.take(part), new / split / f"part-{i}.parquet", compression="zstd")
+            done[split] = {"rows": len(rows), "late": float(np.mean(table["late"].to_numpy()[rows]))}
+        (new / MARKER).write_text(json.dumps(done))
+        if output.exists() and read_marker(output).get("recipe") != recipe:  # made by another version of this file
+            shutil.rmtree(output)
+        with contextlib.suppress(OSError):  # another process was faster
+            new.rename(output)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return done
+
+
+def read_marker(output: Path) -> dict[str, Any]:
+    """What the folder was made with; empty if there is none."""
+    marker = output / MARKER
+    done: dict[str, Any] = json.loads(marker.read_text()) if marker.exists() else {}
+    return done
+
+
 def main() -> None:
     """Write `data/train/part-*.parquet` and `data/test/part-*.parquet` beside this file, unless they are up to date."""
     parser = argparse.ArgumentParser(description="Prepare the flights example: train and test set as parquet.")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "data", help="default: %(default)s")
     output: Path = parser.parse_args().output
     recipe = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=16).hexdigest()
-    marker = output / "prepared.json"  # written last: without it the folder counts as unfinished
-    done = json.loads(marker.read_text()) if marker.exists() else {}
+    done = read_marker(output)
     if done.get("recipe") == recipe:
         print(f"{output} is up to date")
     else:
-        table, train = build(read_source())
-        shuffle = np.random.default_rng(SHUFFLE_SEED)
-        parts = {"train": TRAIN_PARTS, "test": 1}
-        done = {"recipe": recipe}
-        marker.unlink(missing_ok=True)
-        for split, chosen in (("train", train), ("test", ~train)):
-            rows = np.flatnonzero(chosen)
-            if split == "train":
-                rows = shuffle.permutation(rows)
-            shutil.rmtree(output / split, ignore_errors=True)
-            (output / split).mkdir(parents=True)
-            for i, part in enumerate(np.array_split(rows, parts[split])):
-                pq.write_table(table.take(part), output / split / f"part-{i}.parquet", compression="zstd")
-            done[split] = {"rows": len(rows), "late": float(np.mean(table["late"].to_numpy()[rows]))}
-        marker.write_text(json.dumps(done))
+        done = write(output, recipe)
     for split in ("train", "test"):
         print(f"{split:5}  {done[split]['rows']:7,} flights, {done[split]['late']:.1%} more than 15 minutes late")
 

@@ -10,6 +10,7 @@ from tests.cluster import building
 from tests.cluster.cluster import NODES, Cluster, Place, clusters
 from tests.cluster.demo import show
 from tests.cluster.errors import ClusterError
+from tests.cluster.image_demo import show_from_images
 from tests.cluster.preparing import prepare, prepare_tests
 from tests.cluster.requirements import reasons_against
 
@@ -33,7 +34,8 @@ def main() -> int:
     verbs.add_parser("build", help="install and build what the tests need, if it is not there")
     verbs.add_parser("build-benchmark", help="the same for `make benchmark-operator`")
     verbs.add_parser("check", help="say whether this machine can run a cluster, and what it lacks")
-    verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
+    demo = verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
+    demo.add_argument("--from-images", action="store_true", help="install the chart and examples/flights/cluster.yaml")
     verbs.add_parser("update", help="write the go.sum files anew after a version in a go.mod was changed")
     for verb, explanation in {
         "up": "start a cluster",
@@ -64,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1 if reasons else 0
     elif arguments.verb == "demo":
-        prepare(building.CLUSTER, say)
+        prepare((*building.CLUSTER, building.HELM) if arguments.from_images else building.CLUSTER, say)
         folder = building.ROOT / ".cache" / "demo-cluster"
         shutil.rmtree(folder, ignore_errors=True)
-        return show(folder)
+        return show_from_images(folder) if arguments.from_images else show(folder)
     elif arguments.verb == "update":
         building.update(say)
     elif arguments.verb == "up":

@@ -85,6 +85,8 @@ class Cluster:
         outlive_parent: Keep running when this process ends; otherwise the cluster ends with it, even if it is killed.
         say: Called with progress messages, a line at a time.
         node_grace_seconds: Seconds after which a silent node counts as lost.
+        snapshotter: Of the nodes' containerd. `native` copies an image for each container, which is little for the
+            tests' own one. `overlayfs` does not, but cannot be used on an overlay, the root of many containers.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Cluster:
         outlive_parent: bool = False,
         say: Say = lambda line: None,
         node_grace_seconds: int = ControlPlane.node_grace_seconds,
+        snapshotter: str = "native",
     ) -> None:
         self.place = Place(name or str(os.getpid()))
         self.nodes: dict[str, RunningNode] = {}
@@ -103,6 +106,7 @@ class Cluster:
         self._outlive_parent = outlive_parent
         self._say = say
         self._node_grace_seconds = node_grace_seconds
+        self._snapshotter = snapshotter
         self._daemons: Daemons | None = None
         self._sandbox: Sandbox | None = None
 
@@ -197,7 +201,8 @@ class Cluster:
         write_image(Path(busybox), archive)
         for number, node in enumerate(self._wanted):
             home = folder / "nodes" / node.name
-            running = RunningNode(node, home, FIRST_KUBELET_PORT + number, control_plane, daemons)
+            port = FIRST_KUBELET_PORT + number
+            running = RunningNode(node, home, port, control_plane, daemons, self._snapshotter)
             running.write_settings(cni)
             make_cgroup(running.control_group)
             running.start_containerd()

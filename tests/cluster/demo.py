@@ -20,7 +20,7 @@ from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.pods import project_template
 
-__all__ = ["flights", "show"]
+__all__ = ["flights", "print_result", "print_text", "say", "show", "watch"]
 
 FLIGHTS = ROOT / "examples" / "flights"
 _FINAL = ("Succeeded", "Failed", "Suspended")
@@ -61,33 +61,33 @@ def show(folder: Path) -> int:
     """Run the demonstration; return the exit code."""
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
-    with Cluster(name="demo", say=_say) as cluster, cluster.entered():
+    with Cluster(name="demo", say=say) as cluster, cluster.entered():
         kubectl = cluster.kubectl
-        _say("kubectl get nodes")
-        _print(kubectl("get", "nodes", f"--label-columns={POOL_LABEL}"))
-        _say("kubectl apply -f crds/")
-        _print(kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}"))
+        say("kubectl get nodes")
+        print_text(kubectl("get", "nodes", f"--label-columns={POOL_LABEL}"))
+        say("kubectl apply -f crds/")
+        print_text(kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}"))
         kubectl("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
         kubectl("create", "namespace", NAMESPACE)
-        _say("heterps operator &")
+        say("heterps operator &")
         with Operator(cluster.place.kubeconfig, folder) as operator:
-            _say("kubectl apply -f flights.yaml")
+            say("kubectl apply -f flights.yaml")
             manifest = folder / "flights.yaml"
             manifest.write_text(yaml.safe_dump_all(flights(shared), sort_keys=False))
-            _print(kubectl("apply", "--server-side", f"--filename={manifest}"))
-            _say("kubectl get hpsj flights --watch")
-            phase = _watch(kubectl)
-            _say("kubectl get pods,devicepools")
-            _print(kubectl("get", "pods", "--output=wide"))
-            _print(kubectl("get", "devicepools"))
-            _result(kubectl, shared)
+            print_text(kubectl("apply", "--server-side", f"--filename={manifest}"))
+            say("kubectl get hpsj flights --watch")
+            phase = watch(kubectl)
+            say("kubectl get pods,devicepools")
+            print_text(kubectl("get", "pods", "--output=wide"))
+            print_text(kubectl("get", "devicepools"))
+            print_result(kubectl, shared)
             if phase != "Succeeded":
-                _print(operator.story())
+                print_text(operator.story())
                 return 1
     return 0
 
 
-def _watch(kubectl: Kubectl) -> str:
+def watch(kubectl: Kubectl) -> str:
     """Print the job's line whenever it changes, until it has ended; return the last phase."""
     began, shown = time.monotonic(), ""
 
@@ -97,29 +97,32 @@ def _watch(kubectl: Kubectl) -> str:
         head, _, row = kubectl("get", "heterpsjob", "flights").strip().partition("\n")
         line = row.rsplit(maxsplit=1)[0]  # without the age, which always changes
         if not shown:
-            _print(f"  time  {head}")
+            print_text(f"  time  {head}")
         if line != shown:
             shown = line
-            _print(f"{time.monotonic() - began:5.0f}s  {row}")
+            print_text(f"{time.monotonic() - began:5.0f}s  {row}")
         return phase if phase in _FINAL else None
 
     return wait_until("the job has ended", ended, _PATIENCE_SECONDS)
 
 
-def _result(kubectl: Kubectl, shared: Path) -> None:
+def print_result(kubectl: Kubectl, shared: Path) -> None:
+    """Print what came out, and the bill."""
     status = json.loads(kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status}"))
     evaluation, cost = status.get("evaluation") or {}, status.get("cost") or {}
-    _say(f"{status['phase']}: {status.get('message') or 'the job is done'}")
-    _print(f"held-out AUC {evaluation.get('auc')}, log loss {evaluation.get('logLoss')}")
-    _print(f"throughput {status['throughput'].get('samplesPerSecond')} samples/s, plan {status['plan']['summary']}")
-    _print(f"bill ${cost.get('total')}")
-    _print(f"model {shared / 'flights' / 'model'} (in pods: {status.get('model')})")
+    say(f"{status['phase']}: {status.get('message') or 'the job is done'}")
+    print_text(f"held-out AUC {evaluation.get('auc')}, log loss {evaluation.get('logLoss')}")
+    print_text(f"throughput {status['throughput'].get('samplesPerSecond')} samples/s, plan {status['plan']['summary']}")
+    print_text(f"bill ${cost.get('total')}")
+    print_text(f"model {shared / 'flights' / 'model'} (in pods: {status.get('model')})")
 
 
-def _say(line: str) -> None:
-    _print(f"\n$ {line}" if line.startswith(("kubectl", "heterps")) else line)
+def say(line: str) -> None:
+    """Print a command after a prompt, and anything else as it is."""
+    print_text(f"\n$ {line}" if line.startswith(("kubectl", "heterps", "helm")) else line)
 
 
-def _print(text: str) -> None:
+def print_text(text: str) -> None:
+    """Print at once."""
     sys.stdout.write(text.rstrip("\n") + "\n")
     sys.stdout.flush()

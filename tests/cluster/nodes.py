@@ -33,9 +33,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   netns_mounts_under_state_dir = true
   stream_server_address = "127.0.0.1"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    # Copies the image (2 MB) for each container. Overlays would be smaller, but cannot be made on an overlay,
-    # which is what the root file system of a CI machine often is.
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni}"
     conf_dir = "{folder}/cni"
@@ -86,6 +84,7 @@ class RunningNode:
     port: int  # of the kubelet
     control_plane: ControlPlane
     daemons: Daemons
+    snapshotter: str  # of containerd
     containerd: Daemon | None = None
     kubelet: Daemon | None = None
 
@@ -101,7 +100,9 @@ class RunningNode:
         self.home.mkdir(parents=True)
         folder = self.control_plane.folder
         (self.home / "containerd.toml").write_text(
-            CONTAINERD.format(home=self.home, socket=self.socket, image=IMAGE, cni=cni, folder=folder)
+            CONTAINERD.format(
+                home=self.home, socket=self.socket, image=IMAGE, cni=cni, folder=folder, snapshotter=self.snapshotter
+            )
         )
         settings = {
             **KUBELET,
@@ -121,7 +122,7 @@ class RunningNode:
         """Import the image into the node, once its containerd answers (it listens before it is ready)."""
         self.daemons.wait_for(f"containerd of {self.node.name} listens", self.socket.exists)
         sandbox.run("ctr", "--address", str(self.socket), "--connect-timeout", "20s", "--namespace", "k8s.io",
-                    "images", "import", "--snapshotter", "native", str(archive))  # fmt: skip
+                    "images", "import", "--snapshotter", self.snapshotter, str(archive))  # fmt: skip
 
     def start_kubelet(self) -> None:
         name = self.node.name

@@ -1,4 +1,4 @@
-"""The DevicePools of the examples are valid, and no node belongs to two of one file."""
+"""The manifests of the examples: valid pools, and one flights job in both files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
+from images.building import name_of
 
+from heterps_operator.api.manifest import read_objects
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.kubernetes.reading.pools import pool_capacity
 from heterps_operator.kubernetes.reading.readable import POOL, check
 from tests.heterps_operator.helpers.nodes import make_node
 
-POOLS = Path(__file__).parents[2] / "examples" / "pools"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+POOLS = EXAMPLES / "pools"
 FILES = sorted(POOLS.glob("*.yaml"))
 
 
@@ -31,3 +34,21 @@ def test_pools_are_valid_and_select_different_nodes(file: Path) -> None:
     for pool in pools:
         node = make_node("a", labels=pool["spec"]["nodeSelector"], cards="1")
         assert [other for other in pools if pool_capacity(other, [node]).units] == [pool]
+
+
+def test_the_flights_job_is_the_same_on_a_cluster() -> None:
+    here, cluster = (documents(EXAMPLES / "flights" / name) for name in ("job.yaml", "cluster.yaml"))
+    read_objects(cluster["HeterPSJob"], [cluster["DevicePool"]])  # raises an error if they are not valid
+    mine, theirs = here["HeterPSJob"]["spec"], cluster["HeterPSJob"]["spec"]
+    assert (mine["model"], mine["training"]) == (theirs["model"], theirs["training"])
+    assert mine["data"] | {"train": "/shared/data/train", "evaluation": "/shared/data/test"} == theirs["data"]
+    assert mine["checkpoint"] | {"path": "/shared/flights"} == theirs["checkpoint"]
+    template = theirs["podTemplates"]["all"]["spec"]
+    assert {theirs["image"], *(c["image"] for c in template["initContainers"])} == {name_of("flights")}
+    [volume] = template["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == cluster["PersistentVolumeClaim"]["metadata"]["name"]
+
+
+def documents(path: Path) -> dict[str, Any]:
+    """Return the last object of each kind in a file."""
+    return {document["kind"]: document for document in yaml.safe_load_all(path.read_text())}

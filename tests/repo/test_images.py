@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from images import building
 from images.archive import layer_sizes
-from images.building import ROLES, ROOT, archive_of, is_current, name_of
+from images.building import IMAGES, ROOT, Image, archive_of, is_current, name_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -44,7 +44,7 @@ def split(requirement: str) -> tuple[str, list[str]]:
     return found[1], (found[2] or "").split(",")
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ["operator", "runtime"])
 def test_an_image_has_what_its_role_needs_in_the_tested_versions(role: str) -> None:
     in_image, tested = locked(f"images/{role}.lock"), locked("requirements.lock")
     assert required(role) <= in_image.keys(), "make lock"
@@ -72,7 +72,11 @@ def test_the_chart_uses_the_operators_image_by_default() -> None:
 def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "ROOT", tmp_path)
     monkeypatch.setattr(building, "FOLDER", tmp_path / "built")
-    monkeypatch.setattr(building, "_CONTEXT", ("README.md", "operator"))
+    images = {
+        "operator": Image("Dockerfile", ("README.md", "operator"), "code"),
+        "example": Image("Dockerfile", ("example",), "model", parent="operator"),
+    }
+    monkeypatch.setattr(building, "IMAGES", images)
     (tmp_path / "README.md").write_text("words")
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1"\n')
     code = tmp_path / "operator" / "package" / "module.py"
@@ -80,7 +84,15 @@ def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monk
         folder.mkdir(parents=True)
     code.write_text("one")
     builder = building.Builder(lambda words: None)
-    monkeypatch.setattr(builder, "_run", lambda command: archive_of("operator").touch())
+    built: list[str] = []
+
+    def run(command: list[str]) -> None:
+        if "push" in command:
+            archive = Path(command[-1].split(":")[1])
+            archive.touch()
+            built.append(archive.stem)
+
+    monkeypatch.setattr(builder, "_run", run)
     assert not is_current("operator")
     builder.build("operator", "base")
     assert is_current("operator")
@@ -92,6 +104,23 @@ def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monk
     assert is_current("operator")
     archive_of("operator").unlink()
     assert not is_current("operator")
+
+    (tmp_path / "example").write_text("model")
+    built.clear()
+    builder.build("example", "base")
+    assert built == ["operator", "example"], "its parent first"
+    (tmp_path / "example").write_text("another model")
+    assert (is_current("operator"), is_current("example")) == (True, False)
+    builder.build("example", "base")
+    assert built == ["operator", "example", "example"]
+    code.write_text("three")
+    assert not is_current("example"), "its parent has changed"
+
+
+def test_an_image_is_made_from_files_that_exist() -> None:
+    for image in IMAGES.values():
+        paths = [image.dockerfile, f"{image.dockerfile}.dockerignore", *image.made_from]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_sizes_of_layers(tmp_path: Path) -> None:
