@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.faults import HELD, MODEL
+from tests.cluster.faults import COMPARED, HELD, MODEL
 from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.pods import shell_pod
 from tests.cluster.watching import Watching
+from tests.same_model import assert_same_model
 
 Make = Callable[..., ClusterJob]
 Json = dict[str, Any]
@@ -119,3 +121,25 @@ def test_jobs_of_a_namespace_never_exceed_its_limit(make: Make, units: Units, fo
     wait_until("both go on", lambda: one.step() > steps[0] and two.step() > steps[1], PATIENCE_SECONDS)
     assert (one.status()["restarts"], two.status()["restarts"]) == (0, 0)
     assert max(units.seen) == 2 * EACH
+
+
+def test_a_plan_that_finds_no_room_beside_other_software_is_replaced_by_one_that_does(
+    make: Make, expected_model: Json
+) -> None:
+    """The count of the pool's units does not know the neighbours' pods, which leave each node room for one unit."""
+    job = make("crowded", spec={**COMPARED, "scheduling": {}}, pool={"maxUnits": MOST})
+    for layer in job.profile["layers"]:
+        layer["parallelFraction"] = 1.0  # more workers share the price of the server
+    for node in ("cpu-0", "cpu-1"):
+        neighbour = shell_pod(f"neighbour-{node}", "sleep 1000", nodeName=node)
+        neighbour["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "600m"}}
+        job.kubectl.apply(neighbour)
+    job.submit()
+    wait_until("the plan is given up", lambda: job.told("PoolCrowded"), PATIENCE_SECONDS, more=job.story)
+    [told] = job.told("PoolCrowded")
+    assert told.startswith("worker-0-")
+    assert told.endswith(" units have: the job is planned again with these")
+    status = job.wait_for_phase("Succeeded")
+    assert (status["restarts"], status["plan"]["revision"]) == (0, 2)
+    assert status["plan"]["summary"].endswith(f"{job.pool_name} x1 [tables..output]")
+    assert_same_model(job.model(), expected_model)

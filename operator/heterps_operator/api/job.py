@@ -30,6 +30,7 @@ class PoolSpec:
     price_per_unit_hour: Decimal
     max_units: int | None  # the smaller of the pool's and the job's limit; None: no limit
     units_per_pod: int
+    autoscaled: bool = False  # nodes come when pods wait for them
 
     @property
     def threads(self) -> int:
@@ -209,6 +210,7 @@ def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
         price_per_unit_hour=Decimal(str(spec["pricePerUnitHour"])),
         max_units=min(limits, default=None),
         units_per_pod=spec["unitsPerPod"],
+        autoscaled=bool(spec.get("autoscaled")),
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting, termination
+from heterps_operator.control.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.departures import judge_departures
 from heterps_operator.control.history import record_plan
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
@@ -64,6 +65,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     process = observed.process(COORDINATOR)
     if process is None or not failures.is_current(process, status):
         observed = replace(observed, coordinator=None)  # a coordinator of the past
+    observed = limited_to_room(observed, status)
     if job.paused:
         return Decision(status.with_phase(Phase.PAUSED, now))
     actions: tuple[Action, ...] = ()
@@ -85,6 +87,10 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     if status.outcome is None and status.stopping_since is None and not hung:
         status, leaves, moves = judge_departures(job, observed, status)
         events += moves
+
+    if status.outcome is None and status.stopping_since is None and not hung:
+        status, crowded = judge_crowding(job, observed, status)
+        events += crowded
 
     # 2. Carry the end out, or go on.
     if status.outcome is not None:

@@ -132,6 +132,8 @@ class Status:
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
+    crowded: Mapping[str, int] = field(default_factory=dict)  # by pool: units that found room when others did not
+    crowded_since: float = 0.0
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
     gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first

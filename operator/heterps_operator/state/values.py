@@ -67,6 +67,7 @@ class PodProblem:
 
     reason: str  # CamelCase, for programs: Unschedulable, ImagePullBackOff
     message: str  # what, where, and the way out, for people
+    crowded: bool = False  # the nodes that it may run on have too little left
 
 
 @dataclass(frozen=True)

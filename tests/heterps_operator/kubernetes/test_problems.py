@@ -269,3 +269,10 @@ def test_a_refusal_says_what_to_change(case: str) -> None:
 def test_words_of_the_cluster_are_shortened() -> None:
     assert len(start_error("x" * 5000)) < 800
     assert "let the image's user run" in start_error("exec: permission denied")
+
+
+def test_only_a_lack_of_room_is_called_crowded() -> None:
+    """Another plan can help then, and in no other case."""
+    problems = {name: pod_problem(pod, NOW + age) for name, (pod, age, *_) in CASES.items()}
+    crowded = {name for name, problem in problems.items() if problem is not None and problem.crowded}
+    assert crowded == {"no room", "no cards", "no room for the coordinator"}

@@ -174,7 +174,8 @@ def _not_scheduled(pod: Json, condition: Json) -> PodProblem:
     # The preemption part of the message is not about this pod's needs.
     words = _PREEMPTION.split(words)[0].strip()
     told = f"{name} fits no node ({_quote(words.rstrip('.'))})"
-    return PodProblem(reason, f"{told}; {_way_onto_a_node(pod, words)}")
+    crowded = _INSUFFICIENT.search(words) is not None
+    return PodProblem(reason, f"{told}; {_way_onto_a_node(pod, words)}", crowded=crowded)
 
 
 def _way_onto_a_node(pod: Json, words: str) -> str:
