@@ -63,6 +63,11 @@ def revision(job: ClusterJob) -> int:
     return int(job.status()["plan"]["revision"])
 
 
+def capacity(job: ClusterJob, pool: str) -> int:
+    """Return the units of a pool, from its status."""
+    return int((job.kubectl.get("devicepool", pool).get("status") or {}).get("capacityUnits", -1))
+
+
 def wait_until_held(job: ClusterJob, workers: int) -> None:
     """Wait until the pool's status shows the units of these workers and of the servers, one each."""
     units = workers + len(job.pods("ps"))
@@ -122,6 +127,9 @@ def test_a_plan_that_its_pool_cannot_have_any_more_is_made_anew_and_training_goe
     job = make("moved", spec={**spec, "elasticity": {"cooldownSeconds": 1}}, pool={"maxUnits": 2})
     job.pool["spec"]["nodeSelector"] = {}
     cheap = job.add_pool("cheap", nodeSelector={POOL_LABEL: "accelerator"}, pricePerUnitHour="0.01")
+    job.kubectl.apply(job.pool, *job.more_pools)
+    # Pods of the test before may still end on its only node.
+    wait_until("both units are there", lambda: capacity(job, cheap) == 2, PATIENCE_SECONDS, more=job.story)
     with held(job):
         job.submit().wait_for_step(6)
         [worker] = job.pods("worker")
