@@ -7,6 +7,8 @@ from typing import Any
 
 __all__ = ["newer", "older"]
 
+# Keys of these are names of processes or pools, or a user's own.
+_BY_NAME = {"attempts", "not_before", "restarts", "planned_with", "crowded", "speeds", "before", "spec"}
 # Fields that say what a job is. An operator that stored others before them wrote these already.
 _NEEDED = {"phase", "plan", "plan_revision", "incarnation", "started"}
 
@@ -30,8 +32,7 @@ def newer(data: dict[str, str]) -> dict[str, str]:
 
     def extended(value: Any, inside: str = "") -> Any:
         if isinstance(value, dict):
-            # Keys of these are names of processes or pools, or a user's own.
-            open_ended = inside in ("attempts", "not_before", "restarts", "planned_with", "speeds", "before", "spec")
+            open_ended = inside in _BY_NAME
             more = {} if open_ended else {"laterField": {"x": [1]}}
             return {**{key: extended(item, key) for key, item in value.items()}, **more}
         return [extended(item, inside) for item in value] if isinstance(value, list) else value
