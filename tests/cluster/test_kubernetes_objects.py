@@ -111,7 +111,7 @@ def test_pods_of_gangs_are_kept_as_they_are(server: ApiServer, kubectl: Kubectl,
     policy = {"gang": gang, "queue": "team-a", "priorityClassName": priority}
     job = make_job(runPolicy={"schedulingPolicy": policy})
     for spec in (SERVER, CPU_WORKER):
-        check(server, at(pod_of(spec, job, gang_size=6), kubectl))
+        check(server, at(pod_of(spec, job), kubectl))
 
 
 def test_the_longest_names_fit(server: ApiServer, kubectl: Kubectl) -> None:

@@ -220,7 +220,6 @@ def start_over(status: Status, now: float, pause: float) -> Status:
     return replace(
         status,
         incarnation=status.incarnation + 1,
-        gang=(),
         attempts={},
         not_before={"": now + pause},
         last_observation=None,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import elasticity, failures, liveness, rebalancing, reporting, termination
+from heterps_operator.control import elasticity, failures, liveness, queueing, rebalancing, reporting, termination
 from heterps_operator.control.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.departures import judge_departures
 from heterps_operator.control.history import record_plan
@@ -59,7 +59,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     """
     before = observed.status
     if before.final:
-        return Decision(before)
+        return Decision(before, queueing.give_back(job, observed, before))
     now = observed.time
     status = before if before.started is not None else replace(before, started=now, phase_since=now)
     process = observed.process(COORDINATOR)
@@ -83,6 +83,10 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
             Event("Warning", "Unresponsive", f"{name} {why}; restarting it", now) for name, why in hung.items()
         )
 
+    if status.outcome is None and status.stopping_since is None:
+        status, evictions = queueing.judge_eviction(observed, status)
+        events += evictions
+
     leaves: tuple[Action, ...] = ()
     if status.outcome is None and status.stopping_since is None and not hung:
         status, leaves, moves = judge_departures(job, observed, status)
@@ -102,6 +106,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         actions = leaves + actions
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = termination.wind_down(job, observed, status)
+    actions += queueing.give_back(job, observed, status)
     # What was measured is kept, even if the job ends with it.
     saves = tuple(
         SaveProfile(pool, profile)
@@ -162,8 +167,12 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
         return _release(observed, status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now))
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
         status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
+    missing = tuple(profiler(job, pool.name) for pool in job.pools if pool.name not in observed.profiles)
+    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *missing))
+    if not admitted:
+        return status, actions
     status = status.with_phase(Phase.PROFILING, now)
-    actions = _ensure(observed, status, coordinator())
+    actions += _ensure(observed, status, coordinator())
     if observed.coordinator is None:
         return status, actions
     if any(p.running and p.spec.role == "profile" and p.name != spec.name for p in observed.processes):
@@ -191,7 +200,8 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if outcome is None or not known:
         status, actions = _ask_planner(room, observed, status, dict(observed.capacity.free_units))
         # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
-        if actions and job.goal == "train" and not any(observed.capacity.holders.values()):
+        free = not any(observed.capacity.holders.values()) and queueing.covered(observed, status, COORDINATOR)
+        if actions and job.goal == "train" and free:
             actions += _ensure(observed, status, coordinator())
         return status, actions
     plan = outcome.plan
@@ -245,7 +255,7 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
     if status.plan is None or occupied or observed.capacity.fits(status.plan.units):
         return status
     text = f"plan {status.plan_revision} needs units that are no longer free"
-    status = replace(status, plan=None, planned_with={}, possible=False, gang=())
+    status = replace(status, plan=None, planned_with={}, possible=False)
     return status.with_condition("Planned", None, "Replanning", text, observed.time)
 
 
@@ -273,11 +283,15 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
 
 def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
     """Keep the plan's processes running, and the batch divided well."""
-    now, view = observed.time, observed.coordinator
+    now, view, wanted = observed.time, observed.coordinator, members(job, plan)
+    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *wanted))
+    if not admitted:
+        status, ends = _release(observed, status)
+        return status, actions + ends
     training = view is not None and view.phase not in (JobPhase.PROFILING, JobPhase.STARTING)
     if not training and status.phase != Phase.RUNNING:
         status = status.with_phase(Phase.STARTING, now)
-    actions = _ensure(observed, status, coordinator())
+    actions += _ensure(observed, status, coordinator())
     if view is None:
         return status, actions
     submission = SubmitPlan(plan, status.plan_revision)
@@ -285,11 +299,10 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
         return status, (*actions, submission)
     if view.phase == JobPhase.PROFILING:
         return status, actions
-    wanted = members(job, plan)
-    if not status.gang:
-        status = replace(status, gang=tuple(spec.name for spec in wanted))
+    actions += queueing.ask_for_more(observed, status, wanted)
     for spec in wanted:
-        actions += _ensure_member(job, observed, status, view, spec)
+        if queueing.covered(observed, status, spec.name):
+            actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)
     if training:
         status = status.with_phase(Phase.RUNNING, now)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import liveness
 from heterps_operator.control.machine import describe_shortage
+from heterps_operator.control.queueing import WAITING_FOR_QUOTA
 from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView
 from heterps_runtime.contract import JobPhase
@@ -68,7 +69,7 @@ def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) 
     before = status.condition("PodsReady")
     problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
     if not problems:
-        solved = before.status == "False" and before.reason != _WAITING
+        solved = before.status == "False" and before.reason not in (_WAITING, WAITING_FOR_QUOTA)
         return status.with_condition("PodsReady", None, "Starting", "pods are starting", now) if solved else status
     # What was told stays told as long as it holds: problems that take turns would be news each time.
     problem = next((p for p in problems if p.reason == before.reason), problems[0])

@@ -76,7 +76,9 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
 
 
 def _with_queue(status: Status, observed: Observed) -> Status:
-    """Note whether a queue holds pods back: that time does not count towards startDeadlineSeconds."""
+    """Note whether scheduling gates hold pods back: that time does not count towards startDeadlineSeconds."""
+    if observed.quota is not None:
+        return status  # no pod is created before the queue admits the job
     queued = any(p.running and p.problem is not None and p.problem.reason == _GATED for p in observed.processes)
     if queued == status.queued:
         return status

@@ -17,6 +17,8 @@ from heterps_runtime.contract import API_GROUP, API_VERSION
 __all__ = [
     "ANNOTATION_PLAN_REVISION",
     "ANNOTATION_PROCESS",
+    "ANNOTATION_PROCESSES",
+    "ANNOTATION_REQUEST",
     "CONTAINER",
     "COORDINATOR_PORT",
     "LABEL_INDEX",
@@ -57,6 +59,9 @@ __all__ = [
     "secrets_path",
     "service_name",
     "token_secret_name",
+    "workload_name",
+    "workload_path",
+    "workloads_path",
 ]
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
@@ -71,6 +76,8 @@ LABEL_STAGE = f"{API_GROUP}/stage"
 LABEL_INDEX = f"{API_GROUP}/index"
 ANNOTATION_PROCESS = f"{API_GROUP}/process"
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
+ANNOTATION_REQUEST = f"{API_GROUP}/request"  # name of the request for quota that a Workload is
+ANNOTATION_PROCESSES = f"{API_GROUP}/processes"  # names of its processes, by pod set
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
 _DIGITS = 6  # of the digest that replaces truncated characters
@@ -84,6 +91,7 @@ _PLURALS = {
     "PodGroup": "podgroups",
     "Secret": "secrets",
     "Service": "services",
+    "Workload": "workloads",
 }
 
 
@@ -138,8 +146,13 @@ def budget_name(job: str, members: str) -> str:
 
 
 def gang_name(job: str, incarnation: int) -> str:
-    """Group of pods that a queue or scheduler admits together; a full restart starts a new group."""
+    """Group of pods that a scheduler starts together; a full restart starts a new group."""
     return f"{job}-{incarnation}"
+
+
+def workload_name(job: str, request: str) -> str:
+    """Kueue's Workload of a request for quota."""
+    return f"{job}-{request}"
 
 
 def coordinator_address(job: Json, ip: str) -> str:
@@ -309,6 +322,16 @@ def job_states_path(namespace: str) -> str:
 def job_state_path(namespace: str, job: str) -> str:
     """The HeterPSJobState of a job; it has the job's name."""
     return f"{job_states_path(namespace)}/{job}"
+
+
+def workloads_path(namespace: str) -> str:
+    """Kueue's Workloads of a namespace."""
+    return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads"
+
+
+def workload_path(namespace: str, job: str, request: str) -> str:
+    """The Workload of one of a job's requests for quota."""
+    return f"{workloads_path(namespace)}/{workload_name(job, request)}"
 
 
 def _core(plural: str, namespace: str | None) -> str:

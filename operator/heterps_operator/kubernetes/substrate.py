@@ -109,11 +109,10 @@ class KubernetesSubstrate:
         self._on_pod = on_pod
         self._woken = threading.Event()
         self._plan_revision = 0
-        self._gang: frozenset[str] = frozenset()  # members that a queue admits together
 
     def follow(self, status: Status) -> None:
         """Start pods for the plan of this status from now on."""
-        self._plan_revision, self._gang = status.plan_revision, frozenset(status.gang)
+        self._plan_revision = status.plan_revision
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -198,15 +197,12 @@ class KubernetesSubstrate:
         pool = self.pools[spec.pool] if spec.pool is not None else None
         address = None if spec.role == "coordinator" else self.coordinator_address()
         assert spec.role == "coordinator" or address is not None, f"{spec.name} is started before the coordinator runs"
-        # A queue's group never changes: workers that a later plan adds are admitted by themselves.
-        gang = len(self._gang) if spec.name in self._gang else 0
         body = build_pod(
             self.job,
             pool,
             spec,
             coordinator=address,
             plan_revision=self._plan_revision,
-            gang_size=gang,
             pools=self.pools.values(),
         )
         now = self._clock()

@@ -17,7 +17,7 @@ from heterps_operator.control.reconcile import reconcile
 from heterps_operator.documents import Json
 from heterps_operator.loop.coordinator_answers import read_profiles, read_status
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
-from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Substrate
+from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Queue, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
@@ -31,7 +31,10 @@ from heterps_operator.state.values import (
     Observed,
     PoolCapacity,
     ProcessView,
+    ReclaimQuota,
+    RequestQuota,
     RequestStop,
+    ReturnQuota,
     SaveProfile,
     Shutdown,
     StartProcess,
@@ -76,6 +79,7 @@ class ControlLoop:
         save: keeps status and bill; what it raises, other than for a full disk, ends the turn before anything is done.
         connect: opens a client of the coordinator at an address, with the job's token.
         measurement: of throughput and workers' speeds; None: the coordinator is scraped.
+        queue: admits the job's processes; None: they start when the pools have units for them.
         save_seconds: between two savings while only the bill grows.
         clock: Unix seconds.
         monotonic: seconds that setting the machine's time does not change; for how long the coordinator is silent.
@@ -95,6 +99,7 @@ class ControlLoop:
         bill: Bill | None = None,
         connect: Callable[[str, str], Coordinator] = CoordinatorClient,
         measurement: Measurement | None = None,
+        queue: Queue | None = None,
         save_seconds: Callable[[], float] = lambda: _SAVE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -110,6 +115,7 @@ class ControlLoop:
         self._token = token
         self._save = save
         self._connect = connect
+        self._queue = queue
         self._save_seconds = save_seconds
         self._clock = clock
         self._monotonic = monotonic
@@ -209,6 +215,7 @@ class ControlLoop:
             outcome=self._outcome,
             stop_requested=self._stop_requested,
             capacity=capacity,
+            quota=None if self._queue is None else self._queue.requests(),
         )
 
     def _ask_coordinator(self) -> CoordinatorView | None:
@@ -275,6 +282,9 @@ class ControlLoop:
             case SaveProfile(pool, profile):
                 self._cache.save(pool, profile)
                 self._cached |= {pool}
+            case RequestQuota() | ReclaimQuota() | ReturnQuota():
+                assert self._queue is not None, "only a job in a queue asks for quota"
+                self._queue.carry_out(action)
             case ComputePlan(problem, revision, stages):
                 self._planner.start(problem, revision, stages)
             case _:

@@ -1,4 +1,4 @@
-"""What a control loop needs: a place where processes run, a coordinator, a planner, and a store of profiles.
+"""What a control loop needs: a place where processes run, a coordinator, a planner, a store of profiles, a queue.
 
 Processes run on this machine (`local/processes.py`) or as pods (`kubernetes/substrate.py`); the loop does not know
 which.
@@ -11,9 +11,17 @@ from typing import Any, Protocol
 
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import PlanOutcome
-from heterps_operator.state.values import Action, ProcessSpec, ProcessView
+from heterps_operator.state.values import (
+    Action,
+    ProcessSpec,
+    ProcessView,
+    QuotaRequest,
+    ReclaimQuota,
+    RequestQuota,
+    ReturnQuota,
+)
 
-__all__ = ["Coordinator", "Planner", "ProfileStore", "Substrate"]
+__all__ = ["Coordinator", "Planner", "ProfileStore", "Queue", "Substrate"]
 
 
 class Substrate(Protocol):
@@ -45,6 +53,18 @@ class Substrate(Protocol):
 
     def close(self) -> None:
         """End what still runs, at once, and free what the substrate holds."""
+        ...
+
+
+class Queue(Protocol):
+    """Admits the processes of one job when its quota allows."""
+
+    def requests(self) -> tuple[QuotaRequest, ...]:
+        """Return the job's requests."""
+        ...
+
+    def carry_out(self, action: RequestQuota | ReclaimQuota | ReturnQuota) -> None:
+        """Make, change or withdraw a request."""
         ...
 
 

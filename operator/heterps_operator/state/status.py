@@ -135,10 +135,9 @@ class Status:
     crowded: Mapping[str, int] = field(default_factory=dict)  # by pool: units that found room when others did not
     crowded_since: float = 0.0
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
-    gang: tuple[str, ...] = ()  # members that started this incarnation together; later ones are on their own
     attempts: Mapping[str, int] = field(default_factory=dict)  # by process, in this incarnation; absent: the first
-    queued: bool = False  # a queue holds pods of the job back (scheduling gates)
-    admitted: float = 0.0  # when none was held back any more
+    queued: bool = False  # a queue holds the job back, or pods of it (scheduling gates)
+    admitted: float = 0.0  # when it did not any more
     not_before: Mapping[str, float] = field(default_factory=dict)  # earliest start, by process; "": of everything
     heard: float = 0.0  # time, by its own clock, of the last event of the coordinator that people were told
     relayed: Relayed = field(default_factory=Relayed)  # of these events
@@ -266,7 +265,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "history": lambda value: tuple(PlanRecord(**known_fields(PlanRecord, item)) for item in value),
     "outcome": Phase,
     "conditions": lambda value: tuple(Condition(**known_fields(Condition, item)) for item in value),
-    "gang": tuple,
     "relayed": lambda value: Relayed(**known_fields(Relayed, value)),
     "failure": _failure,
     "speeds": lambda value: {

@@ -27,8 +27,12 @@ __all__ = [
     "PoolCapacity",
     "ProcessSpec",
     "ProcessView",
+    "QuotaRequest",
+    "ReclaimQuota",
     "ReportLost",
+    "RequestQuota",
     "RequestStop",
+    "ReturnQuota",
     "SaveProfile",
     "Shutdown",
     "StartProcess",
@@ -207,6 +211,24 @@ class PoolCapacity:
 
 
 @dataclass(frozen=True)
+class QuotaRequest:
+    """A request for quota, as the job's queue sees it: it admits all processes of a request together, or none."""
+
+    name: str  # unique among the requests of a job; `control.queueing` makes it
+    processes: frozenset[str] = frozenset()  # names of those that it covers; without those that were given back
+    reserved: bool = False  # its quota counts as used
+    admitted: bool = False  # the processes may start
+    evicted: bool = False  # the queue wants the quota back
+    inactive: bool = False  # the queue does not consider it until an administrator wants it to
+    message: str = ""  # why it waits, or why the queue wants the quota back
+
+    @property
+    def grants(self) -> bool:
+        """Whether its processes may run."""
+        return self.admitted and not self.evicted
+
+
+@dataclass(frozen=True)
 class Observed:
     """A snapshot of everything that `reconcile` may know."""
 
@@ -224,6 +246,7 @@ class Observed:
     outcome: PlanOutcome | None = None  # what the planner answered
     stop_requested: bool = False  # the job is to end now, resumable
     capacity: PoolCapacity = field(default_factory=PoolCapacity)
+    quota: tuple[QuotaRequest, ...] | None = None  # the job's requests to its queue; None: it has no queue
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""
@@ -251,6 +274,30 @@ class StopProcess:
 
     name: str
     grace_seconds: float
+
+
+@dataclass(frozen=True)
+class RequestQuota:
+    """Ask the job's queue to admit these processes, in place of an earlier request of that name."""
+
+    name: str
+    processes: tuple[ProcessSpec, ...]
+    active: bool = True  # False: an administrator has taken the job out of the queue
+
+
+@dataclass(frozen=True)
+class ReclaimQuota:
+    """Give back the quota of some processes of a request."""
+
+    name: str
+    processes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ReturnQuota:
+    """Withdraw a request, and give back what is left of its quota."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -319,6 +366,9 @@ class Shutdown:
 Action = (
     StartProcess
     | StopProcess
+    | RequestQuota
+    | ReclaimQuota
+    | ReturnQuota
     | SaveProfile
     | ComputePlan
     | SubmitPlan

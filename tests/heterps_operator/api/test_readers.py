@@ -84,10 +84,7 @@ def readings(job: Json, pool: Json) -> dict[str, Any]:
     return {
         "the control loop": spec,
         "the runtime": RunConfig.from_json(document),
-        "pods": [
-            build_pod(owner, of, process, coordinator="http://x:1", gang_size=2, pools=[pool])
-            for process, of in processes
-        ],
+        "pods": [build_pod(owner, of, process, coordinator="http://x:1", pools=[pool]) for process, of in processes],
         "gangs": pod_groups(owner, PLAN, 1, {"v100": pool}),
         "capacity": pool_limit(pool, Capacity(4)),
         "limits": namespace_limits(pool),

@@ -9,7 +9,6 @@ import pytest
 from heterps_operator.api.job import FailureAction, FailureRule, JobSpec, RunPolicy
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.control.failures import describe_end
-from heterps_operator.state.status import Status
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
 from heterps_runtime.contract import Role
 from tests.heterps_operator.api.samples import CPU, GPU, JOB, changed, parsed
@@ -193,15 +192,3 @@ def test_the_policy_is_read_from_the_manifest() -> None:
     assert read.failure_rules == (rule("FailJob", Role.PS, (), ("OOMKilled",)), rule("Ignore", None, (3, 4)))
     bare = run_policy(parsed(JOB))
     assert (bare.ttl_seconds_after_finished, bare.clean_pod_policy, bare.failure_rules) == (None, "Running", ())
-
-
-def test_the_gang_of_an_incarnation_never_changes() -> None:
-    world = world_with()
-    assert world.status.gang == MEMBERS
-    world.end("worker-0-0", 1)
-    world.settle()
-    assert world.status.gang == MEMBERS, "a replacement takes the place of a member"
-    world.end("coordinator", 1)
-    world.settle()
-    assert not world.status.gang, "the next incarnation starts together again"
-    assert Status.from_json(world.status.to_json()) == world.status

@@ -18,9 +18,13 @@ from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, _resource
-from heterps_operator.kubernetes.names import object_path
+from heterps_operator.kubernetes.building.workloads import LABEL_PRIORITY
+from heterps_operator.kubernetes.names import object_path, workload_path
+from heterps_operator.kubernetes.queue import KueueQueue
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.status import Event, Status
+from heterps_operator.state.values import ProcessSpec, ReclaimQuota, RequestQuota, ReturnQuota
+from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import condition, waiting
 from tests.heterps_operator.helpers.job_world import PODS
 from tests.heterps_operator.helpers.life import Life
@@ -118,6 +122,7 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
     for pool in life.cluster.pools.all():
         life.server.put(f"{object_path(pool)}/status", **pool)  # the answer is the whole pool
         keeper._publish(pool)
+    _queue_up(life, pools)
     # Its end, after which it is deleted.
     for _ in range(30):
         life.go_on()
@@ -128,6 +133,24 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
     found = used(life) | WATCHED | FOR_ADMISSION
     assert found - granted() == set(), "done without the right to"
     assert granted() - found == set(), "granted, and not used"
+
+
+def _queue_up(life: Life, pools: Mapping[str, Any]) -> None:
+    """Everything that a job in a queue of Kueue asks the API server for."""
+    metadata = {**life.job["metadata"], "labels": {LABEL_PRIORITY: "urgent"}}
+    policy = {"gang": "Kueue", "queue": "ads", "priorityClassName": "high"}
+    job = {**life.job, "metadata": metadata, "spec": {**life.job["spec"], "runPolicy": {"schedulingPolicy": policy}}}
+    workers = tuple(ProcessSpec(f"worker-0-{i}", Role.WORKER, "cpu", 1, stage=0, index=i) for i in range(2))
+    for one in (job, {**job, "metadata": {**metadata, "labels": {}}}):
+        queue = KueueQueue(life.server, one, pools)
+        queue.carry_out(RequestQuota("plan-1", workers))
+        queue.carry_out(RequestQuota("plan-1", workers))  # as if the first answer had been lost
+        [request] = queue.requests()
+        path = workload_path("ml", "flights", request.name)
+        life.server.put(f"{path}/status")
+        queue.carry_out(ReclaimQuota("plan-1", frozenset({"worker-0-1"})))
+        queue.carry_out(ReturnQuota("plan-1"))
+        del life.server.objects[f"{path}/status"]
 
 
 def test_no_other_group_of_events_is_needed() -> None:

@@ -21,8 +21,12 @@ from heterps_operator.state.values import (
     Observed,
     PoolCapacity,
     ProcessView,
+    QuotaRequest,
+    ReclaimQuota,
     ReportLost,
+    RequestQuota,
     RequestStop,
+    ReturnQuota,
     SaveProfile,
     Shutdown,
     StartProcess,
@@ -108,6 +112,7 @@ class World:
         self.free_units: dict[str, int] = {}
         self.room: dict[str, int] = {}
         self.holders: dict[str, tuple[tuple[str, int], ...]] = {}
+        self.quota: dict[str, QuotaRequest] | None = None  # the requests of a job in a queue
         self.actions: list[Action] = []
         self.events: list[Event] = []
 
@@ -132,6 +137,7 @@ class World:
             outcome=self.outcome,
             stop_requested=self.stop_requested,
             capacity=PoolCapacity(dict(self.free_units), dict(self.room), dict(self.holders)),
+            quota=None if self.quota is None else tuple(self.quota.values()),
         )
 
     def turn(self) -> Decision:
@@ -166,6 +172,8 @@ class World:
                 old = self.processes.get(spec.name)
                 assert old is None or not old.running, f"{spec.name} runs already"
                 assert spec.role == "coordinator" or self.document is not None, f"{spec.name} needs a coordinator"
+                granted = [request.processes for request in (self.quota or {}).values() if request.grants]
+                assert self.quota is None or any(spec.name in names for names in granted), f"{spec.name} has no quota"
                 self.processes[spec.name] = ProcessView(spec, self.time, pid=len(self.actions))
                 if spec.role == "coordinator":
                     self.last_contact = None
@@ -176,6 +184,16 @@ class World:
                 assert process.running
                 assert not process.stopping, f"{name} is told to end twice"
                 self.processes[name] = replace(process, stopping=True)
+            case RequestQuota(name, specs, active):
+                assert self.quota is not None
+                self.quota[name] = QuotaRequest(name, frozenset(spec.name for spec in specs), inactive=not active)
+            case ReclaimQuota(name, processes):
+                assert self.quota is not None
+                request = self.quota[name]
+                self.quota[name] = replace(request, processes=request.processes - processes)
+            case ReturnQuota(name):
+                assert self.quota is not None
+                del self.quota[name]
             case SaveProfile(pool, _):
                 self.cached |= {pool}
             case ComputePlan(_, revision, _):
@@ -250,6 +268,16 @@ class World:
         self.processes[name] = replace(process, ended=self.time, exit_code=code, last_lines=last_lines, reason=reason)
         if name == "coordinator":
             self.document = None
+
+    def admit(self, name: str) -> None:
+        """Let the queue admit a request."""
+        assert self.quota is not None
+        self.quota[name] = replace(self.quota[name], reserved=True, admitted=True, message="")
+
+    def evict(self, name: str, message: str, *, inactive: bool = False) -> None:
+        """Let the queue want the quota of an admitted request back."""
+        assert self.quota is not None
+        self.quota[name] = replace(self.quota[name], evicted=True, message=message, inactive=inactive)
 
     def join(self, *names: str) -> None:
         """Let members report to the coordinator."""

@@ -264,19 +264,7 @@ def test_merging_changes_neither_layer_and_the_upper_one_wins(lower: Any, upper:
         assert not any(key in merged for key, value in upper.items() if value is None)
 
 
-# --- queues and gangs -------------------------------------------------------------------------------------------------
-
-
-def test_kueue_admits_the_members_of_a_plan_together() -> None:
-    job = make_job(runPolicy={"schedulingPolicy": {"gang": "Kueue", "queue": "ads", "priorityClassName": "high"}})
-    worker, coordinator = pod_of(CPU_WORKER, job, gang_size=3), pod_of(COORDINATOR, job)
-    for pod in (worker, coordinator):
-        assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ads"
-        assert pod["spec"]["priorityClassName"] == "high"
-    assert worker["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "flights-1"
-    assert worker["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
-    assert "kueue.x-k8s.io/pod-group-name" not in coordinator["metadata"]["labels"]
-    assert "kueue.x-k8s.io/pod-group-name" not in pod_of(CPU_WORKER, job)["metadata"]["labels"]
+# --- gangs ----------------------------------------------------------------------------------------------------------
 
 
 def test_gang_schedulers_know_members_by_their_group() -> None:

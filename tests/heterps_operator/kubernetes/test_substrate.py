@@ -13,9 +13,7 @@ from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.names import is_owned
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
-from heterps_operator.state.status import Status
-from heterps_operator.state.values import Departure, ProcessSpec, ProcessView
-from heterps_runtime.contract import Role
+from heterps_operator.state.values import Departure, ProcessView
 from tests.heterps_operator.helpers.documents import (
     COORDINATOR,
     CPU_WORKER,
@@ -240,21 +238,6 @@ def test_pods_are_told_apart_by_role_for_metrics(cluster: Cluster) -> None:
     made.stop("coordinator", 5.0)
     made.stop("coordinator", 5.0)
     assert counted == [("created", "coordinator", ""), ("deleted", "coordinator", "")]
-
-
-def test_a_member_is_one_of_its_gang_only_if_the_gang_knows_it(
-    cluster: Cluster, substrate: KubernetesSubstrate
-) -> None:
-    substrate.job = make_job(runPolicy={"schedulingPolicy": {"gang": "Kueue", "queue": "ads"}})
-    substrate.follow(Status(gang=("ps-0", "worker-0-0", "worker-0-1")))
-    substrate.start(CPU_WORKER)
-    substrate.start(ProcessSpec("worker-0-2", Role.WORKER, pool="cpu", units=4))
-    counts = [
-        pod["metadata"]["annotations"].get("kueue.x-k8s.io/pod-group-total-count")
-        for pod in cluster.pods.values()
-        if pod["metadata"]["labels"]["heterps.io/role"] == "worker"
-    ]
-    assert counts == ["3", None]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects
+from heterps_operator.kubernetes.building.pods import scheduling_policy
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.queue import KueueQueue
 from heterps_operator.kubernetes.state import JobState, StoredState
 from heterps_operator.kubernetes.substrate import KubernetesSubstrate
 from heterps_operator.loop.control_loop import ControlLoop
@@ -117,11 +119,13 @@ class JobSession:
         )
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())
+        pools = {str(pool["metadata"]["name"]): pool for pool in manifest.pools}
+        queued = scheduling_policy(job).get("gang") == "Kueue"
         self._substrate = KubernetesSubstrate(
             cluster.api,
             cluster.pods,
             job,
-            {str(pool["metadata"]["name"]): pool for pool in manifest.pools},
+            pools,
             known=stored.processes,
             clock=cluster.clock,
             on_wake=site.wake,
@@ -144,6 +148,7 @@ class JobSession:
             bill=stored.bill,
             connect=cluster.connect,
             measurement=cluster.measurement(*site.key),
+            queue=KueueQueue(cluster.api, job, pools, monotonic=cluster.monotonic) if queued else None,
             save_seconds=lambda: cluster.save_seconds,
             clock=cluster.clock,
             monotonic=cluster.monotonic,
@@ -276,6 +281,8 @@ class JobSession:
         """Return the units that the job needs, by pool: those of its plan, or of the next profiler."""
         if status.outcome is not None:
             return {}
+        if status.queued and status.phase == Phase.PENDING:
+            return {}  # others may use them while the job waits for quota
         if status.plan is not None:
             return status.plan.units
         pools: Sequence[Any] = self._loop.job.pools if status.phase == Phase.PROFILING else ()

@@ -52,7 +52,6 @@ def build_pod(
     *,
     coordinator: str | None,
     plan_revision: int = 0,
-    gang_size: int = 0,
     pools: Iterable[Json] = (),
 ) -> dict[str, Any]:
     """Build the pod that runs a process.
@@ -63,7 +62,6 @@ def build_pod(
         spec: the process.
         coordinator: its address; None for the coordinator itself.
         plan_revision: revision of the process's plan; 0: none yet.
-        gang_size: number of members that Kueue admits together, including this one; 0: this pod is admitted alone.
         pools: all pools of the job; the coordinator avoids their nodes where possible.
     """
     name = str(job["metadata"]["name"])
@@ -74,7 +72,7 @@ def build_pod(
         proposed["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}}
     pod: dict[str, Any] = merge(proposed, template)
     _drop_conflicts(pod, spec)
-    labels, annotations = _queue(job, spec, gang_size)
+    labels, annotations = _gang(job, spec)
     required = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -284,25 +282,15 @@ def _units(pool: Json | None, spec: ProcessSpec) -> dict[str, Any]:
     return {"requests": dict(units), "limits": dict(units)}
 
 
-def _queue(job: Json, spec: ProcessSpec, gang_size: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the labels and annotations that queues and gang schedulers read.
+def _gang(job: Json, spec: ProcessSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the labels and annotations that gang schedulers read.
 
     The coordinator and profilers belong to no gang: they run before a plan exists.
     """
-    policy, name = scheduling_policy(job), str(job["metadata"]["name"])
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    member = spec.role in _MEMBER_ROLES
-    match policy.get("gang"):
-        case "Kueue":
-            labels["kueue.x-k8s.io/queue-name"] = str(policy.get("queue") or "default")
-            if member and gang_size:
-                labels["kueue.x-k8s.io/pod-group-name"] = gang_name(name, spec.incarnation)
-                annotations["kueue.x-k8s.io/pod-group-total-count"] = str(gang_size)
-        case "Volcano":
-            if member:
-                annotations["scheduling.k8s.io/group-name"] = gang_name(name, spec.incarnation)
-        case "Coscheduling":
-            if member:
-                labels["scheduling.x-k8s.io/pod-group"] = gang_name(name, spec.incarnation)
-    return labels, annotations
+    name = gang_name(str(job["metadata"]["name"]), spec.incarnation)
+    match scheduling_policy(job).get("gang"):
+        case "Volcano" if spec.role in _MEMBER_ROLES:
+            return {}, {"scheduling.k8s.io/group-name": name}
+        case "Coscheduling" if spec.role in _MEMBER_ROLES:
+            return {"scheduling.x-k8s.io/pod-group": name}, {}
+    return {}, {}
