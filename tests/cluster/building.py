@@ -32,7 +32,7 @@ LINKER_FLAGS = "-s -w"
 # The linker omits debug information: compiling without it takes a sixth less time and a quarter less disk.
 COMPILER_FLAGS = "all=-dwarf=false"
 # Build time of each module from scratch on one core (s).
-CPU_SECONDS = {"kubernetes": 900, "kubectl": 160, "coredns": 190, "helm": 150, "schemas": 60, "kwok": 120}
+CPU_SECONDS = {"kubernetes": 900, "kubectl": 160, "coredns": 190, "helm": 150, "schemas": 60, "kueue": 200, "kwok": 120}
 
 Say = Callable[[str], None]
 
@@ -70,7 +70,9 @@ CLUSTER = (
 HELM = Program("helm", "helm", "helm.sh/helm/v4/cmd/helm")
 # Generates the schemas of other projects' resources: `schemas.py`.
 CONTROLLER_GEN = Program("controller-gen", "schemas", "sigs.k8s.io/controller-tools/cmd/controller-gen")
-FOR_TESTS = (*CLUSTER, HELM, CONTROLLER_GEN)
+# The queue of jobs in tests of quota: `kueue.py`.
+KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue")
+FOR_TESTS = (*CLUSTER, HELM, CONTROLLER_GEN, KUEUE)
 # Fake nodes and pods for the benchmark of the operator.
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok")
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +218,7 @@ class Cluster:
             if self._wanted:
                 control_plane.start_proxy(daemons, self._wanted[0].name)
             daemons.wait_for("all nodes are ready", self._nodes_are_ready)
-            self._add_extended_resources()
+            self.add_extended_resources({node: running.node.extended_resources for node, running in self.nodes.items()})
             daemons.wait_for(
                 "pods can be created", lambda: not self.kubectl.try_to("get", "serviceaccount", "default").code
             )
@@ -236,16 +236,20 @@ class Cluster:
         ]
         return set(ready) >= set(self.nodes)
 
-    def _add_extended_resources(self) -> None:
-        """Register the nodes' accelerators as a device plugin would; kubelets keep unknown resources."""
-        for running in self.nodes.values():
+    def add_extended_resources(self, resources: Mapping[str, Mapping[str, int]]) -> None:
+        """Register devices of nodes as a device plugin would; kubelets keep unknown resources.
+
+        Args:
+            resources: number of devices by node and resource.
+        """
+        for node, counts in resources.items():
             changes = [
                 {"op": "add", "path": f"/status/{part}/{resource.replace('/', '~1')}", "value": str(count)}
-                for resource, count in running.node.extended_resources.items()
+                for resource, count in counts.items()
                 for part in ("capacity", "allocatable")
             ]
             if changes:
-                patch = ["patch", "node", running.node.name, "--subresource=status", "--type=json"]
+                patch = ["patch", "node", node, "--subresource=status", "--type=json"]
                 self.kubectl(*patch, f"--patch={json.dumps(changes)}")
 
 

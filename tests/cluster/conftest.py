@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests in a test cluster of your own instead of in one made here",
     )
     parser.addoption(
+        "--kueue-jobs", type=int, default=8, metavar="N", help="test_kueue.py: jobs that pass through the queue"
+    )
+    parser.addoption(
         "--all-pauses", action="store_true", help="test_faults_pauses.py: every role, consistency and length of a pause"
     )
 

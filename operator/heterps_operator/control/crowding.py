@@ -25,10 +25,11 @@ def limited_to_room(observed: Observed, status: Status) -> Observed:
     if not status.crowded or observed.time - status.crowded_since > _VALID_SECONDS:
         return observed
     capacity = observed.capacity
-    free, room = dict(capacity.free_units), dict(capacity.room)
+    free, room, most = dict(capacity.free_units), dict(capacity.room), dict(capacity.most_units)
     for pool, units in status.crowded.items():
-        free[pool], room[pool] = min(units, free.get(pool, units)), min(units, room.get(pool, units))
-    return replace(observed, capacity=replace(capacity, free_units=free, room=room))
+        for limits in (free, room, most):
+            limits[pool] = min(units, limits.get(pool, units))
+    return replace(observed, capacity=replace(capacity, free_units=free, room=room, most_units=most))
 
 
 def judge_crowding(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Event, ...]]:

@@ -1,8 +1,10 @@
 """The quota of a queue, such as Kueue's: what a job asks for, what it may start, what it gives back. Pure.
 
-A job in a queue asks for all processes that have to run together: the coordinator with the profilers, later the
-coordinator with the members of its plan. It starts them when the queue has admitted the request, and until then it
-holds nothing. Workers that a later plan adds are a request of their own, so the others go on meanwhile.
+A job in a queue is planned as if there were no other jobs: the queue decides whose turn it is, and may evict a job of
+lower priority for it. It asks for all processes that have to run together: the coordinator with the profilers, later
+the coordinator with the members of its plan. It starts them when the queue has admitted the request and the pools have
+the units; until then it holds none. Workers that a later plan adds are a request of their own, so the others go on
+meanwhile.
 
 The queue may want its quota back, for a job of higher priority say. Then the job saves a checkpoint, ends its
 processes, and asks again. Quota is given back when the processes have ended, so a queue never counts less than what
@@ -28,9 +30,20 @@ from heterps_operator.state.values import (
     ReturnQuota,
 )
 
-__all__ = ["WAITING_FOR_QUOTA", "ask_for_all", "ask_for_more", "covered", "give_back", "judge_eviction"]
+__all__ = [
+    "WAITING_FOR_CAPACITY",
+    "WAITING_FOR_QUOTA",
+    "ask_for_all",
+    "ask_for_more",
+    "covered",
+    "give_back",
+    "judge_eviction",
+    "without_others",
+]
 
-WAITING_FOR_QUOTA = "WaitingForQuota"  # reason of a condition
+# Reasons of conditions.
+WAITING_FOR_CAPACITY = "WaitingForCapacity"  # other jobs hold the units
+WAITING_FOR_QUOTA = "WaitingForQuota"
 
 _PLAN, _PROFILE = "plan", "profile"
 
@@ -60,13 +73,21 @@ def judge_eviction(observed: Observed, status: Status) -> tuple[Status, tuple[Ev
     return status, (Event("Normal", "QuotaWithdrawn", told, observed.time),)
 
 
+def without_others(observed: Observed) -> Observed:
+    """Return what a job is planned with: in a queue, the units of other jobs too."""
+    if observed.quota is None:
+        return observed
+    capacity = observed.capacity
+    return replace(observed, capacity=replace(capacity, free_units=capacity.most_units, holders={}))
+
+
 def covered(observed: Observed, status: Status, process: str) -> bool:
     """Whether a process of the present incarnation may run."""
     return observed.quota is None or process in _granted(observed.quota, status.incarnation)
 
 
 def ask_for_all(
-    observed: Observed, status: Status, specs: Sequence[ProcessSpec]
+    observed: Observed, status: Status, specs: Sequence[ProcessSpec], in_use: str = ""
 ) -> tuple[Status, bool, tuple[Action, ...]]:
     """Ask for the quota of processes that start together: those of a plan, if there is one, or of its measurement.
 
@@ -74,6 +95,7 @@ def ask_for_all(
         observed: what is the case.
         status: of a job that goes forward.
         specs: the processes.
+        in_use: why their units cannot be had, although the queue may admit them; empty: they can.
 
     Returns:
         The status, which tells why the job waits; whether the processes may start; and the request.
@@ -84,6 +106,9 @@ def ask_for_all(
     found = _named(observed.quota, name)
     started = any(p.name != COORDINATOR and p.name in found.processes for p in _running(observed, status.incarnation))
     if found.grants and (started or found.processes >= {spec.name for spec in specs}):
+        if in_use and not started:
+            status = replace(status, queued=True).with_phase(Phase.PENDING, now)
+            return status.with_condition("PodsReady", False, WAITING_FOR_CAPACITY, in_use, now), False, ()
         if status.queued:
             status = replace(status, queued=False, admitted=now)
             status = status.with_condition("PodsReady", None, "Admitted", "the queue has admitted the job", now)
@@ -94,9 +119,12 @@ def ask_for_all(
         actions = (RequestQuota(name, tuple(specs), not any(request.inactive for request in observed.quota)),)
     status = replace(status, queued=True).with_phase(Phase.PENDING, now)
     before = status.condition("PodsReady")
-    told = before.message if before.reason == WAITING_FOR_QUOTA else "the queue has not considered the job yet"
-    text = found.message or told
-    return status.with_condition("PodsReady", False, WAITING_FOR_QUOTA, text, now), False, actions
+    if found.message:
+        status = status.with_condition("PodsReady", False, WAITING_FOR_QUOTA, found.message, now)
+    elif before.reason != WAITING_FOR_QUOTA:
+        text = "the queue has not considered the job yet"
+        status = status.with_condition("PodsReady", None, WAITING_FOR_QUOTA, text, now)
+    return status, False, actions
 
 
 def ask_for_more(observed: Observed, status: Status, specs: Sequence[ProcessSpec]) -> tuple[Action, ...]:

@@ -20,6 +20,7 @@ from heterps_operator.control.departures import judge_departures
 from heterps_operator.control.history import record_plan
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
+from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
@@ -37,9 +38,7 @@ from heterps_operator.state.values import (
 )
 from heterps_runtime.contract import JobPhase
 
-__all__ = ["WAITING_FOR_CAPACITY", "reconcile"]
-
-WAITING_FOR_CAPACITY = "WaitingForCapacity"  # reason of a condition: other jobs hold the units
+__all__ = ["reconcile"]
 
 _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
@@ -146,20 +145,25 @@ def _advance(
         for p in delivered
         if p.spec.pool in observed.profiles and not p.stopping
     )
-    status = _drop_plan(observed, status)
+    planning = queueing.without_others(observed)
+    status = _drop_plan(planning, status)
     missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
     if status.plan is not None:
         status, actions = _run(job, observed, status, status.plan)
     elif missing:
         status, actions = _profile(job, observed, status, missing[0])
     else:
-        status, actions = _make_plan(job, observed, status)
+        status, actions = _make_plan(job, planning, status)
     return status, ends + actions
 
 
 def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tuple[Status, tuple[Action, ...]]:
     """Measure the pools one after the other: two at once would measure each other."""
     spec, now = profiler(job, pool), observed.time
+    missing = tuple(profiler(job, pool.name) for pool in job.pools if pool.name not in observed.profiles)
+    status, admitted, asks = queueing.ask_for_all(observed, status, (coordinator(), *missing))
+    if not admitted:
+        return status, asks
     # The wait does not count as time that pods take to start.
     if spec.units > observed.capacity.free_units.get(pool, spec.units):
         text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
@@ -167,12 +171,8 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
         return _release(observed, status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now))
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
         status = status.with_condition("Profiled", None, "Measuring", f"measuring the layers on {pool}", now)
-    missing = tuple(profiler(job, pool.name) for pool in job.pools if pool.name not in observed.profiles)
-    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *missing))
-    if not admitted:
-        return status, actions
     status = status.with_phase(Phase.PROFILING, now)
-    actions += _ensure(observed, status, coordinator())
+    actions = _ensure(observed, status, coordinator())
     if observed.coordinator is None:
         return status, actions
     if any(p.running and p.spec.role == "profile" and p.name != spec.name for p in observed.processes):
@@ -284,7 +284,8 @@ def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
 def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
     """Keep the plan's processes running, and the batch divided well."""
     now, view, wanted = observed.time, observed.coordinator, members(job, plan)
-    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *wanted))
+    in_use = "" if observed.capacity.fits(plan.units) else _in_use(job, observed, tuple(plan.units))
+    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
     if not admitted:
         status, ends = _release(observed, status)
         return status, actions + ends

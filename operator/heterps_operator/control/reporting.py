@@ -8,7 +8,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control import liveness
 from heterps_operator.control.machine import describe_shortage
-from heterps_operator.control.queueing import WAITING_FOR_QUOTA
+from heterps_operator.control.queueing import WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
 from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView
 from heterps_runtime.contract import JobPhase
@@ -20,6 +20,7 @@ _STEPS_BEFORE_JUDGING = 20
 _ENDS = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED})
 _REPEATED = frozenset({"Rebalanced", "Rescaled"})  # each new message of theirs is an event
 _WAITING = "WaitingForMembers"
+_NO_PROBLEMS = frozenset({_WAITING, WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA})  # of pods
 _TAKING_PART = frozenset({"ready", "running"})  # what a member last said, before its generation ended
 _MOST_WARNINGS = 50  # of one job's coordinator, in this time:
 _WARNINGS_SECONDS = 600.0
@@ -69,7 +70,7 @@ def _tell_problems(troubled: Sequence[ProcessView], status: Status, now: float) 
     before = status.condition("PodsReady")
     problems = [p.problem for p in sorted(troubled, key=lambda p: p.name) if p.problem is not None]
     if not problems:
-        solved = before.status == "False" and before.reason not in (_WAITING, WAITING_FOR_QUOTA)
+        solved = before.status == "False" and before.reason not in _NO_PROBLEMS
         return status.with_condition("PodsReady", None, "Starting", "pods are starting", now) if solved else status
     # What was told stays told as long as it holds: problems that take turns would be news each time.
     problem = next((p for p in problems if p.reason == before.reason), problems[0])

@@ -161,6 +161,11 @@ class Ledger:
             holding = self._jobs.get(job) or _Holding()
             return {pool: max(0, holding.units(pool), self._free(pool, job)) for pool in pools}
 
+    def most_units(self, job: str, pools: Iterable[str]) -> dict[str, int]:
+        """Units of each pool that a job could hold if it were alone."""
+        with self._lock:
+            return {pool: int(min(self._limits.get(pool, 0), self._namespace_limit(pool, job))) for pool in pools}
+
     # --- under the lock ---
 
     def _free(self, pool: str, job: str) -> int:
@@ -170,11 +175,13 @@ class Ledger:
         return self._limits.get(pool, 0) - self._totals.get(pool, 0) + self._counted.get(job, {}).get(pool, 0)
 
     def _free_of_namespace(self, pool: str, job: str) -> float:
-        namespace, limits = _namespace(job), self._namespaces.get(pool)
-        limit = None if limits is None else limits.get(namespace, 0)
-        if limit is None:
-            return math.inf
-        return limit - self._shares.get((namespace, pool), 0) + self._counted.get(job, {}).get(pool, 0)
+        shared = self._shares.get((_namespace(job), pool), 0)
+        return self._namespace_limit(pool, job) - shared + self._counted.get(job, {}).get(pool, 0)
+
+    def _namespace_limit(self, pool: str, job: str) -> float:
+        limits = self._namespaces.get(pool)
+        limit = None if limits is None else limits.get(_namespace(job), 0)
+        return math.inf if limit is None else limit
 
     def _holders(self, pool: str, excluding: str) -> tuple[tuple[str, int], ...]:
         held = [(key, h.units(pool)) for key, h in self._jobs.items() if key != excluding and h.units(pool)]

@@ -199,6 +199,7 @@ class PoolCapacity:
     """What the device pools have for a job. A pool that is absent has no limit."""
 
     free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave
+    most_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what the job could hold if it were alone
     # By pool: what would be free if the job held nothing. Less than what the job holds: the pool has shrunk.
     room: Mapping[str, int] = field(default_factory=dict)
     holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units

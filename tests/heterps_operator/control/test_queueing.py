@@ -71,13 +71,13 @@ def test_profilers_wait_for_quota_and_nothing_runs_meanwhile() -> None:
     world.settle()
     assert requests(world) == {"profile-1": {"coordinator", "profile-cpu", "profile-gpu"}}
     assert world.running() == set()
-    condition = world.status.condition("PodsReady")
-    assert (world.status.phase, world.status.waiting_reason) == (Phase.PENDING, "WaitingForQuota")
-    assert condition.message == "the queue has not considered the job yet"
+    assert world.status.condition("PodsReady").message == "the queue has not considered the job yet"
+    assert (world.status.phase, world.status.waiting_reason) == (Phase.PENDING, "Pending")
+    assert told(world, "WaitingForQuota") == [], "most jobs are admitted at once"
     assert world.quota is not None
     world.quota["profile-1"] = replace(world.quota["profile-1"], message="1 more cpu needed")
     world.settle()
-    assert world.status.condition("PodsReady").message == "1 more cpu needed"
+    assert (told(world, "WaitingForQuota"), world.status.waiting_reason) == (["1 more cpu needed"], "WaitingForQuota")
     world.admit("profile-1")
     world.settle()
     assert (world.running(), world.status.phase) == ({"coordinator"}, Phase.PROFILING)
@@ -115,6 +115,38 @@ def test_a_plan_starts_when_it_is_admitted() -> None:
     world = training()
     assert (world.running(), world.status.phase) == (set(ALL), Phase.RUNNING)
     assert requests(world) == {"plan-1": ALL}
+
+
+def test_a_job_is_planned_and_queued_as_if_it_were_alone_and_starts_when_there_are_units() -> None:
+    world = planned()
+    assert world.running() == set()
+    world.free_units, world.most_units = {"cpu": 1, "gpu": 0}, {"cpu": 8, "gpu": 2}
+    world.holders = {"cpu": (("ml/low", 7),), "gpu": (("ml/low", 2),)}
+    world.settle()
+    assert requests(world) == {"plan-1": ALL}, "the queue may evict the others"
+    world.admit("plan-1")
+    world.settle()
+    assert (world.running(), world.status.waiting_reason) == (set(), "WaitingForCapacity")
+    assert "ml/low has 7 of cpu and 2 of gpu" in told(world, "WaitingForCapacity")[0]
+    world.time += 1_000_000
+    world.free_units = {"cpu": 3, "gpu": 1}
+    world.settle()
+    assert world.running() == {"coordinator"}
+    assert world.status.condition("PodsReady").reason == "Admitted"
+
+
+def test_profilers_wait_for_units_after_they_are_admitted() -> None:
+    world = in_queue()
+    world.free_units, world.most_units = {"cpu": 0, "gpu": 0}, {"cpu": 8, "gpu": 2}
+    world.holders = {"cpu": (("ml/low", 8),)}
+    world.settle()
+    assert set(requests(world)) == {"profile-1"}
+    world.admit("profile-1")
+    world.settle()
+    assert (world.running(), world.status.waiting_reason) == (set(), "WaitingForCapacity")
+    world.free_units = {"cpu": 8, "gpu": 2}
+    world.settle()
+    assert world.running() == {"coordinator"}
 
 
 def test_a_plan_that_is_admitted_at_once_keeps_the_coordinator() -> None:

@@ -333,6 +333,15 @@ def test_whatever_the_order_of_the_jobs_the_limits_hold(wishes: list[tuple[str, 
     assert ledger.held("gpu") <= 3
 
 
+def test_a_job_alone_could_hold_what_both_limits_allow() -> None:
+    ledger = make_ledger(cpu=8, gpu=3)
+    ledger.set_limits({"cpu": 8, "gpu": 3}, {"gpu": {"a": 1, "b": None}})
+    ledger.reserve("a/other", {"cpu": 8, "gpu": 1})
+    assert ledger.most_units("a/job", ["cpu", "gpu", "tpu"]) == {"cpu": 8, "gpu": 1, "tpu": 0}
+    assert ledger.most_units("b/job", ["gpu"]) == {"gpu": 3}
+    assert ledger.most_units("c/job", ["gpu"]) == {"gpu": 0}
+
+
 def test_two_threads_never_get_the_same_unit() -> None:
     ledger = make_ledger(cpu=40)
     granted: list[str] = []

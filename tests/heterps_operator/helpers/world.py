@@ -110,6 +110,7 @@ class World:
         self.asked = 1  # revision of the plan that the planner computes
         self.stop_requested = False
         self.free_units: dict[str, int] = {}
+        self.most_units: dict[str, int] = {}
         self.room: dict[str, int] = {}
         self.holders: dict[str, tuple[tuple[str, int], ...]] = {}
         self.quota: dict[str, QuotaRequest] | None = None  # the requests of a job in a queue
@@ -136,7 +137,7 @@ class World:
             planning=self.planning,
             outcome=self.outcome,
             stop_requested=self.stop_requested,
-            capacity=PoolCapacity(dict(self.free_units), dict(self.room), dict(self.holders)),
+            capacity=PoolCapacity(dict(self.free_units), dict(self.most_units), dict(self.room), dict(self.holders)),
             quota=None if self.quota is None else tuple(self.quota.values()),
         )
 

@@ -197,6 +197,7 @@ class JobSession:
         trains_now = self.status.phase == Phase.RUNNING  # it waits for no units, so the holders need not be listed
         capacity = PoolCapacity(
             free_units=ledger.free_units(holder, pools),
+            most_units=ledger.most_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
             holders={} if trains_now else {pool: ledger.holders(pool, excluding=holder) for pool in pools},
             namespace_limits={
