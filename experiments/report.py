@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from experiments import report_figures, report_methods, report_own, report_paper, report_sharing
+from experiments.report_ledger import write_ledger
 from experiments.results import Results
 
 __all__ = ["write_report"]
@@ -60,6 +61,7 @@ def write_report(out: Path) -> None:
     )
     text = _wrapped(head + "\n".join(part for section in sections if (part := section(results))))
     out.mkdir(parents=True, exist_ok=True)
+    write_ledger(out)
     (out / "experiments.md").write_text(text.rstrip("\n") + "\n")
 
 

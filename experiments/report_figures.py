@@ -13,7 +13,7 @@ from experiments.report_methods import bars_of
 from experiments.results import MODEL_TITLES, Results, gap_percent, in_order, methods_in
 from experiments.tables import mean, number, spread
 
-__all__ = ["SECTIONS"]
+__all__ = ["SECTIONS", "worst_against"]
 
 _TICKS = (1, 1.5, 2, 3, 5, 10, 20)
 _NOTE = "× no plan within the limits; whisker: spread over the seeds"
@@ -21,7 +21,7 @@ _NOTE = "× no plan within the limits; whisker: spread over the seeds"
 
 def types_section(results: Results) -> str:
     """Figures 5 to 7: MATCHNET with increasing numbers of types."""
-    rows = results.rows("methods", lambda row: row["kind"] == "paper" and row["model"] == "matchnet")
+    rows = results.rows("paper-cases", lambda row: row["model"] == "matchnet")
     if not rows:
         return ""
     counts = sorted({int(number(row, "pools")) for row in rows})
@@ -69,7 +69,7 @@ def _types_table(rows: Sequence[Row]) -> str:
         for low, high in spans:
             published = paper.FIGURE_5[low, high].get(method)
             here = [row for row in rows if low <= number(row, "pools") <= high]
-            cells += [f"{published:,.1f}" if published is not None else "-", _worst_against(here, method, "rl-lstm")]
+            cells += [f"{published:,.1f}" if published is not None else "-", worst_against(here, method, "rl-lstm")]
         body.append([look(method).label, *cells])
     head = [""]
     for low, high in spans:
@@ -80,7 +80,7 @@ def _types_table(rows: Sequence[Row]) -> str:
 
 def models_section(results: Results) -> str:
     """Figures 8 to 10: four models on the paper's cluster."""
-    rows = results.rows("methods", lambda row: row["kind"] == "paper" and row["pools"] == 2)
+    rows = results.rows("paper-cases", lambda row: row["pools"] == 2)
     if not rows:
         return ""
     models = in_order([str(row["model"]) for row in rows])
@@ -97,7 +97,7 @@ def models_section(results: Results) -> str:
         results, "figure-10-throughput", rows, groups, "Four models: every plan meets the floor; × has none that does"
     )
     body = [
-        [look(method).label, f"{published:g}", _worst_against(rows, method, "rl-lstm")]
+        [look(method).label, f"{published:g}", worst_against(rows, method, "rl-lstm")]
         for method, published in paper.FIGURE_8.items()
     ]
     lost = [MODEL_TITLES.get(str(row["model"]), "") for row in rows if row["method"] == "cpu" and row["status"] != "ok"]
@@ -175,7 +175,7 @@ def _of_floor(row: Row) -> float:
     return number(row, "throughput") / number(row, "floor")
 
 
-def _worst_against(rows: Sequence[Row], method: str, base: str) -> str:
+def worst_against(rows: Sequence[Row], method: str, base: str) -> str:
     """Greatest excess of a method's mean cost over another's in percent, over models and numbers of pools."""
     worst, missing = -math.inf, 0
     for key in {(row["model"], row["pools"]) for row in rows}:
