@@ -22,6 +22,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         learned.TRANSFER,
         robustness.EXPERIMENT,
         batches.EXPERIMENT,
+        batches.RULE,
         sharing.JOBS,
         sharing.MARKET,
     )

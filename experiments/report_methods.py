@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from experiments import paper, plots
 from experiments.clusters import POOL_COUNTS
 from experiments.framework import Row
-from experiments.markdown import made_by, percent, picture, seconds, spread_text, table
+from experiments.markdown import (
+    BY_THE_MODEL,
+    PROCESSOR_TIME,
+    made_by,
+    percent,
+    picture,
+    scope_of,
+    seconds,
+    spread_text,
+    table,
+)
 from experiments.methods import budget_of
 from experiments.plots import Bar, look
 from experiments.results import MODEL_TITLES, Results, bar_of, gap_percent, in_order, methods_in
@@ -43,16 +53,17 @@ def summary_section(results: Results) -> str:
     if not rows:
         return ""
     counts = sorted({int(number(row, "pools")) for row in rows})
+    scope = f"{scope_of(rows, MODEL_TITLES)}; a method that was given less has it beside its name"
     return "\n".join(
         [
             "## In short: methods by models\n",
-            made_by("methods", rows) + "`python -m experiments --tables` prints both tables.\n",
+            made_by("methods", results.machine("methods")) + "`python -m experiments --tables` prints both tables.\n",
             "Cost above the certified optimum in percent, mean (worst) over "
             f"T = {', '.join(map(str, counts))}, both kinds of limits and the seeds; `k/n`: a plan was found in k of n "
             "runs, all of which have one; `none`: in none.\n",
-            table(*gap_table(results)),
+            table(*gap_table(results), rows, scope=scope, clock=BY_THE_MODEL),
             "Processor time to a plan, or to giving up, mean (worst):\n",
-            table(*time_table(results)),
+            table(*time_table(results), rows, scope=scope, clock=PROCESSOR_TIME),
             _budgets(rows),
         ]
     )
@@ -68,7 +79,7 @@ def gap_section(results: Results) -> str:
     counts = sorted({int(number(row, "pools")) for row in rows})
     text = [
         "## How far each method is from the certified optimum\n",
-        made_by("methods", rows),
+        made_by("methods", results.machine("methods")),
         "Percent above the optimum: mean over the seeds, in parentheses the least and the greatest; `none`: the method "
         "found no feasible plan in its time although one exists; `k/n`: feasible in k of n runs; `-`: not run.\n",
         _gap_picture(results, rows, methods, models, counts),
@@ -86,7 +97,10 @@ def gap_section(results: Results) -> str:
                     ]
                     cells.append(_gap_cell(found))
                 body.append([f"T = {t}, {MODEL_TITLES.get(model, model)}", *cells])
-        text += [f"### {limits.capitalize()} limits\n", table(["", *(look(m).label for m in methods)], body)]
+        here = [row for row in rows if row["limits"] == limits]
+        head = ["", *(look(m).label for m in methods)]
+        caption = scope_of(here, MODEL_TITLES)
+        text += [f"### {limits.capitalize()} limits\n", table(head, body, here, scope=caption, clock=BY_THE_MODEL)]
     return "\n".join(text)
 
 
@@ -212,10 +226,16 @@ def time_section(results: Results) -> str:
     return "\n".join(
         [
             "## Table 3: scheduling time\n",
-            made_by("methods", rows),
+            made_by("methods", results.machine("methods")),
             "Ours with loose limits, and behind the stroke the paper's seconds for the same model and number of "
             "types.\n",
-            table(["", *(look(m).label for m in methods)], body),
+            table(
+                ["", *(look(m).label for m in methods)],
+                body,
+                rows,
+                scope="the paper's rows, loose limits",
+                clock=f"{PROCESSOR_TIME}; the paper does not say which its is",
+            ),
             picture("Seconds to a plan by method, model and number of pools", "table-3-time"),
             "What differs, and why. The paper's times depend on its implementation and machine, and disagree with each "
             "other: its learned scheduler takes 17 s for CTRDNN in table 2 and 58 s in table 3. Ours is a small "
