@@ -61,6 +61,41 @@ def is_measured(table: Table) -> bool:
     return False
 
 
+SAMPLE = """# Title
+
+`make benchmark` prints all of it.
+
+## Speed
+
+{command}
+
+### Of one part
+
+| | samples/s | error |
+|---|--:|--:|
+| one worker | {figures} | +14 % |
+| two workers | 120,508 (118,000 - 121,000) | -3 % |
+
+## Fields
+
+| field | default |
+|---|---|
+| `port` | 8080 |
+| `timeout` | 60 |
+"""
+
+
+def test_the_guard_sees_what_it_looks_for() -> None:
+    """A command counts for its section and those below, not for the whole document; defaults are no measurements."""
+    found = {}
+    for command in ("No command.", "`python -m benchmarks.training_speed` prints it."):
+        speed, fields = tables_of(SAMPLE.format(command=command, figures="86,152"))
+        assert is_measured(speed)
+        assert not is_measured(fields)
+        found[command[:2]] = bool(COMMAND.search(speed.text))
+    assert found == {"No": False, "`p": True}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_a_table_with_measured_figures_names_its_command(document: Path) -> None:
     assert [t.title for t in tables_of(document.read_text()) if is_measured(t) and not COMMAND.search(t.text)] == []
