@@ -70,7 +70,7 @@ def _rows(results: Results) -> Iterator[tuple[str, ...]]:
     for method, theirs in paper.FIGURE_8.items():
         yield _row(f"figures 8, 9: {look(method).label}", theirs, worst_against(here, method, "rl-lstm"), method)
     for method, theirs in paper.FIGURE_11.items():
-        missing = "open: accelerators, and real runs of every method's plan"
+        missing = "open: not built; on the paper's hardware: accelerators"
         yield f"figure 11: {look(method).label}", f"{theirs:g} %", "-", "", missing
 
 
