@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/flights/README.md"]
 COMMAND = re.compile(r"python -m [a-z]|python (?:docs|examples)/\w|\bmake [a-z]|heterps (?:plan|run|profile)\b")
-# A number with its unit, alone in its cell or with a spread behind it: 1.16 (1.15 - 1.20), +14 %, 86,152, 3.44 s.
+# A number with its unit, alone in its cell or with a spread behind it: 1.16 (1.15 - 1.20), +14 %, 86,152, 0.2 to 3.4 s.
 FIGURE = re.compile(
-    r"^\**[<>~+-]?\$?\d[\d,]*(?:\.\d+)?\**(?: ?(?:%|ms|s|us|h|min|MB|MiB|GB|kB|x|W))?(?: (?:±|\(|/) ?.*)?$"
+    r"^\**[<>~+-]?\$?\d[\d,]*(?:\.\d+)?\**(?: to [\d.,]+)?"
+    r"(?: ?(?:%|ms|s|us|h|min|MB|MiB|GB|kB|x|W))?(?: (?:±|\(|/) ?.*)?$"
 )
 
 
