@@ -55,8 +55,10 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 data: venv ## make the flights example's train and test sets (a few seconds, once)
 	@$(BIN)/python examples/flights/prepare.py
 
-demo: data ## plan and train the flights example: a real model, its quality and its bill
+demo: data ## train the flights example (quality, bill), then plan the paper's four models on the paper's cluster
 	@$(BIN)/heterps run examples/flights/job.yaml
+	@echo
+	@$(BIN)/python -m experiments.headline
 
 demo-cluster: data ## train the flights example on a real Kubernetes on this machine (ARGUMENTS=--from-images: docs/images.md)
 	@$(BIN)/python -m tests.cluster demo $(ARGUMENTS)

@@ -22,7 +22,7 @@ from experiments.framework import ROOT, Progress, Settings, Store, run_experimen
 from experiments.machine import describe_machine
 from experiments.registry import EXPERIMENTS
 from experiments.report import write_report
-from experiments.results import Results
+from experiments.results import Results, read_machines
 from experiments.summary import aligned, gap_table, time_table
 from experiments.tables import write_csv
 
@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in names:
                 rows = run_experiment(EXPERIMENTS[name], settings, store, jobs=options.jobs, progress=progress)
                 write_csv(out / "results" / f"{name}.csv", rows)
-            (out / "results" / "machine.json").write_text(json.dumps(describe_machine(settings.seeds), indent=1) + "\n")
+                machines = read_machines(out) | {name: describe_machine(settings.seeds)}
+                known = {each: machines[each] for each in EXPERIMENTS if each in machines}
+                (out / "results" / "machine.json").write_text(json.dumps(known, indent=1) + "\n")
         write_report(out)
     except KeyboardInterrupt:
         print("\nstopped; finished cells are kept: the same command goes on from here", file=sys.stderr)

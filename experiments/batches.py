@@ -1,11 +1,13 @@
-"""Batch balancing among the workers of a stage: rows from the scenarios of `balancing`."""
+"""Batch balancing among the workers of a stage: rows from the scenarios of `balancing`, and BalanceNet's rule alone."""
 
 from __future__ import annotations
 
-from experiments.balancing import balancing_regret
+from experiments.balancing import balancenet_rule, balancing_regret
 from experiments.framework import Cell, Experiment, Row, Settings
 
-__all__ = ["EXPERIMENT"]
+__all__ = ["EXPERIMENT", "RULE"]
+
+_SOURCES = ("experiments/balancing.py", "experiments/batches.py", "experiments/simulator.py")
 
 
 def _cells(settings: Settings) -> list[Cell]:
@@ -22,5 +24,13 @@ EXPERIMENT = Experiment(
     cells=_cells,
     run=_run,
     seconds=lambda cell: 1.0 if cell["quick"] else 20.0,
-    sources=("experiments/balancing.py", "experiments/batches.py"),
+    sources=_SOURCES,
+)
+RULE = Experiment(
+    name="balancenet-rule",
+    subject="BalanceNet's rule as printed: its batch sizes, their sum and the time of a step",
+    cells=lambda settings: [{}],
+    run=lambda cell: [dict(row) for row in balancenet_rule()],
+    seconds=lambda cell: 0.1,
+    sources=_SOURCES,
 )

@@ -5,12 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["made_by", "percent", "picture", "seconds", "spread_text", "table"]
+__all__ = [
+    "BY_THE_MODEL",
+    "PROCESSOR_TIME",
+    "SIMULATED",
+    "count",
+    "made_by",
+    "percent",
+    "picture",
+    "scope_of",
+    "seconds",
+    "spread_text",
+    "table",
+]
+
+# What a table's figures were measured with.
+PROCESSOR_TIME = "processor time of one thread"
+BY_THE_MODEL = "none, costs follow from the cost model"
+SIMULATED = "simulated"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, the first column left-aligned, the others right-aligned."""
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    results: Sequence[Mapping[str, object]],
+    *,
+    scope: str,
+    clock: str,
+) -> str:
+    """Return a table with its caption; the first column is left-aligned, the others right-aligned.
+
+    Args:
+        head: titles of the columns.
+        rows: cells.
+        results: what the cells summarise; says which seeds.
+        scope: which problems.
+        clock: what the figures were measured with.
+    """
     lines = [
+        f"*Scope: {scope}. Seeds: {_seeds(results)}. Clock: {clock}.*",
+        "",
         "| " + " | ".join(head) + " |",
         "|" + "|".join("---" if i == 0 else "--:" for i in range(len(head))) + "|",
         *("| " + " | ".join(row) + " |" for row in rows),
@@ -23,11 +57,36 @@ def picture(alt: str, name: str) -> str:
     return f"![{alt}](images/experiments/{name}.png)\n"
 
 
-def made_by(name: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return the command that creates an experiment's results, and the seeds in them."""
+def made_by(name: str, machine: Mapping[str, object]) -> str:
+    """Return the command that creates an experiment's results, where they are, and on what they were measured.
+
+    Args:
+        name: of the experiment.
+        machine: of `Results.machine`; empty: unknown.
+    """
+    where = "unknown"
+    if machine:
+        where = "{processor}, {cores} cores, Python {python}, NumPy {numpy}, {date}".format(**machine)
+    return f"`python -m experiments {name}`; rows: [{name}.csv](results/{name}.csv). Machine: {where}.\n"
+
+
+def scope_of(rows: Sequence[Mapping[str, object]], titles: Mapping[str, str]) -> str:
+    """Return the models, numbers of pools and limits that occur in rows."""
+    models = [titles.get(name, name) for name in dict.fromkeys(str(row["model"]) for row in rows)]
+    counts = sorted({int(str(row["pools"])) for row in rows})
+    limits = [str(name) for name in dict.fromkeys(str(row["limits"]) for row in rows if "limits" in row)]
+    parts = [", ".join(models), f"T = {', '.join(map(str, counts))}"]
+    return "; ".join([*parts, f"{' and '.join(limits)} limits"] if limits else parts)
+
+
+def _seeds(rows: Sequence[Mapping[str, object]]) -> str:
     seeds = sorted({int(str(row[key])) for row in rows for key in ("seed", "cluster") if row.get(key) is not None})
-    span = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}" if seeds else "no seed"
-    return f"`python -m experiments {name}`, {span}; rows: [{name}.csv](results/{name}.csv).\n"
+    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]) if seeds else "no random numbers"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def percent(value: float) -> str:

@@ -1,18 +1,20 @@
 """Every method on every model and number of pools: the gap to the certified optimum, and the time it takes.
 
-The counterparts of the paper's table 3 and figures 5 to 10 are generated from these rows.
+`methods` has clusters of different devices, and is compared with the paper's table 3. `paper-cases` has the paper's own
+cases, V100 cards at several prices, for its figures 5 to 10.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from experiments.clusters import PAPER_MODELS, POOL_COUNTS
 from experiments.framework import Cell, Experiment, Settings
 from experiments.trials import SEEDLESS, trial
 from heterps_planner.methods import METHODS
 
-__all__ = ["BUDGETS", "EXPERIMENT", "Budget", "budget_of"]
+__all__ = ["BUDGETS", "EXPERIMENT", "PAPER_CASES", "Budget", "budget_of"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,37 @@ def budget_of(method: str) -> Budget:
 
 def _cells(settings: Settings) -> list[Cell]:
     models = ("nce",) if settings.quick else PAPER_MODELS
+
+    def grid(budget: Budget) -> list[tuple[str, int, str]]:
+        limits = budget.limits[: 1 if settings.quick else 2]
+        return [(model, t, each) for model in models for t in _counts(budget, settings) for each in limits]
+
+    return _runs("devices", settings, grid)
+
+
+def _paper_cells(settings: Settings) -> list[Cell]:
+    def grid(budget: Budget) -> list[tuple[str, int, str]]:
+        if settings.quick:
+            return [("nce", 2, "loose")]
+        more = [("matchnet", t, "loose") for t in _counts(budget, settings) if t > 2]
+        return [(model, 2, "loose") for model in PAPER_MODELS] + more
+
+    return _runs("paper", settings, grid)
+
+
+def _counts(budget: Budget, settings: Settings) -> list[int]:
+    return [t for t in budget.pool_counts if not settings.quick or t in (2, 4)]
+
+
+def _runs(kind: str, settings: Settings, grid: Callable[[Budget], list[tuple[str, int, str]]]) -> list[Cell]:
+    """Return a cell per method, problem and seed."""
     cells: list[Cell] = []
     for method in METHODS:
         if method == "brute-force" or (settings.quick and method == "bayesian"):
             continue  # one has its own experiment, as it solves only small problems; the other needs seconds to load
         budget = budget_of(method)
         seeds = 1 if method in SEEDLESS else min(settings.seeds, budget.most_seeds)
-        for kind, model, num_pools, limits in _grid(models, budget, settings.quick):
+        for model, num_pools, limits in grid(budget):
             cells += [
                 {
                     "kind": kind,
@@ -66,20 +92,6 @@ def _cells(settings: Settings) -> list[Cell]:
     return cells
 
 
-def _grid(models: tuple[str, ...], budget: Budget, quick: bool) -> list[tuple[str, str, int, str]]:
-    counts = tuple(t for t in budget.pool_counts if not quick or t in (2, 4))
-    grid = [
-        ("devices", model, t, limits)
-        for model in models
-        for t in counts
-        for limits in budget.limits[: 1 if quick else 2]
-    ]
-    # The paper's own cases, for its figures 5 to 10.
-    grid += [("paper", model, 2, "loose") for model in models]
-    grid += [("paper", "matchnet", t, "loose") for t in counts if t > 2 and not quick]
-    return grid
-
-
 EXPERIMENT = Experiment(
     name="methods",
     subject="gap to the certified optimum and time, per method, model and number of pools",
@@ -87,4 +99,10 @@ EXPERIMENT = Experiment(
     run=trial,
     seconds=lambda cell: min(cell["budget"], budget_of(cell["method"]).expected),
     sources=("experiments/trials.py",),
+)
+PAPER_CASES = replace(
+    EXPERIMENT,
+    name="paper-cases",
+    subject="the same on the paper's own cases: V100 cards at one and at several prices",
+    cells=_paper_cells,
 )

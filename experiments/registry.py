@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import batches, brute_force, learned, methods, provisioning, robustness, sharing
+from experiments import ablation, batches, brute_force, derived, learned, methods, provisioning, robustness, sharing
 from experiments.framework import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -15,10 +15,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         brute_force.EXPERIMENT,
         provisioning.EXPERIMENT,
         methods.EXPERIMENT,
+        methods.PAPER_CASES,
+        derived.EXPERIMENT,
         learned.ERRATA,
+        ablation.EXPERIMENT,
         learned.TRANSFER,
         robustness.EXPERIMENT,
         batches.EXPERIMENT,
+        batches.RULE,
         sharing.JOBS,
         sharing.MARKET,
     )

@@ -5,8 +5,18 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from experiments import report_figures, report_methods, report_own, report_paper, report_sharing
-from experiments.results import Results
+from experiments import (
+    report_brief,
+    report_figures,
+    report_inputs,
+    report_learning,
+    report_methods,
+    report_own,
+    report_paper,
+    report_sharing,
+)
+from experiments.report_ledger import write_ledger
+from experiments.results import Results, read_machines
 
 __all__ = ["write_report"]
 
@@ -14,25 +24,27 @@ _HEAD = """# Experiments: what each method costs, and how sure that is
 
 <!-- Written by `make experiments` from the results; do not edit. -->
 
-`make experiments` makes everything here again: the paper's tables 2 and 3 and its figures 4 to 10, then what it does
-not have. Each section names the command that makes it alone, its seeds and its rows as CSV, what the paper says, and
-why ours differs. `python -m experiments --list` explains the experiments, `--quick` runs a small part of all (not into
-this folder), `--tables` prints the two tables below. A run that was stopped goes on where it was.
+"""
+_INTRODUCTION = """## How to read and repeat this
 
-What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md). The paper: Liu et al.,
+`make experiments` makes everything here again: the HeterPS paper's tables 2 and 3 and its figures 4 to 10, BalanceNet's
+rule, then what the papers do not have. Each section names the command that makes it alone, its rows as CSV and the
+machine; each table its scope, seeds and clock. `python -m experiments --list` explains the experiments, `--quick` runs
+a small part of all (not into this folder), `--tables` prints the two tables of methods by models. A run that was
+stopped goes on where it was.
+
+What each method is: [methods.md](methods.md); the cost model: [planning.md](planning.md). "The paper" is Liu et al.,
 "HeterPS", FGCS 2023; it states percentages and tables, not the heights of its bars.
 
-Measured on {machine}. Times and time limits are processor time of one thread.
-
-The problems: times of the layers on CPU cores are measured, those on accelerators derived from published figures
-([models.md](models.md)). T counts all pools. T = 2 is the paper's cluster: 480 cores at 0.04 $/h and 32 V100 at 2.42
-$/h. Further pools are other generations, then the same ones as spot and regional offers with a price and a limit of
-their own. *Loose* limits are 32 cards of each device (fewer in further regions); with *tight* ones the pools that the
-cheapest plan uses have too few units for it, and so have those of the next best.
+The problems: T counts all pools. T = 2 is the paper's cluster: 480 cores at 0.04 $/h and 32 V100 at 2.42 $/h. Further
+pools are other generations, then the same ones as spot and regional offers with a price and a limit of their own.
+*Loose* limits are 32 cards of each device (fewer in further regions); with *tight* ones the pools that the cheapest
+plan uses have too few units for it, and so have those of the next best. The *paper's own cases* have cards of one kind
+at several prices.
 
 Every method's plan is provisioned exactly, and compared with the certified optimum of the same problem: a gap is what
-the method cost, not what a lucky reference hides.
-
+the method cost, not what a lucky reference hides. `rl-lstm` and `rl-rnn` learn and search; which of the two finds their
+plans is [measured](#learning-and-search-each-alone).
 """
 
 
@@ -43,29 +55,36 @@ def write_report(out: Path) -> None:
         OSError: a file cannot be written.
     """
     results = Results(out)
-    machine = results.machine()
-    words = "{processor}, {cores} cores, {memoryGiB} GiB, Python {python}, NumPy {numpy}, on {date}"
-    head = _HEAD.format(
-        machine=words.format(**machine) if machine else "an unknown machine",
-    )
     sections = (
+        *report_brief.SECTIONS,
+        _introduction,
+        *report_inputs.SECTIONS,
         *report_methods.SUMMARY,
         *report_paper.SECTIONS,
         *report_methods.PAPER,
         *report_figures.SECTIONS,
         *report_methods.OWN,
         *report_sharing.LEARNED,
+        *report_learning.SECTIONS,
+        *report_inputs.DERIVED,
         *report_own.SECTIONS,
         *report_sharing.SECTIONS,
     )
-    text = _wrapped(head + "\n".join(part for section in sections if (part := section(results))))
+    text = _wrapped(_HEAD + "\n".join(part for section in sections if (part := section(results))))
     out.mkdir(parents=True, exist_ok=True)
+    write_ledger(out)
     (out / "experiments.md").write_text(text.rstrip("\n") + "\n")
 
 
+def _introduction(results: Results) -> str:
+    return _INTRODUCTION if read_machines(results.out) else ""
+
+
 def _wrapped(text: str) -> str:
-    """Wrap paragraphs at 120 characters; keep tables, headings and pictures."""
+    """Wrap paragraphs at 120 characters; keep tables, headings, pictures and captions, each a line of its own."""
     return "\n".join(
-        line if line.startswith(("|", "#", "!")) else textwrap.fill(line, 120, break_long_words=False)
+        line
+        if line.startswith(("|", "#", "!"))
+        else textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )

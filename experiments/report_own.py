@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from experiments import plots
 from experiments.framework import Row
-from experiments.markdown import made_by, percent, picture, table
+from experiments.markdown import BY_THE_MODEL, made_by, percent, picture, scope_of, table
 from experiments.plots import Bar
 from experiments.results import MODEL_TITLES, Results, in_order
 from experiments.tables import group, mean, number, spread
@@ -89,14 +89,14 @@ def robustness_section(results: Results) -> str:
     return "\n".join(
         [
             "## What an error of the profile costs\n",
-            made_by("robustness", rows),
+            made_by("robustness", results.machine("robustness")),
             "Every measured time is wrong by a lognormal factor of its own, in 10 worlds per seed with 2 and with 16 "
             "pools. *As it is*: the plan made from wrong times runs in the true world. *Provisioned again*: its stages "
             "get the units that the true times ask for, as the control loop does it once it has measured. *Margins*: "
             "it was planned for just this error. All in percent; a plan that misses the floor may well be cheap, so "
             "that the two sides belong together. The paper has no such experiment.\n",
             picture("Missed floors and extra cost against the error of the profile", "robustness"),
-            table(head, body),
+            table(head, body, rows, scope=f"{scope_of(rows, MODEL_TITLES)}; 10 worlds per seed", clock=BY_THE_MODEL),
         ]
     )
 

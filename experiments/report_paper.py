@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from experiments import paper, plots
-from experiments.markdown import made_by, percent, picture, seconds, table
+from experiments.markdown import BY_THE_MODEL, PROCESSOR_TIME, made_by, percent, picture, seconds, table
 from experiments.plots import Bar
 from experiments.results import Results
 from experiments.tables import group, number, spread
@@ -59,10 +59,10 @@ def brute_force_section(results: Results) -> str:
     return "\n".join(
         [
             "## Table 2: brute force, learning, and the exact method\n",
-            made_by("brute-force", rows),
+            made_by("brute-force", results.machine("brute-force")),
             "CTRDNN with 8 to 20 layers. T counts all types: the paper's own times show it (65,536 schedules take it "
             "11.7 s as 2^16 and 11.4 s as 4^8). (E): estimated from the time per schedule.\n",
-            table(head, body),
+            table(head, body, rows, scope="CTRDNN with 8 to 20 layers; T = 2, 4; loose limits", clock=PROCESSOR_TIME),
             "What differs, and why. Brute force tries every schedule with exact provisioning and is still faster than "
             "the paper's, because it costs schedules in batches of arrays. The paper finds the costs of RL and brute "
             "force equal in all cases; the last two columns say in how many seeds that is so here. By its own times "
@@ -126,12 +126,18 @@ def provisioning_section(results: Results) -> str:
     return "\n".join(
         [
             "## Figure 4: provisioning\n",
-            made_by("provisioning", rows),
+            made_by("provisioning", results.machine("provisioning")),
             picture("Cost of four provisioning rules at several floors", "figure-4-provisioning"),
             "Percent of a rule's cost that exact provisioning saves, and what the paper states for its own method. The "
             "schedules are those that RL-LSTM finds, one per seed; the fixed ratios are 1 card to 6 cores (to 6 cores "
             "for servers), scaled up to the least size that meets the floor.\n",
-            table(["", *(f"{factor:g} × floor" for factor in floors), "paper"], body),
+            table(
+                ["", *(f"{factor:g} × floor" for factor in floors), "paper"],
+                body,
+                rows,
+                scope="CTRDNN; T = 2; loose limits; means of percentages",
+                clock=BY_THE_MODEL,
+            ),
             _provisioning_difference(best),
         ]
     )

@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 
 from experiments import plots
-from experiments.markdown import made_by, percent, picture, seconds, spread_text, table
+from experiments.markdown import (
+    BY_THE_MODEL,
+    PROCESSOR_TIME,
+    SIMULATED,
+    count,
+    made_by,
+    percent,
+    picture,
+    scope_of,
+    seconds,
+    spread_text,
+    table,
+)
 from experiments.plots import Bar
 from experiments.results import MODEL_TITLES, Results, bar_of, gap_percent
 from experiments.tables import group, mean, number, spread
@@ -44,12 +56,18 @@ def errata_section(results: Results) -> str:
     return "\n".join(
         [
             "## The learned scheduler as printed, and corrected\n",
-            made_by("errata", rows),
+            made_by("errata", results.machine("errata")),
             "Algorithm 1 of the paper, 300 rounds of 32 plans, with its errata corrected one after the other "
             "([errata.md](errata.md)): percent above the certified optimum of the plan that it ends with, mean and "
             "spread over the seeds; `k/n`: k of n runs end with a feasible plan. The last column is the method "
             "`rl-lstm`, which changes more ([methods.md](methods.md)).\n",
-            table(["", *_VARIANT_TITLES.values(), "rl-lstm"], body),
+            table(
+                ["", *_VARIANT_TITLES.values(), "rl-lstm"],
+                body,
+                rows,
+                scope=f"{scope_of(rows, MODEL_TITLES)}; loose limits",
+                clock=BY_THE_MODEL,
+            ),
         ]
     )
 
@@ -103,14 +121,14 @@ def transfer_section(results: Results) -> str:
     return "\n".join(
         [
             "## A policy that transfers\n",
-            made_by("transfer", rows),
+            made_by("transfer", results.machine("transfer")),
             "The shipped policy was trained on random jobs and clusters, on none of these. Percent above the optimum, "
             "mean and spread over the four models and the clusters, one per seed (with two pools they are all the "
             "same). The paper says that its trained LSTM answers in less than 2 ms for other input data, not how good "
             "the answers are, and its features show neither speed nor price of a pool (erratum 17), so that it cannot "
             "be used on another cluster.\n",
             picture("Cost above the optimum of the policy's first answer and after repair", "transfer"),
-            table(head, body),
+            table(head, body, rows, scope=scope_of(rows, MODEL_TITLES), clock=PROCESSOR_TIME),
         ]
     )
 
@@ -155,12 +173,18 @@ def balancing_section(results: Results) -> str:
     return "\n".join(
         [
             "## Batch balancing\n",
-            made_by("balancing", rows),
+            made_by("balancing", results.machine("balancing")),
             "Percent of time lost against an optimum that knows all speeds, but not the noise, beforehand: mean and "
             "spread over the seeds, in simulation ([balancing.md](balancing.md)). Workers are 1 to 4 times as slow as "
             "the fastest, unless the scenario says otherwise.\n",
             picture("Training time of each balancing policy divided by the optimum", "balancing"),
-            table(["scenario", *policies, "changes by the controller"], body),
+            table(
+                ["scenario", *policies, "changes by the controller"],
+                body,
+                rows,
+                scope="one stage; 600 steps",
+                clock=SIMULATED,
+            ),
         ]
     )
 
@@ -205,12 +229,12 @@ def jobs_section(results: Results) -> str:
     return "\n".join(
         [
             "## Several jobs on the same pools\n",
-            made_by("joint-jobs", rows),
+            made_by("joint-jobs", results.machine("joint-jobs")),
             "Four pools, of which the jobs get a part of the loose limits; one cluster per seed. Planned together they "
             "never cost more than in the best order of planning one after the other; `above all alone` is what it "
             "costs that they have to share ([planning-beyond.md](planning-beyond.md)); `largest proven gap` is how "
             "far a joint plan may at most be from the best joint plan.\n",
-            table(head, body),
+            table(head, body, rows, scope="T = 4; a part of the loose limits", clock=PROCESSOR_TIME),
         ]
     )
 
@@ -236,17 +260,52 @@ def market_section(results: Results) -> str:
     return "\n".join(
         [
             "## Prices that change\n",
-            made_by("market", rows),
+            made_by("market", results.machine("market")),
             f"{hours} hours; every hour the cards' prices move (a random walk around the list price), and now and then "
             "one pool's cards are taken away for an hour. A change stops training for 60 s, and a new pod is paid 120 "
             "s before it trains. *Following* plans again every hour and changes where it pays within four hours; "
             "*staying* changes only when the plan is no longer possible, and does not come back to a pool that it had "
             "to leave, which is why so much is saved with few pools. Mean and spread over the seeds; below zero: "
             "prices went back too soon for a change to pay.\n",
-            table(head, body),
+            table(head, body, rows, scope=scope_of(rows, MODEL_TITLES), clock=f"{SIMULATED}; planning: wall time"),
         ]
     )
 
 
 LEARNED = (errata_section, transfer_section)
-SECTIONS = (balancing_section, jobs_section, market_section)
+
+
+def rule_section(results: Results) -> str:
+    """BalanceNet's rule as printed."""
+    rows = results.rows("balancenet-rule")
+    if not rows:
+        return ""
+    body = [
+        [
+            f"{row['case']}, {count(int(number(row, 'nodes')), 'node')}",
+            str(row["rule"]),
+            f"{row['smallest']}" if row["smallest"] == row["largest"] else f"{row['smallest']} to {row['largest']}",
+            f"{number(row, 'sum_ratio'):.2f}",
+            f"{number(row, 'time_ratio'):.2f}",
+        ]
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            "### BalanceNet's rule\n",
+            made_by("balancenet-rule", results.machine("balancenet-rule")),
+            "Batch sizes of the rule as printed, their sum divided by B, which a rule that conserves the batch keeps "
+            "at 1, and the time of a step divided by the least one for the same samples "
+            "([balancing.md](balancing.md)).\n",
+            table(
+                ["case", "rule", "batch sizes", "sum / B", "step time / least"],
+                body,
+                rows,
+                scope="B = 256",
+                clock="none, times follow from the batch sizes and speeds",
+            ),
+        ]
+    )
+
+
+SECTIONS = (balancing_section, rule_section, jobs_section, market_section)

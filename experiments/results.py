@@ -11,7 +11,7 @@ from experiments.framework import Row
 from experiments.plots import LOOKS, Bar
 from experiments.tables import number, read_csv, spread
 
-__all__ = ["MODEL_TITLES", "Results", "bar_of", "in_order", "methods_in"]
+__all__ = ["MODEL_TITLES", "Results", "bar_of", "in_order", "methods_in", "read_machines"]
 
 MODEL_TITLES = {
     "matchnet": "MATCHNET",
@@ -39,11 +39,18 @@ class Results:
             self._cache[name] = read_csv(path) if path.is_file() else []
         return [row for row in self._cache[name] if keep(row)]
 
-    def machine(self) -> dict[str, Any]:
-        """Return the machine's description."""
-        path = self.out / "results" / "machine.json"
-        value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    def machine(self, name: str) -> dict[str, Any]:
+        """Return the machine on which an experiment's results were written; empty if unknown."""
+        machines = read_machines(self.out)
+        value: dict[str, Any] = machines.get(name, {})
         return value
+
+
+def read_machines(out: Path) -> dict[str, Any]:
+    """Return the machine of each experiment of a results folder."""
+    path = out / "results" / "machine.json"
+    value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return value
 
 
 def methods_in(rows: Sequence[Row]) -> list[str]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from experiments.clusters import POOL_COUNTS
 from experiments.framework import Row
 from experiments.markdown import percent, seconds
+from experiments.methods import budget_of
 from experiments.plots import look
 from experiments.results import MODEL_TITLES, Results, gap_percent, in_order, methods_in
 from experiments.tables import number, spread
@@ -62,5 +64,12 @@ def _table(results: Results, cell: Callable[[Sequence[Row]], str]) -> Table:
     for method in methods_in(rows):
         mine = [row for row in rows if row["method"] == method]
         parts = [[row for row in mine if row["model"] == model] for model in models]
-        body.append([look(method).label, *(cell(part) if part else "-" for part in parts), cell(mine)])
+        body.append([_label(method), *(cell(part) if part else "-" for part in parts), cell(mine)])
     return ["", *(MODEL_TITLES.get(model, model) for model in models), "all"], body
+
+
+def _label(method: str) -> str:
+    """A method's name, with its scope if it did not run on the whole grid."""
+    counts = budget_of(method).pool_counts
+    scope = "" if counts == POOL_COUNTS else f" (T = {', '.join(map(str, counts))}, {budget_of(method).limits[0]})"
+    return look(method).label + scope

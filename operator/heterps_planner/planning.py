@@ -14,7 +14,7 @@ from heterps_planner.errors import ProblemError, UnknownNameError
 from heterps_planner.methods import METHODS, Task
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
-from heterps_planner.plans.plan import Infeasible, Plan, build_plan
+from heterps_planner.plans.plan import Contributions, Infeasible, Plan, build_plan
 from heterps_planner.plans.refusal import explain_infeasible, explain_unlucky_search
 from heterps_planner.plans.robust import check_error, robust_segments, robustness
 from heterps_planner.search.limits import shadow_prices
@@ -115,6 +115,8 @@ def plan(
         ps_pool=ps_pool,
         ps_replicas=ps_replicas,
     )
+    if found.learned is not None:
+        result = replace(result, learned=Contributions.of(found.learned, problem.samples))
     if robust:
         result = replace(result, robust=robustness(problem, found.choice, robust))
     return replace(result, seconds=clock() - began)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from experiments.clusters import MODELS, PAPER_MODELS, cluster, fits, paper_case, unlimited
+from experiments.clusters import FLOOR_OF_PROFILE, MODELS, PAPER_MODELS, cluster, fits, paper_case, unlimited
+from experiments.devices import load_profile
 
 from heterps_planner import Plan, Problem, plan
 
@@ -73,6 +74,13 @@ def test_the_papers_types_differ_in_price_and_number_only() -> None:
     for layer in problem.layers:
         times = [layer.pools[pool.name] for pool in cards]
         assert len({(t.compute_seconds, t.transfer_seconds, t.parallel_fraction) for t in times}) == 1
+
+
+def test_all_models_have_their_floor_by_the_same_rule() -> None:
+    for model in PAPER_MODELS:
+        floor = paper_case(model, 2).min_samples_per_second
+        assert floor == pytest.approx(FLOOR_OF_PROFILE * load_profile(model).min_samples_per_second)
+        assert paper_case(model, 8).min_samples_per_second == floor
 
 
 def test_cores_alone_miss_the_floor_for_ctrdnn_only() -> None:

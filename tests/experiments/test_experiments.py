@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments import report
+from experiments import plots, report
 from experiments.__main__ import main
-from experiments.clusters import cluster
+from experiments.ablation import PARTS
+from experiments.clusters import cluster, paper_case
+from experiments.derived import AS_DERIVED, EACH, FASTER, SLOWER, varied
 from experiments.framework import Row
 from experiments.registry import EXPERIMENTS
 from experiments.robustness import perturbed
@@ -17,6 +22,13 @@ from experiments.tables import number, read_csv
 from experiments.trials import SEEDLESS
 
 from heterps_planner import METHODS
+from heterps_planner.model.segments import build_segments
+from heterps_planner.plans.assignments import Evaluator
+from heterps_planner.policy import learning
+from heterps_planner.policy.adam import Adam
+from heterps_planner.policy.network import initial_parameters
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +60,13 @@ def test_the_document_shows_every_picture_and_every_picture_exists(out: Path) ->
 
 def test_every_method_is_in_the_grid(out: Path) -> None:
     assert {row["method"] for row in rows_of(out, "methods")} == set(METHODS) - {"brute-force", "bayesian"}
+    assert {row["method"] for row in rows_of(out, "paper-cases")} == set(METHODS) - {"brute-force", "bayesian"}
 
 
 def test_no_method_is_below_the_certified_optimum(out: Path) -> None:
-    gaps = [number(row, "gap_percent") for row in rows_of(out, "methods") if row["status"] == "ok"]
-    assert len(gaps) > 15
+    names = ("methods", "paper-cases", "ablation", "derived-times")
+    gaps = [number(row, "gap_percent") for name in names for row in rows_of(out, name) if row["status"] == "ok"]
+    assert len(gaps) > 40
     assert min(gaps) >= -1e-6
     exact = [number(row, "gap_percent") for row in rows_of(out, "methods") if row["method"] == "optimal"]
     assert max(exact) <= 1e-6
@@ -116,6 +130,78 @@ def test_an_error_of_zero_changes_nothing_and_others_are_of_their_size() -> None
         ]
     assert np.std(changes) == pytest.approx(0.1, rel=0.15)
     assert np.mean(changes) == pytest.approx(0.0, abs=0.02)
+
+
+def test_each_table_has_a_caption_with_scope_seeds_and_clock(out: Path) -> None:
+    for folder in (out, DOCS):
+        paragraphs = (folder / "experiments.md").read_text().partition("\n## How to read")[2].split("\n\n")
+        tables = [i for i, paragraph in enumerate(paragraphs) if paragraph.startswith("|")]
+        assert len(tables) > 12
+        for i in tables:
+            caption = " ".join(paragraphs[i - 1].split())
+            assert re.fullmatch(r"\*Scope: .+\. Seeds: .+\. Clock: .+\.\*", caption), paragraphs[i][:80]
+
+
+def test_the_document_begins_with_what_holds_and_what_does_not(out: Path) -> None:
+    brief = (out / "experiments.md").read_text().partition("\n## ")[2].partition("\n## ")[0]
+    assert brief.startswith("In a hurry")
+    assert len(brief.splitlines()) < 25
+    rows = [line.split(" | ") for line in brief.splitlines() if line.startswith("| ")]
+    assert len(rows) > 6
+    assert {len(row) for row in rows} == {3}
+
+
+def test_documents_are_those_that_the_stored_results_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "finish", lambda figure, path: None)
+    shutil.copytree(DOCS / "results", tmp_path / "results")
+    shutil.copy(DOCS / "papers.md", tmp_path)
+    report.write_report(tmp_path)
+    for name in ("experiments.md", "papers.md"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"{name}: run python -m experiments --draw"
+
+
+def test_derived_numbers_vary_and_measured_ones_do_not() -> None:
+    problem = paper_case("nce", 4)
+    assert varied(problem, AS_DERIVED, 0) == problem
+    changes = {}
+    for world in (FASTER, SLOWER, EACH):
+        other = varied(problem, world, 3)
+        assert other.min_samples_per_second == problem.min_samples_per_second
+        for old, new in zip(problem.layers, other.layers, strict=True):
+            assert new.pools["cpu"].compute_seconds == old.pools["cpu"].compute_seconds
+        changes[world] = [
+            new.pools[name].compute_seconds / old.pools[name].compute_seconds
+            for old, new in zip(problem.layers, other.layers, strict=True)
+            for name in old.pools
+            if name != "cpu"
+        ]
+    assert changes[FASTER] == pytest.approx([0.7] * 15)
+    assert changes[SLOWER] == pytest.approx([1.3] * 15)
+    assert len(set(changes[EACH])) == 15
+    assert 0.7 <= min(changes[EACH]) < 0.9
+    assert 1.1 < max(changes[EACH]) <= 1.3
+
+
+def test_each_part_of_the_learned_scheduler_runs_alone(out: Path) -> None:
+    rows = {row["variant"]: row for row in rows_of(out, "ablation")}
+    assert list(rows) == list(PARTS)
+    assert rows["learning only"]["found_by"] != "search"
+    both = rows["both (rl-lstm)"]
+    assert number(both, "gap_percent") <= number(rows["untrained"], "gap_percent") + 1e-9
+    assert {row["status"] for row in rows.values()} <= {"ok", "infeasible"}
+
+
+def test_search_only_learns_nothing() -> None:
+    evaluator = Evaluator(build_segments(cluster("nce", 4)))
+    settings = PARTS["search only"]
+    assert isinstance(settings, learning.Settings)
+    record = learning.learn(evaluator, "lstm", 0, settings=replace(settings, rounds=12))
+    assert len(set(record.entropy)) > 1  # of the replayed schedules, which change
+    weights = initial_parameters(np.random.default_rng(0), "lstm")
+    adam = Adam(weights, settings.rate)
+    adam.step({name: np.ones_like(value) for name, value in weights.items()})
+    for name, value in initial_parameters(np.random.default_rng(0), "lstm").items():
+        np.testing.assert_array_equal(weights[name], value)
 
 
 def test_seedless_methods_are_methods() -> None:

@@ -1,4 +1,4 @@
-"""Commands, options and files named in the README and docs/architecture.md exist."""
+"""Commands, options and files named in the README and docs/architecture.md exist, and what it quotes is printed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from experiments.headline import screen
 
 from heterps_operator.__main__ import main
 from heterps_operator.api.manifest import load_manifest
@@ -46,6 +47,17 @@ def test_every_make_target_in_the_readme_exists() -> None:
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text_of("README.md"), re.M))
     assert {"demo", "test"} <= named
     assert named <= set(targets)
+
+
+def test_the_readme_shows_what_the_demo_ends_with() -> None:
+    """A model's block of the last screen, word by word, and the command that prints it."""
+    [shown] = [
+        block for block in re.findall(r"```\n(.*?)```", text_of("README.md"), re.S) if "cores and cards" in block
+    ]
+    assert " ".join(shown.split()) in " ".join(screen(80).split())
+    assert "-m experiments.headline`" in text_of("README.md")
+    demo = text_of("Makefile").partition("\ndemo: ")[2].partition("\n\n")[0]
+    assert "-m experiments.headline" in demo
 
 
 def test_the_map_names_existing_modules() -> None:

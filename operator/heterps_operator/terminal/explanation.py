@@ -12,7 +12,7 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.plan import Plan
 
-__all__ = ["describe_margin", "describe_proof", "describe_shadow_prices", "render_plan"]
+__all__ = ["describe_contributions", "describe_margin", "describe_proof", "describe_shadow_prices", "render_plan"]
 
 _PADDING = (0, 2, 0, 0)
 
@@ -46,6 +46,8 @@ def render_plan(
         f"for {format_duration(seconds)}",
     )
     summary.add_row("proof", describe_proof(plan))
+    for sentence in describe_contributions(plan):
+        summary.add_row("found by", sentence)
     if plan.machine is not None:
         shortage = describe_shortage(plan.machine, plan.throughput, problem.min_samples_per_second)
         summary.add_row("machine", shortage or describe_cores(plan.machine))
@@ -76,6 +78,27 @@ def describe_proof(plan: Plan) -> str:
         f"at most {plan.gap:.2%} of the cost can be saved: no plan that is fast enough costs less than "
         f"{format_money(plan.lower_bound)} (method {plan.method}, {plan.seconds:.3f} s)"
     )
+
+
+def describe_contributions(plan: Plan) -> list[str]:
+    """Describe which part of a learned method found the plan; empty for other methods."""
+    if plan.learned is None:
+        return []
+    parts = plan.learned
+    names = {
+        "learning": "learning (a draw from the network)",
+        "search": "search (segment moves)",
+        "start": "neither learning nor search: all layers on one pool",
+    }
+    when = f", in round {parts.found_in_round} of {parts.num_rounds}" if parts.found_in_round else ""
+    costs = []
+    for name, number, cost in (
+        ("learning", parts.num_drawn, parts.drawn_cost),
+        ("search", parts.num_searched, parts.searched_cost),
+    ):
+        cheapest = "none feasible" if cost is None else f"the cheapest {format_money(cost)}"
+        costs.append(f"{number:,} schedules by {name}, {cheapest}")
+    return [f"{names[parts.found_by]}{when}", "; ".join(costs)]
 
 
 def describe_bottleneck(explanation: Explanation) -> str:

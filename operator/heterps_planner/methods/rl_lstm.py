@@ -5,6 +5,8 @@ The paper's method, with the changes that it needs: see `policy.learning`, `poli
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from heterps_planner.methods.base import Found, Task, answer
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.learning import learn
@@ -31,4 +33,4 @@ def find_with(task: Task, cell: str) -> Found:
     learning = learn(evaluator, cell, task.seed, should_stop=task.should_stop, progress=task.progress)
     if not learning.stopped:
         task.progress(1.0)
-    return answer(evaluator, stopped=learning.stopped)
+    return replace(answer(evaluator, stopped=learning.stopped), learned=learning.learned)

@@ -16,6 +16,7 @@ import numpy as np
 from heterps_planner.model.cost_model import FLOOR_TOLERANCE, cost_of_training, price_per_hour
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments
+from heterps_planner.plans.task import Learned
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import Choice
 
@@ -24,6 +25,7 @@ __all__ = [
     "MEMORY_EXCEEDED",
     "NOTHING_FOUND",
     "THROUGHPUT_FLOOR_UNREACHABLE",
+    "Contributions",
     "Infeasible",
     "Machine",
     "Plan",
@@ -106,6 +108,40 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Contributions:
+    """What learning and what search found on the way to a plan (`Learned`), in dollars for all samples."""
+
+    found_by: str  # "learning", "search" or "start"
+    found_in_round: int
+    num_rounds: int
+    num_drawn: int
+    num_searched: int
+    drawn_cost: float | None  # of the cheapest schedule drawn from the policy; None: none was feasible
+    searched_cost: float | None  # of the cheapest one at the end of segment moves
+
+    def to_json(self) -> dict[str, Any]:
+        """The part of a plan file."""
+        return {
+            "foundBy": self.found_by,
+            "round": self.found_in_round,
+            "rounds": self.num_rounds,
+            "learning": {"schedules": self.num_drawn, "cost": self.drawn_cost},
+            "search": {"schedules": self.num_searched, "cost": self.searched_cost},
+        }
+
+    @classmethod
+    def of(cls, learned: Learned, samples: float) -> Contributions:
+        """Convert a method's record to dollars."""
+
+        def cost(rate: float) -> float | None:
+            return cost_of_training(samples, 1.0, rate) if math.isfinite(rate) else None
+
+        numbers = (learned.num_rounds, learned.num_drawn, learned.num_searched)
+        costs = (cost(learned.drawn_rate), cost(learned.searched_rate))
+        return cls(learned.found_by, learned.found_in_round, *numbers, *costs)
+
+
+@dataclass(frozen=True)
 class Plan:
     """A schedule with its provision, its price and its optimality gap."""
 
@@ -122,6 +158,7 @@ class Plan:
     shadow_prices: dict[str, float] = field(default_factory=dict)  # dollars per hour saved by one more unit
     robust: Robustness | None = None  # if set, throughput and cost hold in spite of profile errors
     machine: Machine | None = None  # if set, throughput and cost are those that this machine's cores allow
+    learned: Contributions | None = None  # if a method with a policy found it
     seconds: float = 0.0  # planning time
     feasible: bool = field(default=True, init=False)
 
@@ -143,7 +180,7 @@ class Plan:
             "bindingLimits": list(self.binding_limits),
             "shadowPrices": dict(self.shadow_prices),
         }
-        optional = {"robust": self.robust, "machine": self.machine}
+        optional = {"robust": self.robust, "machine": self.machine, "learned": self.learned}
         return document | {name: part.to_json() for name, part in optional.items() if part is not None}
 
 

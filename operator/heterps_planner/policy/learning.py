@@ -18,6 +18,7 @@ cuts it off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_planner.plans.assignments import Evaluator
+from heterps_planner.plans.task import Learned
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.features import features_of
 from heterps_planner.policy.network import Network, Parameters, initial_parameters, stack
@@ -63,6 +65,38 @@ class Learning:
     entropy: list[float] = field(default_factory=list)  # nats per layer
     converged: bool = False  # ended because no better plans appeared
     stopped: bool = False  # ended by the deadline
+    learned: Learned | None = None  # which part found the answer
+
+
+class _Record:
+    """Who evaluated which schedules: the policy's draws (learning), or segment moves (search)."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self._before = evaluator.num_evaluated
+        self._lowest = {"start": np.inf, "learning": np.inf, "search": np.inf}  # scores
+        self._number = dict.fromkeys(self._lowest, 0)
+        self._found = ("start", 0)
+
+    def add(self, part: str, scores: NDArray[np.float64], number: int) -> None:
+        """Record scores of schedules that a part has evaluated in a round."""
+        self._number[part] += self._evaluator.num_evaluated - self._before
+        self._before = self._evaluator.num_evaluated
+        if not len(scores):
+            return
+        if scores.min() < min(self._lowest.values()) - 1e-9:
+            self._found = (part, number)
+        self._lowest[part] = min(self._lowest[part], float(scores.min()))
+
+    def summary(self, num_rounds: int) -> Learned:
+        """Return the record of all rounds."""
+        numbers = (self._number["learning"], self._number["search"])
+        return Learned(*self._found, num_rounds, *numbers, self._rate("learning"), self._rate("search"))
+
+    def _rate(self, part: str) -> float:
+        """Return the least cost that a part found; infinite if nothing feasible."""
+        score = self._lowest[part]
+        return math.exp(score) if score <= self._evaluator.worst_feasible_score else math.inf
 
 
 class _Replay:
@@ -117,7 +151,9 @@ def learn(
     moves = SegmentMoves(evaluator, should_stop)
     replay = _Replay(s.replayed, num_layers)
     homogeneous = np.repeat(np.arange(num_pools)[:, None], num_layers, axis=1)
+    record = _Record(evaluator)
     replay.add(homogeneous, evaluator.scores(homogeneous))
+    record.add("start", replay.scores, 0)
     descended: set[bytes] = set()
     owner = np.zeros(s.samples, dtype=np.intp)
     best, last_gain = np.inf, 0
@@ -128,6 +164,7 @@ def learn(
         encoded = network.encode(inputs)
         drawn = encoded.choose(owner, rng)
         scores = evaluator.scores(drawn)
+        record.add("learning", scores, number + 1)
         result.mean_score.append(float(scores.mean()))
         order = np.argsort(scores, kind="stable")
         replay.add(drawn, scores)
@@ -137,7 +174,9 @@ def learn(
             descended.update(row.tobytes() for row in starts)
             if starts:
                 ends = moves.improve(np.array(starts), width=s.beam)
-                replay.add(ends, evaluator.scores(ends))
+                found = evaluator.scores(ends)
+                record.add("search", found, number + 1)
+                replay.add(ends, found)
         top = order[: max(1, round(s.best_share * s.samples))]
         spread = max(float(scores.std()), 1e-6)
         advantage = np.clip((float(scores.mean()) - scores[top]) / spread, 0, 3)
@@ -155,6 +194,7 @@ def learn(
         if number - last_gain >= s.patience:
             result.converged = True
             break
+    result.learned = record.summary(len(result.mean_score))
     return result
 
 

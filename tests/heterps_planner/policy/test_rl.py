@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from experiments.literal_rl import VARIANTS, Variant, direction, features_of_paper, run
 
+from heterps_operator.terminal.explanation import describe_contributions
+from heterps_planner import Plan, plan
 from heterps_planner.methods import METHODS, Task
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
@@ -73,6 +75,40 @@ def test_learning_ends_when_it_has_converged() -> None:
     assert learning.converged
     assert len(learning.mean_score) < 20
     assert evaluator.num_evaluated <= 8  # the number of all schedules
+
+
+def test_the_record_says_which_part_found_the_plan() -> None:
+    problem = problem_of(5, num_layers=6)
+    segments = build_segments(problem)
+    only_learning, evaluator = learned(problem, "lstm", 0, replace(SHORT, starts=0))
+    assert only_learning.learned is not None
+    assert only_learning.learned.num_searched == 0
+    assert only_learning.learned.searched_rate == np.inf
+    assert only_learning.learned.drawn_rate == pytest.approx(evaluator.best_rate)
+    assert only_learning.learned.found_by == "learning"
+    both, evaluator = learned(problem, "lstm", 0, SHORT)
+    assert both.learned is not None
+    least = min(both.learned.drawn_rate, both.learned.searched_rate)
+    assert least == pytest.approx(evaluator.best_rate)
+    assert evaluator.num_evaluated == both.learned.num_drawn + both.learned.num_searched + segments.num_pools
+    assert 1 <= both.learned.found_in_round <= both.learned.num_rounds == 8
+
+
+def test_a_learned_plan_tells_its_users_which_part_found_it() -> None:
+    problem = problem_of(5, num_layers=5)
+    found = plan(problem, "rl-lstm")
+    assert isinstance(found, Plan)
+    assert found.learned is not None
+    document = found.to_json()["learned"]
+    costs = [part["cost"] for part in (document["learning"], document["search"]) if part["cost"] is not None]
+    assert min(costs) == pytest.approx(found.cost)
+    first, second = describe_contributions(found)
+    assert first.startswith({"learning": "learning", "search": "search"}[found.learned.found_by])
+    assert f"{found.learned.num_drawn} schedules by learning" in second
+    exact = plan(problem)
+    assert isinstance(exact, Plan)
+    assert "learned" not in exact.to_json()
+    assert describe_contributions(exact) == []
 
 
 def test_learning_stops_within_a_round_of_the_deadline() -> None:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from heterps_operator.formatting import format_money
 from heterps_operator.page.document import facts, section
 from heterps_operator.page.html import Content, Markup, data_table
-from heterps_operator.terminal.explanation import describe_bottleneck, describe_proof, describe_shadow_prices
+from heterps_operator.terminal.explanation import (
+    describe_bottleneck,
+    describe_contributions,
+    describe_proof,
+    describe_shadow_prices,
+)
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Alternative, Explanation
 from heterps_planner.plans.frontier import Frontier
@@ -38,6 +43,7 @@ def reasons_section(planned: Planned) -> Markup:
     plan, explanation = planned.plan, planned.explanation
     reasons = [
         ("proof", describe_proof(plan)),
+        *(("found by", sentence) for sentence in describe_contributions(plan)),
         ("limited by", describe_bottleneck(explanation)),
         *(("limits", sentence) for sentence in describe_shadow_prices(planned.problem, plan)),
     ]

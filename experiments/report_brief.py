@@ -1,0 +1,145 @@
+"""The first half page of the document: what was claimed, what holds here, what does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from experiments import paper
+from experiments.derived import AS_DERIVED
+from experiments.framework import Row
+from experiments.markdown import percent, seconds
+from experiments.plots import look
+from experiments.report_inputs import CLAIMS
+from experiments.report_learning import OPTIMUM_PERCENT
+from experiments.results import Results, gap_percent
+from experiments.tables import group, number
+
+__all__ = ["SECTIONS"]
+
+_NEEDED = ("methods", "paper-cases", "ablation", "derived-times", "provisioning", "balancing")
+
+
+def brief_section(results: Results) -> str:
+    """What was claimed, what holds, what does not; nothing before all of it has been run."""
+    if any(not results.rows(name) for name in _NEEDED):
+        return ""
+    lines = ["| claimed | here | holds |", "|---|---|---|"]
+    lines += [f"| {claim} | {ours} | {verdict} |" for claim, ours, verdict in _rows(results)]
+    return "\n".join(
+        [
+            "## In a hurry: what was claimed, what holds, what does not\n",
+            "\n".join(lines) + "\n",
+            "Costs follow from the cost model: times on cores are measured, those on cards derived from data sheets "
+            "([what the results rest on](#what-the-results-rest-on)). [papers.md](papers.md) has every claim of both "
+            "papers, one by one.\n",
+        ]
+    )
+
+
+def _rows(results: Results) -> Iterator[tuple[str, str, str]]:
+    grid = results.rows("methods")
+    learned = [row for row in grid if row["method"] == "rl-lstm"]
+    exact = [number(row, "seconds") for row in grid if row["method"] == "optimal"]
+    yield (
+        "RL-LSTM finds the cheapest plans",
+        f"the certified optimum in {_optimal(learned)} runs. But so does the search beside the learning: "
+        f"{_parts(results)}",
+        "yes, though not by learning",
+    )
+    cases = results.rows("paper-cases")
+    best = max(value for values in paper.FIGURE_5.values() for name, value in values.items() if name == "genetic")
+    yield (
+        f"other methods cost far more (genetic up to {best:,.0f} %, greedy the same)",
+        f"at most, {_above(cases, ('bayesian', 'genetic', 'greedy', 'heuristic'))}",
+        "in direction, not in size",
+    )
+    yield (
+        "cores and cards together are cheaper than either alone",
+        f"{_either(cases)}; {_survives(results, 'the cheapest plan is on cores and cards')}",
+        "yes, not for NCE",
+    )
+    ratios = f"{_saved(results, 'static-ratio')} % and {_saved(results, 'static-server-ratio')} %"
+    yield (
+        "provisioning saves up to 57.9 % against StaRatio, 48.3 % against StaPSRatio",
+        f"exact provisioning saves up to {ratios}; up to {_saved(results, 'newton')} % against the paper's own rule",
+        "yes",
+    )
+    yield (
+        "RL schedules in 12 to 89 s",
+        f"in {seconds(max(number(row, 'seconds') for row in learned))} at most. The exact method, with proof: "
+        f"{seconds(max(exact))} at most, up to 64 pools",
+        "yes, and it is not needed",
+    )
+    yield (
+        "real runs rank the methods the same (figure 11); up to 14.5 times TensorFlow's throughput (figure 12)",
+        "not repeated: the paper's need accelerators, runs on unequal cores are not built",
+        "not shown",
+    )
+    rows = results.rows("balancing")
+    yield (
+        "BalanceNet updates weights faster than equal and random division",
+        f"in simulation {_lost(rows, 'BalanceNet, renormalised')} % slower than the best division of unequal workers, "
+        f"an equal division {_lost(rows, 'even')} %, this controller {_lost(rows, 'controller')} %. Its image models "
+        "are not trained",
+        "hardly better than equal",
+    )  # fmt: skip
+
+
+def _optimal(rows: Sequence[Row]) -> str:
+    found = sum(row["status"] == "ok" and gap_percent(row) < OPTIMUM_PERCENT for row in rows)
+    return f"{found} of {len(rows)}"
+
+
+def _parts(results: Results) -> str:
+    rows = results.rows("ablation")
+    names = ("search only", "learning only", "algorithm 1 corrected", "algorithm 1 as printed")
+    return ", ".join(f"{name} {_optimal([r for r in rows if r['variant'] == name])}" for name in names)
+
+
+def _above(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    """The greatest excess over the optimum by method, of the runs with a plan."""
+    gaps = {m: [gap_percent(r) for r in rows if r["method"] == m and r["status"] == "ok"] for m in methods}
+    return ", ".join(f"{look(m).label} {percent(max(found))} %" for m, found in gaps.items() if found)
+
+
+def _either(rows: Sequence[Row]) -> str:
+    """How much cores alone and cards alone cost above the optimum, on the paper's cluster."""
+    texts = []
+    for method in ("cpu", "gpu"):
+        here = [row for row in rows if row["method"] == method and row["pools"] == 2]
+        gaps = [gap_percent(row) for row in here if row["status"] == "ok"]
+        missed = len(here) - len(gaps)
+        text = f"{look(method).label} costs {percent(min(gaps))} to {percent(max(gaps))} % more" if gaps else "no plan"
+        texts.append(text + (f" (too slow for {missed} of {len(here)} models)" if missed else ""))
+    return ", ".join(texts)
+
+
+def _survives(results: Results, text: str) -> str:
+    """In how many worlds with other derived numbers a conclusion has the same answer, on the paper's cluster."""
+    [claim] = [claim for claim in CLAIMS if claim.text == text]
+    same = total = 0
+    for here in group(results.rows("derived-times", lambda r: r["pools"] == 2), lambda r: str(r["model"])).values():
+        worlds = group(here, lambda r: (str(r["world"]), int(number(r, "seed"))))
+        base = claim.holds(next(rows for (world, _), rows in worlds.items() if world == AS_DERIVED))
+        answers = [claim.holds(rows) == base for (world, _), rows in worlds.items() if world != AS_DERIVED]
+        same, total = same + sum(answers), total + len(answers)
+    return f"the same answer in {same} of {total} worlds with derived numbers varied by 30 %"
+
+
+def _saved(results: Results, rule: str) -> str:
+    rows = [row for row in results.rows("provisioning") if row["rule"] == rule and row["status"] == "ok"]
+    return percent(100 * max((number(row, "saved_by_exact") for row in rows), default=math.nan))
+
+
+def _lost(rows: Sequence[Row], policy: str) -> str:
+    """Mean regret of a policy in the scenarios with eight unequal workers; the range of the scenarios' means."""
+    here = [r for r in rows if (r["policy"], r["workers"]) == (policy, 8) and r["scenario"] != "equal workers"]
+    means = [
+        sum(number(r, "regret_percent") for r in each) / len(each)
+        for each in group(here, lambda r: str(r["scenario"])).values()
+    ]
+    return f"{percent(min(means))} to {percent(max(means))}"
+
+
+SECTIONS = (brief_section,)
