@@ -55,7 +55,7 @@ def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
     tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}
     with torch.no_grad():
         logits = module(**tensors).numpy()
-    metrics = metrics_for(config.loss)
+    metrics = metrics_for(config.loss, config.num_classes)
     metrics.update(logits, label, 0.0)
     return metrics.results()
 

@@ -67,7 +67,7 @@ class Engine:
         self._runs: dict[int, StepRun] = {}
         self._feed: Feed[Prepared] | None = None
         self._last_step = context.total  # exclusive
-        self._evaluation = Evaluation(config.loss)
+        self._evaluation = Evaluation(config)
         self._evaluation_left = 0  # steps of which this worker has a share
         self._started = False
         self._early: list[tuple[bytes, Forward]] = []  # activations that refer to an order not received yet
@@ -84,7 +84,7 @@ class Engine:
     def start_evaluation(self, rows: int) -> None:
         """Compute the metrics of the evaluation data, which has `rows` rows, and report them."""
         self._schedule = self._schedule.evaluating(rows)
-        self._evaluation = Evaluation(self._config.loss)
+        self._evaluation = Evaluation(self._config)
         steps = self._schedule.batches.per_epoch
         self._begin(0, steps)
         self._evaluation_left = sum(1 for step in range(steps) if self._schedule.mine(step))
