@@ -92,11 +92,11 @@ class LayerProbe:
         self._replicas: list[Replica] | None = None
         if all_reduces:
             optimizer = DenseOptimizer.from_manifest(config.dense_optimizer)
-            self._replicas = [Replica(values, optimizer, device) for values in initial]
+            self._replicas = [Replica(values, {}, optimizer, device) for values in initial]
             for replica in self._replicas:
                 replica.version = 0  # in a job, set at the start of a generation
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
-        self._shard.define(model.layered.tables, dense)
+        self._shard.define(model.layered.tables, dense, {})
         self._next = 0
         self.input_bytes = [0.0] * count  # per sample, set by the first step
 
@@ -259,7 +259,7 @@ class LayerProbe:
         step = self._shard.committed
         began = time.perf_counter()
         decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in encoded)
-        self._shard.push(step, "profile", Gradients(decoded, dense))
+        self._shard.push(step, "profile", Gradients(decoded, dense, {}))
         received = time.perf_counter()
         self._shard.commit_dense(step, size)
         applied = time.perf_counter()

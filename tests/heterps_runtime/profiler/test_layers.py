@@ -38,7 +38,7 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     probe._next = 0  # the same batch again
     shard = Shard(config, 0)
     whole = model.layered.stage(0, len(model.layered.layers) - 1)
-    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()})
+    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()}, {})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
     block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys())
     block.fill(shard.pull(block.keys))
@@ -47,7 +47,7 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
     block.backward(0, looked_up)
     gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
-    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients))
+    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients, {}))
     shard.commit_dense(0, probe.largest)
     shard.commit_rows(0, probe.largest)
 

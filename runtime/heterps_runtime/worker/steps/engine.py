@@ -63,7 +63,7 @@ class Engine:
         self._reads = Reads.of(config)
         self._schedule = context.schedule
         self._inputs = Inputs(context, stage, self._reads)
-        self._delivery = Delivery(context, process, dense=bool(stage.module.parameter_names))
+        self._delivery = Delivery(context, process, dense=stage.exchanges_dense)
         self._runs: dict[int, StepRun] = {}
         self._feed: Feed[Prepared] | None = None
         self._last_step = context.total  # exclusive
@@ -242,7 +242,7 @@ class Engine:
 
     def _ahead(self) -> int:
         """Steps that this stage may start after the first uncommitted one; evaluation changes no parameters."""
-        return self._reads.steps_ahead(dense=self._schedule.training and bool(self._stage.module.parameter_names))
+        return self._reads.steps_ahead(dense=self._schedule.training and self._stage.exchanges_dense)
 
     # --- computing ----------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,11 @@ class Stage:
         self._unique = UniqueKeys()
         self._bound: StepRun | None = None  # its parameters are those of the module
 
+    @property
+    def exchanges_dense(self) -> bool:
+        """Whether it has dense parameters or statistics, which commits change."""
+        return bool(self.module.parameter_names or self.module.statistics_names)
+
     def begin(self, *, training: bool) -> None:
         """Prepare for steps of another kind or generation."""
         self.module.train(training)
@@ -69,9 +74,19 @@ class Stage:
         if self._bound is not run:
             self.module.bind(run.leaves)
             self._bound = run
+        self.module.bind_statistics(run.statistics)
         with torch.set_grad_enabled(run.training):
             work.outputs = self.module.forward(work.inputs, work.looked_up)
+        if run.training:
+            self._note_changes(run, work.micro_batch.size)
         self.samples += work.micro_batch.size
+
+    def _note_changes(self, run: StepRun, size: int) -> None:
+        """Add the changes of statistics by a micro-batch of `size` samples."""
+        for name, after in self.module.statistics().items():
+            change = (after - run.statistics[name]) * size
+            known = run.changes.get(name)
+            run.changes[name] = change if known is None else known + change
 
     def learn(self, work: Work) -> None:
         """Last stage: compute loss and gradients of a micro-batch."""
