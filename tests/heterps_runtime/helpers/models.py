@@ -133,7 +133,9 @@ class Picture(nn.Module):
         bias = not normed  # before a norm its gradient is 0 but for rounding, which Adam would amplify
         self.enter = nn.Conv2d(2, 4, 3, padding=1, bias=bias)
         self.norm = nn.BatchNorm2d(4) if normed else nn.Identity()
-        self.inner = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=bias), nn.BatchNorm2d(4) if normed else nn.Identity())
+        self.inner = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, bias=bias), nn.BatchNorm2d(4) if normed else nn.Identity()
+        )
         self.relu = nn.ReLU(inplace=True)
         self.pool = nn.AdaptiveAvgPool2d((1, 1))
         self.leave = nn.Linear(4, 3, bias=bias)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,15 @@ import torch
 
 from heterps_runtime.allocation import Allocation, micro_batches
 from heterps_runtime.config import RunConfig
-from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, run_job, trained_model, write_data
+from tests.heterps_runtime.helpers.jobs import (
+    Stage,
+    ThreadedJob,
+    configuration,
+    picture_columns,
+    run_job,
+    trained_model,
+    write_data,
+)
 from tests.heterps_runtime.helpers.plain_torch import Pieces, evaluate, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
 
@@ -95,10 +102,9 @@ def test_a_checkpoint_keeps_the_statistics(first: str, second: str, folder: Path
     assert_same_model(trained_model(status), expected)
 
 
-@pytest.mark.parametrize("pool", ["cpu", "card"])
-def test_a_worker_that_dies_and_its_successor_count_no_batch_twice(pool: str, folder: Path) -> None:
-    document = configuration(folder / f"dying-{pool}", "normed_picture", rows=90, steps=40)
-    stages: list[Stage] = [(pool, LAST, 2)]
+def test_a_worker_that_dies_and_its_successor_count_no_batch_twice(folder: Path) -> None:
+    document = configuration(folder / "dying", "normed_picture", rows=90, steps=40)
+    stages: list[Stage] = [("card", LAST, 2)]  # whose workers hold the statistics
     job = ThreadedJob(document)
     process = job.start(stages, 1, as_process="worker-0-1")
     assert process is not None
@@ -112,26 +118,14 @@ def test_a_worker_that_dies_and_its_successor_count_no_batch_twice(pool: str, fo
     assert [int(trained[f"{name}.num_batches_tracked"]) for name in NORMS] == [40, 40, 40]
 
 
-def test_a_label_without_a_logit_is_named_with_its_row(folder: Path) -> None:
-    document = configuration(folder / "labels", "picture", rows=90, steps=12)
-    spec: dict[str, Any] = document["job"]["spec"]
-    from tests.heterps_runtime.helpers.jobs import picture_columns
-
+@pytest.mark.parametrize("split", ["training", "evaluation"])
+def test_a_label_without_a_logit_is_named_with_its_row(split: str, folder: Path) -> None:
+    document = configuration(folder / f"labels-{split}", "picture", rows=90, steps=3)
     columns = picture_columns(90)
     columns["late"][41] = 3
-    spec["data"]["train"] = write_data(folder / "wrong-labels", columns)
-    status = _failed(document, [("cpu", 3, 2), ("cpu", LAST, 1)])
-    assert status["error"]["reason"] == "LabelError"
-    assert (
-        "spec.data.label: is 3 in row 42 of the training data, but the model's logits have 3 classes (0 to 2)"
-        in status["error"]["message"]
-    )
-
-
-def _failed(document: dict[str, Any], stages: Sequence[Stage]) -> dict[str, Any]:
-    job = ThreadedJob(document)
-    job.start(stages, 1)
-    try:
-        return job.wait()
-    finally:
-        job.close()
+    field = "train" if split == "training" else "evaluation"
+    document["job"]["spec"]["data"][field] = write_data(folder / f"wrong-{split}", columns)
+    with pytest.raises(AssertionError) as caught:  # the job fails
+        run_job(document, [("cpu", 3, 2), ("cpu", LAST, 1)], 1)
+    text = f"spec.data.label: is 3 in row 42 of the {split} data, but the model's logits have 3 classes (0 to 2)"
+    assert text in str(caught.value)

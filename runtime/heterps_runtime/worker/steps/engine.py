@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
+from heterps_runtime.data import BatchOrder
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.intake import LabelError
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
 from heterps_runtime.worker.exchange.peers import array_of
 from heterps_runtime.worker.rows.servers import Initialised, Pushed
@@ -26,7 +28,7 @@ from heterps_runtime.worker.steps.evaluation import Evaluation
 from heterps_runtime.worker.steps.feed import Feed
 from heterps_runtime.worker.steps.inputs import Inputs
 from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
-from heterps_runtime.worker.steps.source import BatchSource
+from heterps_runtime.worker.steps.source import BatchSource, sample_rows
 from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["Engine"]
@@ -251,13 +253,25 @@ class Engine:
         work.run.num_forwarded += 1
         if not self.context.is_last:
             self._send_forward(work)
-        elif work.run.training:
-            self._stage.learn(work)
-            self._finish_work(work)
-        else:
-            logits, loss = self._stage.score(work)
-            self._evaluation.take(logits, work.label.cpu(), loss)
-            self._finish_work(work)
+            return
+        try:
+            if work.run.training:
+                self._stage.learn(work)
+            else:
+                logits, loss = self._stage.score(work)
+                self._evaluation.take(logits, work.label.cpu(), loss)
+        except LabelError as error:
+            place = self._place(work, error.index)
+            raise LabelError(error.index, error.value, error.num_classes, place) from error
+        self._finish_work(work)
+
+    def _place(self, work: Work, index: int) -> str:
+        """The row of a sample of a micro-batch, for users: counted from 1 over all files of the data set."""
+        training, config = work.run.training, self._config
+        order = BatchOrder(self.context.schedule.batches.num_rows, config.global_batch_size, config.seed)
+        first = work.micro_batch.start + index
+        [row] = sample_rows(order, work.run.step, first, first + 1, training=training)
+        return f"row {row + 1:,} of the {'training' if training else 'evaluation'} data"
 
     def _send_forward(self, work: Work) -> None:
         self._clock.switch("send")
