@@ -153,6 +153,8 @@ class LayerProbe:
         """The cut after each layer except the last, for `size` samples."""
         values, label = self._batch(size)
         result = []
+        for stage in self.stages:  # shapes are the same, and one sample is too few for batch normalisation in training
+            stage.train(False)
         with torch.no_grad():
             for i, stage in enumerate(self.stages[:-1]):
                 given = {n: values[n] for n in stage.inputs}
@@ -168,6 +170,8 @@ class LayerProbe:
                         tuple(array_of(values[n]) for n in carrying),
                     )
                 )
+        for stage in self.stages:
+            stage.train()
         return result
 
     # --- one step -----------------------------------------------------------------------------------------------------

@@ -129,3 +129,11 @@ def test_a_label_without_a_logit_is_named_with_its_row(split: str, folder: Path)
         run_job(document, [("cpu", 3, 2), ("cpu", LAST, 1)], 1)
     text = f"spec.data.label: is 3 in row 42 of the {split} data, but the model's logits have 3 classes (0 to 2)"
     assert text in str(caught.value)
+
+
+def test_a_rest_that_is_too_small_for_batch_normalisation_is_explained(folder: Path) -> None:
+    document = configuration(folder / "rest", "normed_picture", rows=65, steps=3)  # batches of 32, 32 and 1
+    with pytest.raises(
+        AssertionError, match=r"training.globalBatchSize: a worker's part of step 2 has 1 sample, too few"
+    ):
+        run_job(document, [("cpu", LAST, 1)], 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from heterps_runtime.errors import UserError
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.tables import Table
@@ -16,6 +17,8 @@ from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 __all__ = ["Stage"]
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's message
 
 
 class Stage:
@@ -76,7 +79,16 @@ class Stage:
             self._bound = run
         self.module.bind_statistics(run.statistics)
         with torch.set_grad_enabled(run.training):
-            work.outputs = self.module.forward(work.inputs, work.looked_up)
+            try:
+                work.outputs = self.module.forward(work.inputs, work.looked_up)
+            except ValueError as error:
+                if not str(error).startswith(_ONE_VALUE):
+                    raise
+                raise UserError(
+                    f"training.globalBatchSize: a worker's part of step {run.step} has {work.micro_batch.size} sample, "
+                    "too few for batch normalisation; choose a batch size of which the rest, the last batch of an "
+                    "epoch, gives each micro-batch of each worker two samples, or lower training.microBatches"
+                ) from error
         if run.training:
             self._note_changes(run, work.micro_batch.size)
         self.samples += work.micro_batch.size
