@@ -262,7 +262,7 @@ def test_statistics_of_a_micro_batch_leave_those_that_it_began_with_alone() -> N
     stage.bind_statistics(before)  # a second micro-batch begins before the backward of the first one
     stage.forward({"x": x}, [])
     assert torch.equal(stage.statistics()["mean"], after["mean"]), "it has begun where the first one did"
-    first.sum().backward()
+    first.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_tracing_leaves_the_users_module_as_it_was() -> None:

@@ -31,7 +31,7 @@ def _probe(folder: Path, model: str, *, all_reduces: bool = False) -> tuple[Laye
     return LayerProbe(config, user, data, resolve_loss(config.loss), CPU, all_reduces=all_reduces), config, user
 
 
-@pytest.mark.parametrize("name", ["flights", "two_tower", "residual"])
+@pytest.mark.parametrize("name", ["flights", "two_tower", "residual", "picture"])
 def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name: str, tmp_path: Path) -> None:
     probe, config, model = _probe(tmp_path, name)
     values, label = probe._batch(probe.largest)
@@ -75,6 +75,18 @@ def test_every_layer_is_charged_with_its_own_kind_of_work(all_reduces: bool, tmp
             assert seconds.dense > 0
     linear = next(i for i, layer in enumerate(model.layered.layers) if layer.kind == "Linear")
     assert probe.input_bytes[linear] == 27 * 8  # six embeddings of four and three numbers, in float64
+
+
+def test_images_and_their_activations_are_counted_and_a_cut_of_one_sample_is_measured(tmp_path: Path) -> None:
+    probe, _, model = _probe(tmp_path, "normed_picture")
+    probe.step(probe.largest)
+    kinds = [layer.kind for layer in model.layered.layers]
+    bytes_per_sample = dict(zip(kinds, probe.input_bytes, strict=True))
+    assert probe.input_bytes[0] == 50 * 8  # two channels of 5 x 5, in float64
+    assert bytes_per_sample["AdaptiveAvgPool2d"] == 100 * 8
+    cuts = probe.cuts(1)  # one sample is too few for batch normalisation in training
+    assert [array.shape for array in cuts[kinds.index("AdaptiveAvgPool2d")].forward] == [(1, 4), (1,)]
+    probe.step(probe.largest)  # in training again
 
 
 def test_a_cut_carries_the_live_tensors_and_comes_back_as_gradients(tmp_path: Path) -> None:
