@@ -74,12 +74,19 @@ class RunConfig:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
     @property
+    def num_classes(self) -> int | None:
+        """Number of classes that the data declares; None: it does not."""
+        classes: int | None = self.data.get("classes")
+        return classes
+
+    @property
     def dtype_name(self) -> str:
         """Numpy's name of the training precision."""
         return "float64" if self.precision == "fp64" else "float32"
 
     def fingerprint(self) -> dict[str, Any]:
         """Settings that a run must have in common with the checkpoint that it resumes."""
+        tensors = self.data.get("tensors")
         return {
             "model.entrypoint": self.entrypoint,
             "model.arguments": self.arguments,
@@ -88,6 +95,7 @@ class RunConfig:
             "data.label": self.data["label"],
             "data.dense": self.data["dense"],
             "data.sparse": self.data["sparse"],
+            **({"data.tensors": tensors} if tensors else {}),
             "training.globalBatchSize": self.global_batch_size,
             "training.optimizer.dense": self.dense_optimizer,
             "training.optimizer.sparse": self.sparse_optimizer,

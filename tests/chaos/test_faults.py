@@ -22,7 +22,7 @@ MESSAGES: list[tuple[Message, tuple[str, int | None]]] = [
     (Commit(1, 5, 256), ("commit", 5)),
     (Ready(2), ("ready", None)),
     (Done(1, 7, 0.5, True, {"step": 1.0}), ("done", 7)),
-    (Push(3, 8, "worker-0-0", (), {}), ("push", 8)),
+    (Push(3, 8, "worker-0-0", (), {}, {}), ("push", 8)),
     (Ack(9), ("ack", 9)),
     (Checkpoint(1, 20, "step-20"), ("checkpoint", 20)),
     (Evaluate(2, 5), ("evaluate", None)),

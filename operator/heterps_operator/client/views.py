@@ -84,6 +84,8 @@ class StatusView:
     checkpoint_path: str = ""
     auc: float | None = None
     log_loss: float | None = None
+    accuracy: float | None = None
+    cross_entropy: float | None = None
     model: str = ""
     conditions: tuple[ConditionView, ...] = ()
 
@@ -140,6 +142,8 @@ class StatusView:
             checkpoint_path=str(checkpoint.get("path") or ""),
             auc=_number(part("evaluation").get("auc")),
             log_loss=_number(part("evaluation").get("logLoss")),
+            accuracy=_number(part("evaluation").get("accuracy")),
+            cross_entropy=_number(part("evaluation").get("crossEntropy")),
             model=str(value.get("model") or ""),
             conditions=tuple(
                 ConditionView(

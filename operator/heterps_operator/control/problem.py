@@ -230,6 +230,8 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
         "wire": (spec.get("parameterServer") or {}).get("wirePrecision"),
         "pool": [manifest.get(name) for name in ("deviceType", "torchDevice", "unitsPerPod")],
     }
+    if data.get("tensors"):
+        key["tensors"] = data["tensors"]
     if spec.get("encryption") == "Required":  # whole steps and transfers were measured with it
         key["encrypted"] = True
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -199,7 +199,8 @@ def _evaluation(result: Json) -> dict[str, Any] | None:
     known = {
         key: value for key, value in evaluation.items() if value is not None
     }  # null: undefined, such as the AUC of samples with one label
-    found: dict[str, Any] = {key: f"{float(known[key]):.6f}" for key in ("auc", "logLoss") if key in known}
+    figures = ("auc", "logLoss", "accuracy", "crossEntropy")
+    found: dict[str, Any] = {key: f"{float(known[key]):.6f}" for key in figures if key in known}
     if "samples" in known:
         found["samples"] = int(known["samples"])
     return found or None

@@ -100,10 +100,10 @@ def _figures(report: Json) -> Markup:
         price = (report["plan"] or {}).get("costPerHour")
         remark = f"{format_money(price)} per hour with this plan" if price is not None else ""
         pairs.append(("Bill", format_money(float(report["bill"]["cost"])), remark))
-    if evaluation.get("auc") is not None:
-        pairs.append(("Held-out AUC", f"{evaluation['auc']:.4f}", f"{evaluation['samples']:,} samples"))
-    elif evaluation.get("loss") is not None:
-        pairs.append(("Held-out loss", f"{evaluation['loss']:.4f}", f"{evaluation['samples']:,} samples"))
+    for key, name in (("auc", "AUC"), ("accuracy", "accuracy"), ("loss", "loss")):  # the first one says most
+        if evaluation.get(key) is not None:
+            pairs.append((f"Held-out {name}", f"{evaluation[key]:.4f}", f"{evaluation['samples']:,} samples"))
+            break
     if report["restarts"]:
         count = sum(report["restarts"].values())
         pairs.append(("Restarts", f"{count}", ", ".join(sorted(report["restarts"]))))

@@ -174,10 +174,15 @@ def render_facts(job: JobView) -> Table:
     if status.started is not None:
         end = status.completed or datetime.now(UTC)
         table.add_row("time", format_duration(max(0.0, (end - status.started).total_seconds())))
-    if status.auc is not None:
-        table.add_row(
-            "quality", f"AUC {status.auc:.4f}" + (f", log loss {status.log_loss:.4f}" if status.log_loss else "")
-        )
+    figures = {
+        "AUC": status.auc,
+        "log loss": status.log_loss,
+        "accuracy": status.accuracy,
+        "cross-entropy": status.cross_entropy,
+    }
+    quality = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if value is not None)
+    if quality:
+        table.add_row("quality", quality)
     if status.checkpoint_step is not None:
         table.add_row("checkpoint", Text(f"step {status.checkpoint_step} in {status.checkpoint_path}"))
     if status.restarts:

@@ -274,7 +274,7 @@ class CoordinatorServer:
     def _merge_evaluation(self, messages: Sequence[Evaluated]) -> dict[str, Any]:
         from heterps_runtime.data import metrics_for  # late for the same reason as in `export`
 
-        merged = metrics_for(self._config.loss)
+        merged = metrics_for(self._config.loss, self._config.num_classes)
         for message in messages:
             merged.merge(message.metrics)
         return merged.results()

@@ -8,6 +8,7 @@ Each data set has a folder, named by a fingerprint of the source files and the c
                         sparse.npy       (N, S) int64, the single-valued columns
                         <k>.values.npy   (nnz,) int64 and
                         <k>.offsets.npy  (N + 1,) int64, the k-th multi-valued column
+                        tensor-<k>.npy   (N, *shape) float32 or uint8, the k-th tensor column
     CACHE/<fingerprint>.lock             locked while building or opening; contains the progress in per cent
     CACHE/<fingerprint>.building/        an unfinished build, renamed when complete
 
@@ -33,12 +34,14 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 
 from heterps_runtime.data.columns import dense_values, label_values
 from heterps_runtime.data.errors import DataCacheError, DataError
 from heterps_runtime.data.ids import column_ids, list_ids
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
 from heterps_runtime.data.source import Source
+from heterps_runtime.data.tensors import tensor_values
 from heterps_runtime.disk import sync_folder
 
 __all__ = ["CachedSplit", "Progress", "fingerprint", "open_cached"]
@@ -74,6 +77,10 @@ def fingerprint(source: Source) -> str:
         "dense": spec.dense,
         "sparse": [(name, source.kinds[name]) for name in spec.sparse],
     }
+    if spec.tensors:  # scale and offset are applied when rows are read
+        value["tensors"] = [(t.name, t.shape, t.dtype) for t in spec.tensors]
+    if spec.num_classes is not None:  # labels are checked against it
+        value["classes"] = spec.num_classes
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
@@ -195,6 +202,7 @@ class _Builder:
         """Size of the arrays of fixed width."""
         label = 8 if self.spec.label_kind == "class" else 4
         widths = [w for w in (label, 4 * len(self.spec.dense), 8 * len(self.single)) if w]
+        widths += [t.size * np.dtype(t.dtype).itemsize for t in self.spec.tensors]
         return sum(HEADER_BYTES + rows * width for width in widths)
 
     def _write(self) -> None:
@@ -202,7 +210,7 @@ class _Builder:
         with ExitStack() as stack:
             writers: dict[str, NpyWriter] = {}
 
-            def add(name: str, file: str, dtype: type, row_shape: tuple[int, ...]) -> None:
+            def add(name: str, file: str, dtype: npt.DTypeLike, row_shape: tuple[int, ...]) -> None:
                 writers[name] = stack.enter_context(NpyWriter(self.building / file, dtype, row_shape))
 
             add("label", "label.npy", np.int64 if spec.label_kind == "class" else np.float32, ())
@@ -214,6 +222,8 @@ class _Builder:
                 add(f"{name}:values", f"{k}.values.npy", np.int64, ())
                 add(f"{name}:offsets", f"{k}.offsets.npy", np.int64, ())
                 writers[f"{name}:offsets"].append(np.zeros(1, dtype=np.int64))
+            for k, tensor in enumerate(spec.tensors):
+                add(tensor.name, f"tensor-{k}.npy", tensor.dtype, tensor.shape)
             self._fill(writers)
             rows = writers["label"].num_rows
             if rows == 0:
@@ -252,6 +262,8 @@ class _Builder:
                 offsets = writers[f"{name}:values"].num_rows + np.cumsum(lengths)
                 writers[f"{name}:values"].append(values)
                 writers[f"{name}:offsets"].append(offsets)
+            for k, tensor in enumerate(self.spec.tensors):
+                writers[tensor.name].append(tensor_values(batch.column(tensor.name), tensor, k, place))
             written = sum(w.nbytes for w in writers.values())
             self._make_room(written, exact=False, fraction=part.fraction)
             now = time.monotonic()

@@ -8,7 +8,6 @@ column, the first bad row, and a remedy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,26 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heterps_runtime.data.errors import DataError, nearest
+from heterps_runtime.data.places import BatchLocation
 from heterps_runtime.data.spec import DataSpec
+from heterps_runtime.data.tensors import check_tensor_type
 
-__all__ = ["BatchLocation", "SparseKind", "check_columns", "dense_values", "label_values", "missing_as_zero"]
+__all__ = ["SparseKind", "check_columns", "dense_values", "label_values", "missing_as_zero"]
 
 #: The values of a sparse column; `integers` and `texts` are lists (multi-valued).
 SparseKind = Literal["integer", "text", "integers", "texts"]
 
 _SHOWN_COLUMNS = 30
-
-
-@dataclass(frozen=True)
-class BatchLocation:
-    """The origin of a record batch, for messages."""
-
-    file: str
-    first_row: int  # of the batch in its file, from 0
-
-    def row(self, index: int) -> str:
-        """`row 12 of train.parquet`, counted from 1."""
-        return f"row {self.first_row + index + 1} of {self.file}"
 
 
 def check_columns(schema: Any, spec: DataSpec, file: str) -> Mapping[str, SparseKind]:
@@ -54,6 +43,7 @@ def check_columns(schema: Any, spec: DataSpec, file: str) -> Mapping[str, Sparse
         DataError: a column is missing, duplicated, or of an unsuitable type.
     """
     named = [("label", spec.label), *(("dense", n) for n in spec.dense), *(("sparse", n) for n in spec.sparse)]
+    named += [("tensors", t.name) for t in spec.tensors]
     for field, name in named:
         count = schema.names.count(name)
         if count == 0:
@@ -77,6 +67,8 @@ def check_columns(schema: Any, spec: DataSpec, file: str) -> Mapping[str, Sparse
                     else "convert it, for example to 0 and 1"
                 )
             )
+    for i, tensor in enumerate(spec.tensors):
+        check_tensor_type(schema.field(tensor.name).type, tensor, i, file)
     return {name: _sparse_kind(name, schema.field(name).type, file) for name in spec.sparse}
 
 
@@ -162,10 +154,11 @@ def label_values(batch: Any, spec: DataSpec, place: BatchLocation) -> npt.NDArra
     if spec.label_kind == "binary":
         good, need = (values == 0) | (values == 1), "0 or 1 (or a boolean) for a binary loss"
     elif spec.label_kind == "class":
-        good, need = (
-            (values >= 0) & (values == np.floor(values)) & (values < 2**53),
-            "a class number 0, 1, 2, ... for this loss",
-        )
+        limit = 2**53 if spec.num_classes is None else spec.num_classes
+        good = (values >= 0) & (values == np.floor(values)) & (values < limit)
+        need = "a class number 0, 1, 2, ... for this loss"
+        if spec.num_classes is not None:
+            need = f"a class number from 0 to {limit - 1} (spec.data.classes is {limit})"
     else:
         with np.errstate(over="ignore"):
             good, need = np.isfinite(values.astype(np.float32)), "a finite number"

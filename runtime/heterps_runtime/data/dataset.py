@@ -13,7 +13,8 @@ import numpy.typing as npt
 from heterps_runtime.data.cache import CachedSplit, Progress, open_cached
 from heterps_runtime.data.errors import DataError, nearest
 from heterps_runtime.data.source import Source
-from heterps_runtime.data.spec import DataSpec, LabelKind, Split
+from heterps_runtime.data.spec import DataSpec, LabelKind, Split, TensorColumn
+from heterps_runtime.data.tensors import scaled
 
 __all__ = ["Dataset", "DatasetSchema", "open_dataset"]
 
@@ -31,6 +32,7 @@ class DatasetSchema:
     dense: tuple[str, ...]  # columns of `dense`, in order
     single_valued: tuple[str, ...]
     multi_valued: tuple[str, ...]
+    tensors: tuple[TensorColumn, ...]
     label: str
     label_kind: LabelKind
 
@@ -38,7 +40,7 @@ class DatasetSchema:
     def features(self) -> tuple[str, ...]:
         """Names that a model's `forward` may use as parameters."""
         multi = [n for name in self.multi_valued for n in (name, f"{name}_offsets")]
-        return (*self.single_valued, *multi, *(("dense",) if self.dense else ()))
+        return (*self.single_valued, *multi, *(t.name for t in self.tensors), *(("dense",) if self.dense else ()))
 
 
 class Dataset:
@@ -51,7 +53,9 @@ class Dataset:
 
     def __init__(self, spec: DataSpec, cached: CachedSplit) -> None:
         self.num_rows = cached.num_rows
-        self.schema = DatasetSchema(spec.dense, cached.single_valued, cached.multi_valued, spec.label, spec.label_kind)
+        self.schema = DatasetSchema(
+            spec.dense, cached.single_valued, cached.multi_valued, spec.tensors, spec.label, spec.label_kind
+        )
         self._cached = cached  # prevents the eviction of the folder
         # Plain views: indexing a np.memmap has the overhead of a subclass.
         with _PARSING:
@@ -100,8 +104,9 @@ class Dataset:
 
         Returns:
             New, writable, contiguous arrays: int64 (n,) for a single-valued feature; int64 (nnz,) for a multi-valued
-            one, with `<name>_offsets` int64 (n,) as in nn.EmbeddingBag; float32 (n, D) for `dense`; and always `label`
-            (n,), float32, or int64 for classes. Ids are signed 64-bit, not reduced modulo a table's size.
+            one, with `<name>_offsets` int64 (n,) as in nn.EmbeddingBag; float32 (n, *shape), scaled, for a tensor;
+            float32 (n, D) for `dense`; and always `label` (n,), float32, or int64 for classes. Ids are signed 64-bit,
+            not reduced modulo a table's size.
         """
         result: dict[str, npt.NDArray[Any]] = {"label": self._arrays["label"].take(rows)}
         if "dense" in features:
@@ -115,6 +120,9 @@ class Dataset:
         for name in self.schema.multi_valued:
             if name in features:
                 result[name], result[f"{name}_offsets"] = self._lists(name, rows)
+        for tensor in self.schema.tensors:
+            if tensor.name in features:
+                result[tensor.name] = scaled(self._arrays[tensor.name].take(rows, axis=0), tensor)
         return result
 
     def _lists(self, name: str, rows: Rows) -> tuple[Rows, Rows]:

@@ -25,10 +25,15 @@ Arrays = dict[str, npt.NDArray[Any]]
 _PENDING_SAMPLES = 1 << 16  # before they are sorted into bins
 
 
-def metrics_for(loss: str) -> Metrics:
-    """Empty metrics for a loss (`spec.model.loss`): AUC if binary, accuracy for classes, otherwise the loss only."""
+def metrics_for(loss: str, num_classes: int | None = None) -> Metrics:
+    """Empty metrics for a job: AUC if the labels are binary, accuracy for classes, otherwise the loss only.
+
+    Args:
+        loss: `spec.model.loss`.
+        num_classes: `spec.data.classes`.
+    """
     kinds: dict[str, type[Metrics]] = {"binary": BinaryMetrics, "class": ClassMetrics, "number": Metrics}
-    return kinds[label_kind(loss)]()
+    return kinds[label_kind(loss, num_classes)]()
 
 
 class Metrics:

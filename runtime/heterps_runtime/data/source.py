@@ -18,13 +18,15 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
-from heterps_runtime.data.columns import BatchLocation, SparseKind, check_columns, missing_as_zero
+from heterps_runtime.data.columns import SparseKind, check_columns, missing_as_zero
 from heterps_runtime.data.errors import DataError
+from heterps_runtime.data.places import BatchLocation
 from heterps_runtime.data.spec import CRITEO_DENSE, CRITEO_LABEL, CRITEO_SPARSE, DataSpec, Split
 
 __all__ = ["Source", "SourceBatch", "SourceFile"]
 
 BATCH_ROWS = 65_536  # of a record batch: some MiB, independent of row groups
+_BATCH_TENSOR_BYTES = 64 << 20  # of a record batch with tensors, as float64 the largest that files hold
 _CSV_BLOCK_BYTES = 8 * 2**20  # CSV types are inferred from the first block
 
 
@@ -208,11 +210,13 @@ class Source:
 
     def _read(self, file: SourceFile) -> Iterator[tuple[Any, float]]:
         """Yield record batches of a file, with the fraction of the file read so far."""
-        columns = list(dict.fromkeys((*self.spec.dense, *self.spec.sparse, self.spec.label)))
+        tensors = [t.name for t in self.spec.tensors]
+        columns = list(dict.fromkeys((*self.spec.dense, *self.spec.sparse, *tensors, self.spec.label)))
+        rows = _batch_rows(sum(t.size for t in self.spec.tensors))
         if self.spec.format == "parquet":
             with pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True) as parquet:
                 done = 0
-                for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
+                for batch in parquet.iter_batches(rows, columns=columns):
                     done += batch.num_rows
                     yield batch.select(columns), done / parquet.metadata.num_rows
         elif self.spec.format == "arrow":
@@ -221,8 +225,8 @@ class Source:
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if whole else reader
                 for i, batch in enumerate(batches):
                     fraction = (i + 1) / reader.num_record_batches if whole else 0.5
-                    for start in range(0, batch.num_rows, BATCH_ROWS):  # a batch may be the whole file
-                        yield batch.select(columns).slice(start, BATCH_ROWS), fraction
+                    for start in range(0, batch.num_rows, rows):  # a batch may be the whole file
+                        yield batch.select(columns).slice(start, rows), fraction
         else:
             reader, progress = self._open_csv(file, self._csv_types)
             with reader:
@@ -261,6 +265,11 @@ class Source:
             convert = pa.csv.ConvertOptions(column_types=dict(types))
         reader = pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
         return reader, _CsvProgress(stored, plain, file.size)
+
+
+def _batch_rows(tensor_elements: int) -> int:
+    """Rows of a record batch, so that its tensors take a bounded amount of memory."""
+    return max(1, min(BATCH_ROWS, _BATCH_TENSOR_BYTES // (8 * tensor_elements))) if tensor_elements else BATCH_ROWS
 
 
 _CODECS: dict[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}

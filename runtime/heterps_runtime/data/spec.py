@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ __all__ = [
     "DataSpec",
     "LabelKind",
     "Split",
+    "TensorColumn",
     "label_kind",
     "parse_bytes",
 ]
@@ -26,6 +28,7 @@ __all__ = [
 Format = Literal["parquet", "arrow", "csv", "criteo-tsv"]
 LabelKind = Literal["binary", "class", "number"]
 Split = Literal["train", "evaluation"]
+TensorType = Literal["float32", "uint8"]
 
 #: Columns of the Criteo click logs, which have no header: a label, 13 counts, 26 hashed categories.
 CRITEO_LABEL = "label"
@@ -35,6 +38,7 @@ CRITEO_SPARSE = tuple(f"C{i}" for i in range(1, 27))
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _CLASS_LOSSES = {"crossentropy", "crossentropyloss", "nllloss"}
+_MAX_ELEMENTS = 1 << 28  # of one row's tensor: 1 GiB as float32
 
 
 def parse_bytes(value: str | int, field: str) -> int:
@@ -52,24 +56,53 @@ def parse_bytes(value: str | int, field: str) -> int:
     return size
 
 
-def label_kind(loss: str) -> LabelKind:
-    """The kind of labels that a loss needs.
+def label_kind(loss: str, num_classes: int | None = None) -> LabelKind:
+    """The kind of labels of a job.
 
     Args:
         loss: the manifest's `spec.model.loss`, `module:callable`.
+        num_classes: `spec.data.classes`, which says that the labels are classes, whatever the loss is called.
 
     Returns:
-        `binary` (0 or 1) for binary cross-entropies, `class` (0, 1, 2, ...) for cross-entropy, otherwise `number`.
+        `binary` (0 or 1) for binary cross-entropies, `class` (0, 1, 2, ...) for cross-entropy and with a number of
+        classes, otherwise `number`.
+
+    Raises:
+        DataError: a binary loss with a number of classes.
     """
     name = re.split(r"[:.]", loss)[-1].replace("_", "").lower()
     if "binarycrossentropy" in name or name.startswith("bce"):
+        if num_classes is not None:
+            raise DataError(
+                f"spec.data.classes: is {num_classes}, but {loss} needs labels 0 and 1; remove spec.data.classes, or "
+                "set spec.model.loss to torch.nn.functional:cross_entropy"
+            )
         return "binary"
-    return "class" if name in _CLASS_LOSSES else "number"
+    return "class" if num_classes is not None or name in _CLASS_LOSSES else "number"
+
+
+@dataclass(frozen=True)
+class TensorColumn:
+    """A column of lists of one length: a tensor per row, such as an image.
+
+    The model gets `value * scale + offset`, computed in float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]  # of a row's tensor, for example (channels, height, width)
+    dtype: TensorType  # in the cache
+    scale: float
+    offset: float
+
+    @property
+    def size(self) -> int:
+        """Elements of a row's tensor."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """`spec.data`, and the kind of labels that the loss needs.
+    """`spec.data`, and the kind of labels that the loss needs or `classes` declares.
 
     Paths are local paths or pyarrow filesystem URIs (`s3://`, `gs://`, `hdfs://`, `file://`, ...) of files or folders.
     """
@@ -80,7 +113,9 @@ class DataSpec:
     label: str
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
+    tensors: tuple[TensorColumn, ...]
     label_kind: LabelKind
+    num_classes: int | None  # labels must be less; None: the model's logits decide
     cache_directory: Path
     cache_max_bytes: int
 
@@ -91,11 +126,13 @@ class DataSpec:
             raise DataError(
                 f"spec.data.format: must be one of {', '.join(known)}, is {self.format!r}{nearest(self.format, known)}"
             )
-        if not self.dense and not self.sparse:
+        if not self.dense and not self.sparse and not self.tensors:
             raise DataError(
-                "spec.data.sparse: there are no features; list columns under spec.data.sparse or spec.data.dense"
+                "spec.data.sparse: there are no features; list columns under spec.data.sparse, spec.data.dense or "
+                "spec.data.tensors"
             )
-        for field, names in (("dense", self.dense), ("sparse", self.sparse)):
+        tensors = tuple(t.name for t in self.tensors)
+        for field, names in (("dense", self.dense), ("sparse", self.sparse), ("tensors", tensors)):
             for name, count in Counter(names).items():
                 if count > 1:
                     raise DataError(f"spec.data.{field}: column {name!r} is listed {count} times; list it once")
@@ -104,14 +141,42 @@ class DataSpec:
                     f"spec.data.{field}: contains the label {self.label!r}, which would tell the model the answer; "
                     f"remove it from the features"
                 )
-        for name in self.sparse:
-            if name in ("dense", "label") or name.endswith("_offsets"):
-                raise DataError(
-                    f"spec.data.sparse: a column cannot be called {name!r}, because batches use this name themselves; "
-                    f"rename the column"
-                )
+        for field, names in (("sparse", self.sparse), ("tensors", tensors)):
+            for name in names:
+                if name in ("dense", "label") or name.endswith("_offsets"):
+                    raise DataError(
+                        f"spec.data.{field}: a column cannot be called {name!r}, because batches use this name "
+                        "themselves; rename the column"
+                    )
+        self._check_tensors()
         if self.format == "criteo-tsv":
             self._check_criteo()
+
+    def _check_tensors(self) -> None:
+        if self.tensors and self.format not in ("parquet", "arrow"):
+            raise DataError(
+                f"spec.data.tensors: the format {self.format} has no lists; write the data as parquet or arrow, and "
+                "set spec.data.format"
+            )
+        for i, tensor in enumerate(self.tensors):
+            field = f"spec.data.tensors[{i}]"
+            if tensor.name in self.sparse:
+                raise DataError(f"{field}: column {tensor.name!r} is also listed under spec.data.sparse; list it once")
+            if tensor.dtype not in get_args(TensorType):
+                known, found = get_args(TensorType), tensor.dtype
+                raise DataError(
+                    f"{field}.dtype: must be one of {', '.join(known)}, is {found!r}{nearest(found, known)}"
+                )
+            if not tensor.shape or min(tensor.shape) < 1 or tensor.size > _MAX_ELEMENTS:
+                raise DataError(
+                    f"{field}.shape: must be the sizes of a row's tensor, such as [1, 28, 28], each above zero and at "
+                    f"most {_MAX_ELEMENTS:,} elements in all, is {list(tensor.shape)}"
+                )
+            if not (math.isfinite(tensor.scale) and math.isfinite(tensor.offset)) or tensor.scale == 0:
+                raise DataError(
+                    f"{field}: scale and offset must be finite and scale not zero, are {tensor.scale} and "
+                    f"{tensor.offset}; leave them out to pass values on as they are"
+                )
 
     def _check_criteo(self) -> None:
         expected = (("dense", self.dense, CRITEO_DENSE), ("sparse", self.sparse, CRITEO_SPARSE))
@@ -135,7 +200,7 @@ class DataSpec:
         Raises:
             DataError: a field is wrong.
         """
-        cache = data["cache"]
+        cache, classes = data["cache"], data.get("classes")
         return cls(
             format=data["format"],
             train=data["train"],
@@ -143,7 +208,18 @@ class DataSpec:
             label=data["label"],
             dense=tuple(data["dense"]),
             sparse=tuple(data["sparse"]),
-            label_kind=label_kind(loss),
+            tensors=tuple(
+                TensorColumn(
+                    name=t["name"],
+                    shape=tuple(t["shape"]),
+                    dtype=t.get("dtype", "float32"),
+                    scale=float(t.get("scale", "1")),
+                    offset=float(t.get("offset", "0")),
+                )
+                for t in data.get("tensors", ())
+            ),
+            label_kind=label_kind(loss, classes),
+            num_classes=classes,
             cache_directory=Path(cache.get("directory") or default_cache),
             cache_max_bytes=parse_bytes(cache["maxBytes"], "spec.data.cache.maxBytes"),
         )

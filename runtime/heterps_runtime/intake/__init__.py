@@ -9,12 +9,14 @@ Tables are never created: a stage says which ids it needs (`StageModule.ids`), a
 """
 
 from heterps_runtime.intake.build import build_model
+from heterps_runtime.intake.errors import LabelError
 from heterps_runtime.intake.layers import LayeredModel, trace_model
 from heterps_runtime.intake.loss import LossSum, resolve_loss
 from heterps_runtime.intake.sites import Site, SiteIds
 from heterps_runtime.intake.stage import StageModule
 
 __all__ = [
+    "LabelError",
     "LayeredModel",
     "LossSum",
     "Site",

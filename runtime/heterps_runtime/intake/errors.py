@@ -6,11 +6,12 @@ IntakeError (ValueError)
 ├── TracingError          `forward` cannot be traced
 ├── CutError              a value cannot travel from one stage to the next
 └── LossError             the loss does not suit the logits or the labels
+    └── LabelError        a label is not the number of one of the logits
 """
 
 from __future__ import annotations
 
-__all__ = ["CutError", "EmbeddingError", "EntrypointError", "IntakeError", "LossError", "TracingError"]
+__all__ = ["CutError", "EmbeddingError", "EntrypointError", "IntakeError", "LabelError", "LossError", "TracingError"]
 
 
 class IntakeError(ValueError):
@@ -47,3 +48,25 @@ class CutError(IntakeError):
 
 class LossError(IntakeError):
     """The loss does not suit the logits or the labels."""
+
+
+class LabelError(LossError):
+    """A label is not the number of one of the logits.
+
+    Args:
+        index: of the sample among those that the loss was computed of.
+        value: the label.
+        num_classes: number of logits.
+        place: where the label is, for users.
+    """
+
+    def __init__(self, index: int, value: int, num_classes: int, place: str = "") -> None:
+        self.index = index
+        self.value = value
+        self.num_classes = num_classes
+        super().__init__(
+            f"spec.data.label: is {value} in {place or f'sample {index + 1} of a batch'}, but the model's logits have "
+            f"{num_classes} classes (0 to {num_classes - 1}).",
+            fix=f"correct the data, or give the model's last layer {value + 1} outputs; with spec.data.classes, labels "
+            "are checked before training.",
+        )

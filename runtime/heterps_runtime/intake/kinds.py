@@ -24,6 +24,7 @@ __all__ = [
     "is_in_place",
     "is_multi_output_module",
     "is_random",
+    "is_running_norm",
     "is_size",
     "is_split",
     "is_view",
@@ -143,6 +144,11 @@ def is_random(node: fx.Node) -> bool:
 def is_batch_norm(node: fx.Node) -> bool:
     """Whether a function node normalises over the batch."""
     return _name(node) == "batch_norm"
+
+
+def is_running_norm(node: fx.Node) -> bool:
+    """Whether a function node may update running statistics that it is given."""
+    return _name(node) in ("batch_norm", "instance_norm")
 
 
 def blocks_gradient(node: fx.Node) -> bool:

@@ -96,19 +96,23 @@ class LayeredModel:
         for node in graph.trace.graph.nodes:
             if node.op == "placeholder" and node not in live and node.target in self.inputs:
                 found.append(f"forward does not use its parameter {node.target!r}")
+        norms, random = [], []
         for node in graph.nodes:
             module = graph.modules.get(str(node.target)) if node.op == "call_module" else None
             inner = list(module.modules()) if module is not None else []
+            place = f"{node.name} ({node.meta['where']})"
             if any(isinstance(m, _NORMS) for m in inner) or kinds.is_batch_norm(node):
-                found.append(
-                    f"{node.name} ({node.meta['where']}): batch normalisation sees micro-batches, so the trained model "
-                    "depends on how batches are split"
-                )
+                norms.append(place)
             if any(isinstance(m, _DROPOUTS) for m in inner) or kinds.is_random(node):
-                found.append(
-                    f"{node.name} ({node.meta['where']}): random numbers are drawn anew for each part of a batch, so "
-                    "the trained model depends on how batches are split"
-                )
+                random.append(place)
+        reasons = (
+            (norms, "batch normalisation sees micro-batches"),
+            (random, "random numbers are drawn anew for each part of a batch"),
+        )
+        for places, reason in reasons:
+            if places:
+                more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                found.append(f"{places[0]}{more}: {reason}, so the trained model depends on how batches are split")
         return tuple(dict.fromkeys(found))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from heterps_runtime.intake.entrypoint import resolve_entrypoint
-from heterps_runtime.intake.errors import LossError
+from heterps_runtime.intake.errors import LabelError, LossError
 from heterps_runtime.intake.location import error_location, function_location
 
 __all__ = ["LossSum", "resolve_loss"]
@@ -78,6 +78,7 @@ class LossSum:
 
         Raises:
             LossError: shapes do not match, or the loss raises or does not return a number.
+            LabelError: a label of a class loss is not the number of one of the logits.
         """
         logits, label = self._fit(logits, label)
         try:
@@ -120,7 +121,11 @@ class LossSum:
                 f"{tuple(logits.shape)} for labels {tuple(label.shape)}.",
                 fix="change the last layer's size, or name another loss.",
             )
-        return logits, label.to(torch.int64 if classes else logits.dtype)
+        label = label.to(torch.int64 if classes else logits.dtype)
+        if self.labels == "classes" and label.numel() and int(label.max()) >= logits.shape[1]:
+            index = int(label.argmax())
+            raise LabelError(index, int(label[index]), logits.shape[1])
+        return logits, label
 
 
 def resolve_loss(entrypoint: str) -> LossSum:

@@ -37,6 +37,8 @@ class StageModule:
         gradient_outputs: the same of the outputs: the next stage's `gradient_inputs`.
         sites: the lookups, in order.
         parameter_names: qualified names of trainable dense parameters.
+        statistics_names: names of the buffers that training may change, such as BatchNorm's running statistics: those
+            of modules that the graph calls as a whole, and those that functional norms update. Others are read only.
         module: the computation, an fx module whose parameters are plain attributes, set by `bind`.
     """
 
@@ -65,6 +67,8 @@ class StageModule:
         self._ids_module, self._ids_inputs = self._emit(inside, arriving, [], list(dict.fromkeys(wanted)), ids=True)
         self._wanted = {n: i for i, n in enumerate(dict.fromkeys(wanted))}
 
+        self._statistics = self._find_statistics()
+        self.statistics_names: tuple[str, ...] = tuple(self._statistics)
         self._slots: dict[str, list[tuple[nn.Module, str]]] = {}
         self._free_parameters()
         self.parameter_names: tuple[str, ...] = tuple(n for n in graph.parameter_names.values() if n in self._slots)
@@ -135,14 +139,31 @@ class StageModule:
             names[id(p)]: p.detach().clone() for p in self._graph.module.parameters() if names[id(p)] in self._slots
         }
 
+    def statistics(self) -> dict[str, Tensor]:
+        """The buffers that training may change, as the last micro-batch has left them, by name."""
+        return {name: owner._buffers[key].detach() for name, (owner, key) in self._statistics.items()}  # type: ignore[union-attr]
+
+    def bind_statistics(self, values: Mapping[str, Tensor]) -> None:
+        """Set the buffers that training may change to copies of `values`.
+
+        They become new tensors: graphs of earlier micro-batches may still hold the old ones for their backward.
+        """
+        for name, (owner, key) in self._statistics.items():
+            owner._buffers[key] = values[name].clone()
+
+    def initial_statistics(self) -> dict[str, Tensor]:
+        """Copies of the user's module's values of `statistics_names`, on the CPU."""
+        values = dict(self._graph.module.named_buffers(remove_duplicate=False))
+        return {name: values[name].detach().clone() for name in self._statistics}
+
     def buffers(self) -> dict[str, Tensor]:
-        """The stage's own buffers and frozen parameters, by their names in the user's module."""
+        """Buffers that training does not change, and frozen parameters, by their names in the user's module."""
         constants = self._graph.trace.constants
         return {
             name: tensor
             for module in (self.module, self._ids_module)
             for name, tensor in module.named_buffers(remove_duplicate=False)
-            if name not in constants
+            if name not in constants and name not in self._statistics
         }
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -232,6 +253,24 @@ class StageModule:
             return copy.deepcopy(constants[target], self._copied)
         owner, _, attribute = target.rpartition(".")
         return copy.deepcopy(getattr(self._graph.modules[owner], attribute), self._copied)
+
+    def _find_statistics(self) -> dict[str, tuple[nn.Module, str]]:
+        """Owner and attribute of each buffer that training may change, by name.
+
+        Other operations that change a buffer of the graph are refused (`aliases`).
+        """
+        found: dict[str, tuple[nn.Module, str]] = {}
+        for node in self.module.graph.nodes:
+            if node.op == "call_module":
+                for path, owner in self.module.get_submodule(str(node.target)).named_modules(prefix=str(node.target)):
+                    found.update({f"{path}.{key}": (owner, key) for key, b in owner._buffers.items() if b is not None})
+            elif kinds.is_running_norm(node):
+                for name in (str(operand.target) for operand in kinds.operands(node) if operand.op == "get_attr"):
+                    path, _, key = name.rpartition(".")
+                    owner = self.module.get_submodule(path)
+                    if owner._buffers.get(key) is not None:
+                        found[name] = owner, key
+        return found
 
     def _free_parameters(self) -> None:
         """Turn trainable parameters into plain attributes, and frozen ones into buffers."""

@@ -92,11 +92,11 @@ class LayerProbe:
         self._replicas: list[Replica] | None = None
         if all_reduces:
             optimizer = DenseOptimizer.from_manifest(config.dense_optimizer)
-            self._replicas = [Replica(values, optimizer, device) for values in initial]
+            self._replicas = [Replica(values, {}, optimizer, device) for values in initial]
             for replica in self._replicas:
                 replica.version = 0  # in a job, set at the start of a generation
         dense = {} if all_reduces else {n: t.numpy() for values in initial for n, t in values.items()}
-        self._shard.define(model.layered.tables, dense)
+        self._shard.define(model.layered.tables, dense, {})
         self._next = 0
         self.input_bytes = [0.0] * count  # per sample, set by the first step
 
@@ -153,6 +153,8 @@ class LayerProbe:
         """The cut after each layer except the last, for `size` samples."""
         values, label = self._batch(size)
         result = []
+        for stage in self.stages:  # shapes are the same, and one sample is too few for batch normalisation in training
+            stage.train(False)
         with torch.no_grad():
             for i, stage in enumerate(self.stages[:-1]):
                 given = {n: values[n] for n in stage.inputs}
@@ -168,6 +170,8 @@ class LayerProbe:
                         tuple(array_of(values[n]) for n in carrying),
                     )
                 )
+        for stage in self.stages:
+            stage.train()
         return result
 
     # --- one step -----------------------------------------------------------------------------------------------------
@@ -200,9 +204,8 @@ class LayerProbe:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Cut the graph after a layer, except values that only pass through."""
         made = []
-        passing = {id(t) for t in given.values()}
         for name, tensor in outputs.items():
-            if id(tensor) in passing:
+            if given.get(name) is tensor:  # under another name it is the result of a layer that changes nothing
                 continue
             leaf = tensor.detach()
             values[name] = leaf
@@ -259,7 +262,7 @@ class LayerProbe:
         step = self._shard.committed
         began = time.perf_counter()
         decoded = tuple((dim, keys, decode(g, precision, dtype)) for dim, keys, g in encoded)
-        self._shard.push(step, "profile", Gradients(decoded, dense))
+        self._shard.push(step, "profile", Gradients(decoded, dense, {}))
         received = time.perf_counter()
         self._shard.commit_dense(step, size)
         applied = time.perf_counter()

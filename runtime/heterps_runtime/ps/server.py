@@ -165,7 +165,7 @@ class ParameterServer(Member):
         self._shard.begin_generation(len(announced.servers))
         if restore is not None:
             folder = restore.folder
-            manifest = check_checkpoint(self._storage, folder, roles=("rows", "dense")) if folder else None
+            manifest = check_checkpoint(self._storage, folder, roles=("rows", "dense", "buffers")) if folder else None
             self._shard.reset(self._storage, manifest)
             log(
                 f"generation {self._generation}: restoring {folder}"
@@ -209,13 +209,12 @@ class ParameterServer(Member):
                 if request.version > self._shard.dense_committed:
                     self._parked.append((sender, request))
                 else:
-                    values = self._shard.dense.pull(request.names)
-                    self._send(sender, Dense(request.request, dict(zip(request.names, values, strict=True))))
+                    self._send(sender, Dense(request.request, self._shard.pull_dense(request.names)))
             case Push():
                 self._shard.push(request.step, request.worker, self._read_push(request))
                 self._send(sender, Ack(request.step))
             case Define():
-                self._shard.define(request.tables, request.dense)
+                self._shard.define(request.tables, request.dense, request.statistics)
                 self._send(sender, Defined())
 
     def _pull(self, request: Pull) -> dict[int, Array]:
@@ -234,7 +233,7 @@ class ParameterServer(Member):
             if len(chunk.keys):
                 gradients = decode(chunk.gradients, self._config.wire_precision, self._config.dtype_name)
                 chunks.append((chunk.dim, chunk.keys, gradients))
-        return Gradients(tuple(chunks), push.dense)
+        return Gradients(tuple(chunks), push.dense, push.statistics)
 
     def _send(self, sender: bytes, answer: FromServer) -> None:
         send(self._socket, answer, sender)

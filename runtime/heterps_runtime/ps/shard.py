@@ -7,7 +7,7 @@ sums do not depend on the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from heterps_runtime.store.statistics import StatisticsStore
 
 __all__ = ["Gradients", "Shard"]
 
@@ -44,6 +45,7 @@ class Gradients:
 
     chunks: tuple[tuple[int, Array, Array], ...]  # (dim, keys (U,), gradients (U, dim))
     dense: dict[str, Array]
+    statistics: dict[str, Array]  # changes, likewise
 
 
 class Shard:
@@ -65,6 +67,7 @@ class Shard:
         self.tables: dict[int, Table] = {}
         self.stores: dict[int, RowStore] = {}  # by dimension
         self.dense = DenseStore(DenseOptimizer.from_manifest(config.dense_optimizer))
+        self.statistics = StatisticsStore()
         self._pushes: dict[int, dict[str, Gradients]] = {}
         self._restore: tuple[Storage, CheckpointManifest] | None = None
         self._num_servers = 1
@@ -81,11 +84,12 @@ class Shard:
         self.stores.clear()
         self.tables.clear()
         self.dense = DenseStore(self.dense.optimizer)
+        self.statistics = StatisticsStore()
         self.committed = self.dense_committed = manifest.step if manifest else 0
         self._restore = (storage, manifest) if manifest else None
 
-    def define(self, tables: Iterable[Table], dense: Mapping[str, Array]) -> None:
-        """Add tables and dense parameters; known ones keep their values.
+    def define(self, tables: Iterable[Table], dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
+        """Add tables, dense parameters and statistics; known ones keep their values.
 
         Raises:
             StorageError, DamagedError: the checkpoint to restore cannot be read.
@@ -100,13 +104,16 @@ class Shard:
             if dim not in self.stores:
                 self.stores[dim] = RowStore(dim, self._dtype, self._sparse_optimizer, self._config.seed, specs)
         unknown = {n: v for n, v in dense.items() if n not in self.dense.names}
+        missing = [n for n in statistics if n not in self.statistics.names]
         if self._restore is not None:
-            self._load(bool(new), unknown)
+            self._load(bool(new), unknown, missing)
         else:
             for name, value in unknown.items():
                 self.dense.add(name, value)
+            for name in missing:
+                self.statistics.add(name, statistics[name])
 
-    def _load(self, with_rows: bool, dense: Mapping[str, Array]) -> None:
+    def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Collection[str]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore
         if with_rows:
@@ -120,6 +127,9 @@ class Shard:
             snapshot = {n: v for n, v in snapshot.items() if n == "step" or not n.endswith("::step")}
             snapshot["step"] = np.array(self.committed, np.int64)
             self.dense.load(snapshot)
+        if statistics:
+            for name, value in read_dense(storage, manifest, statistics, role="buffers").items():
+                self.statistics.add(name, value)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -127,18 +137,27 @@ class Shard:
         """The rows of keys: dim -> (U,) becomes dim -> (U, dim)."""
         return {dim: self.stores[dim].pull(k) for dim, k in keys.items()}
 
+    def pull_dense(self, names: Collection[str]) -> dict[str, Array]:
+        """Dense parameters and statistics by name."""
+        statistics = [n for n in names if n in self.statistics.names]
+        dense = [n for n in names if n not in statistics]
+        values = [*self.dense.pull(dense), *self.statistics.pull(statistics)]
+        return dict(zip([*dense, *statistics], values, strict=True))
+
     def push(self, step: int, worker: str, gradients: Gradients) -> None:
         """Keep a worker's gradients until the step is committed; a repeated push is ignored."""
         if step >= self.committed:
             self._pushes.setdefault(step, {}).setdefault(worker, gradients)
 
     def commit_dense(self, step: int, batch_size: int) -> None:
-        """The first half of a commit: dense parameters, because workers wait for them."""
+        """The first half of a commit: dense parameters and statistics, because workers wait for them."""
         if step != self.dense_committed or step != self.committed:
             raise TransientError(f"commit of step {step}, but this server is at step {self.committed}")
-        dense = [push.dense for _, push in sorted(self._pushes.get(step, {}).items()) if push.dense]
+        pushes = [push for _, push in sorted(self._pushes.get(step, {}).items())]
+        dense = [push.dense for push in pushes if push.dense]
         if dense and self.dense.apply(dense, 1.0 / batch_size, step + 1):
             raise TransientError(f"step {step}: a dense gradient is not finite although its worker found none")
+        self.statistics.apply([push.statistics for push in pushes], 1.0 / batch_size)
         self.dense_committed = step + 1
 
     def commit_rows(self, step: int, batch_size: int) -> None:
@@ -169,6 +188,10 @@ class Shard:
         if dense:
             arrays = dense_arrays(dense)
             files.append(StateFile(f"dense-ps-{self._index}.safetensors", arrays, origin, "dense", self._index))
+        statistics = self.statistics.snapshot()
+        if statistics:
+            arrays = dense_arrays(statistics, "buffers")
+            files.append(StateFile(f"buffers-ps-{self._index}.safetensors", arrays, origin, "buffers", self._index))
         return files
 
     @property
@@ -178,5 +201,5 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of rows, state and dense parameters."""
-        return sum(store.nbytes for store in self.stores.values()) + self.dense.nbytes
+        """Bytes of rows, state, dense parameters and statistics."""
+        return sum(store.nbytes for store in self.stores.values()) + self.dense.nbytes + self.statistics.nbytes

@@ -253,12 +253,13 @@ class Rejoin(Message):
 
 @dataclass(frozen=True, slots=True)
 class Define(Message):
-    """Tables and initial dense parameters; a server that knows them keeps its values."""
+    """Tables, and initial dense parameters and statistics; a server that knows them keeps its values."""
 
     op: ClassVar[str] = "define"
     generation: int
     tables: tuple[Table, ...]
     dense: dict[str, Array]
+    statistics: dict[str, Array]  # buffers that training changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +291,7 @@ class Rows(Message):
 
 @dataclass(frozen=True, slots=True)
 class PullDense(Message):
-    """Request dense parameters."""
+    """Request dense parameters and statistics."""
 
     op: ClassVar[str] = "pull-dense"
     generation: int
@@ -318,6 +319,7 @@ class Push(Message):
     worker: str  # name; servers add pushes in the order of names
     chunks: tuple[Chunk, ...]
     dense: dict[str, Array]
+    statistics: dict[str, Array]  # changes, each times the samples of its micro-batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, S
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
-from heterps_runtime.worker.exchange.peers import Downstream, Upstream
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream, array_of
 from heterps_runtime.worker.model import Workload
 from heterps_runtime.worker.rows.servers import Initialised, ServerClient
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
@@ -129,7 +129,7 @@ class GenerationSetup:
         return context, stage
 
     def files(self, committed: int) -> list[StateFile]:
-        """Copies of this worker's state for a checkpoint: dense parameters, if it holds them, and buffers.
+        """Copies of this worker's state for a checkpoint: buffers, and what else it holds of the stage.
 
         Args:
             committed: steps in the buffers.
@@ -137,6 +137,7 @@ class GenerationSetup:
         assert self._stage is not None
         files = self.parameters.files()
         buffers = {n: t.detach().cpu().numpy().copy() for n, t in self._stage.module.buffers().items()}
+        buffers |= self.parameters.statistics()
         if self._index == 0:
             buffers = {**self._workload.model.leftovers(), **buffers}
         if buffers:
@@ -170,7 +171,7 @@ class GenerationSetup:
         return Downstream(self._context, self._security, self._process.link.name, announced.generation, addresses)
 
     def _connect_servers(self, announced: Generation, rank: int, stage: Stage) -> ServerClient:
-        """Connect to the servers. The first worker of a stage sends them tables and initial dense parameters."""
+        """Connect to the servers. The first worker of a stage sends them tables and initial values."""
         addresses = [s.address for s in announced.servers]
         servers = ServerClient(
             self._context,
@@ -183,10 +184,11 @@ class GenerationSetup:
             dense_assignment(self._workload.model.dense_sizes(), len(addresses)),
         )
         if rank == 0:
-            dense = {}
+            dense, statistics = {}, {}
             if not self._holds_dense:
-                dense = {n: t.detach().cpu().numpy() for n, t in stage.module.initial_parameters().items()}
-            servers.define(self._workload.model.layered.tables, dense)
+                dense = {n: array_of(t) for n, t in stage.module.initial_parameters().items()}
+                statistics = {n: array_of(t) for n, t in stage.module.initial_statistics().items()}
+            servers.define(self._workload.model.layered.tables, dense, statistics)
             try:
                 self._wait_for_definition(servers)
             except Exception:

@@ -66,4 +66,4 @@ def feature_names(config: RunConfig) -> tuple[str, ...] | None:
     """Possible features according to the manifest. Which ones are multi-valued, only the data shows."""
     spec = DataSpec.from_manifest(config.data, config.loss, config.work_directory / "cache")
     dense = ("dense",) if spec.dense else ()
-    return (*spec.sparse, *(f"{n}_offsets" for n in spec.sparse), *dense)
+    return (*spec.sparse, *(f"{n}_offsets" for n in spec.sparse), *(t.name for t in spec.tensors), *dense)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
-from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
+from heterps_runtime.intake import LayeredModel, LossSum, StageModule, build_model, trace_model
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
 
@@ -56,14 +57,20 @@ class UserModel:
             log(f"model: {warning}")
         return cls(layered)
 
+    @cached_property
+    def _whole(self) -> StageModule:
+        """All layers as one stage."""
+        return self.layered.stage(0, len(self.layered.layers) - 1)
+
     def describe(self) -> Model:
         """The model, for the coordinator."""
         return Model(self.layered.tables, self.state_names())
 
     def dense_sizes(self) -> dict[str, int]:
-        """Number of elements of each dense parameter of the whole model."""
+        """Number of elements of each dense parameter, and of each statistic, of the whole model."""
         names = {n for layer in self.layered.layers for n in layer.parameters}
-        return {n: p.numel() for n, p in self.layered.module.named_parameters() if n in names}
+        sizes = {n: p.numel() for n, p in self.layered.module.named_parameters() if n in names}
+        return sizes | {n: t.numel() for n, t in self._whole.initial_statistics().items()}
 
     def state_names(self) -> dict[str, str]:
         """Name in the module's `state_dict()` -> name in checkpoints.
@@ -76,8 +83,7 @@ class UserModel:
 
     def leftovers(self) -> dict[str, Array]:
         """Values in the state dict that belong to no stage: unused parameters."""
-        whole = self.layered.stage(0, len(self.layered.layers) - 1)
-        held = {t.name for t in self.layered.tables} | set(self.dense_sizes()) | set(whole.buffers())
+        held = {t.name for t in self.layered.tables} | set(self.dense_sizes()) | set(self._whole.buffers())
         values = self.layered.module.state_dict()
         rest = {source for source in self.state_names().values() if source not in held}
         return {n: values[n].detach().cpu().numpy() for n in sorted(rest) if n in values and not values[n].is_meta}

@@ -17,11 +17,13 @@ import pyarrow.parquet as pq
 from heterps_runtime.data.cache import _open
 from heterps_runtime.data.errors import DataError
 from heterps_runtime.data.source import Source
+from heterps_runtime.data.tensors import tensor_values
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.files import memory_file
 from tests.heterps_runtime.helpers.data_files import columns, make_spec
 
 _CACHE = Path(__file__).parents[2] / "fixtures" / "v1" / "data-cache"
+_TENSORS = [{"name": "image", "shape": [2, 2], "dtype": "uint8"}]
 _FLAT = {"sparse": ["flight", "carrier"], "dense": ["distance"]}
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -31,8 +33,10 @@ def _reader(**changes: Any) -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
         with memory_file(data) as path:
             source = Source(make_spec(Path("/unused"), path, **changes), "train")
-            for batch in source.batches():
-                assert batch.batch.num_rows >= 0
+            for part in source.batches():
+                for i, tensor in enumerate(source.spec.tensors):
+                    values = tensor_values(part.batch.column(tensor.name), tensor, i, part.place)
+                    assert values.shape == (part.batch.num_rows, *tensor.shape)
 
     return read
 
@@ -56,7 +60,8 @@ def _open_cache(data: bytes) -> None:
 
 
 def _table() -> Any:
-    return pa.table(dict(columns(4)))
+    images = {"image": pa.array([[i, 2, 3, 4] for i in range(4)], pa.list_(pa.uint8()))}
+    return pa.table(dict(columns(4)) | images)
 
 
 def _parquet() -> list[bytes]:
@@ -92,7 +97,7 @@ TARGETS = [
     Target("data.csv", _reader(format="csv", **_FLAT), (DataError,), _csv, Form.TEXT, memory=None),
     Target("data.criteo", _reader(format="criteo-tsv", label="label", dense=["I1"], sparse=["C1"]), (DataError,),
            _criteo, Form.TEXT, memory=None),
-    Target("data.arrow", _reader(format="arrow"), (DataError,), _arrow),
-    Target("data.parquet", _reader(), (DataError,), _parquet),
+    Target("data.arrow", _reader(format="arrow", tensors=_TENSORS), (DataError,), _arrow),
+    Target("data.parquet", _reader(tensors=_TENSORS), (DataError,), _parquet),
     Target("data.cache", _open_cache, (), lambda: [(_CACHE / "meta.json").read_bytes()], Form.JSON),
 ]  # fmt: skip

@@ -51,6 +51,10 @@ FULL_JOB: Json = {
             "label": "late",
             "dense": ["distance"],
             "sparse": ["carrier"],
+            "tensors": [
+                {"name": "image", "shape": [1, 28, 28], "dtype": "uint8", "scale": _DECIMAL, "offset": _DECIMAL}
+            ],
+            "classes": 10,
             "cache": {"directory": "/cache", "maxBytes": "1Gi"},
         },
         "training": {

@@ -189,6 +189,11 @@ def test_a_status_is_read_with_its_types(client: HeterPSClient, server: FakeServ
     assert status.completed is not None
     assert (status.completed - status.started).total_seconds() == 5400
     assert status.stages[0].units == 2
+    assert (status.auc, status.log_loss, status.accuracy, status.cross_entropy) == (0.713, 0.489, None, None)
+    classes = {"accuracy": "0.9694", "crossEntropy": "0.0733", "samples": 360}
+    server.put(JOB, spec={}, status=FULL | {"evaluation": classes})
+    status = client.get("tiny").status
+    assert (status.auc, status.log_loss, status.accuracy, status.cross_entropy) == (None, None, 0.9694, 0.0733)
     assert status.condition("Succeeded").reason == "Trained"
     assert status.condition("Failed").status == "Unknown"
 

@@ -89,3 +89,12 @@ def test_an_evaluation_may_have_undefined_figures() -> None:
     figures = {"samples": 4, "loss": 0.5, "auc": None, "logLoss": 0.5, "positives": 0}
     world.status = replace(world.status, result={"evaluation": figures})
     assert shown(world)["evaluation"] == {"logLoss": "0.500000", "samples": 4}
+
+
+def test_classes_have_their_accuracy_in_the_status() -> None:
+    world = World().training()
+    figures = {"samples": 4, "loss": 0.5, "accuracy": 0.75, "crossEntropy": 0.5}
+    world.status = replace(world.status, result={"evaluation": figures})
+    found = shown(world)
+    assert found["evaluation"] == {"accuracy": "0.750000", "crossEntropy": "0.500000", "samples": 4}
+    assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []

@@ -233,3 +233,18 @@ def test_every_layer_of_a_large_model_is_there() -> None:
     assert "600 layers in 12 stages" in text
     assert "3 parameter servers on pool-0 hold the rows" in text
     assert "layer_599" in text
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "shown"),
+    [
+        ({"auc": 0.7913, "loss": 0.5, "samples": 400}, "Held-out AUC"),
+        ({"accuracy": 0.9694, "loss": 0.5, "samples": 400}, "Held-out accuracy"),
+        ({"auc": None, "loss": 0.5, "samples": 400}, "Held-out loss"),
+    ],
+)
+def test_a_report_shows_the_figure_of_the_evaluation_that_says_most(evaluation: dict[str, Any], shown: str) -> None:
+    known = planned(problem())
+    document, status = report(known)
+    text = Page(report_page({**document, "evaluation": evaluation}, status, known, "here", NOW)).text
+    assert [name for name in ("Held-out AUC", "Held-out accuracy", "Held-out loss") if name in text] == [shown]

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from heterps_operator.client.views import JobView
 from heterps_operator.formatting import format_duration, format_money, sparkline
 from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.status import Event
 from heterps_operator.state.turn import Turn
 from heterps_operator.terminal.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display
+from heterps_operator.terminal.job_tables import render_facts
 from heterps_operator.terminal.report import build_report, render_report
 from tests.heterps_operator.helpers.world import MEMBERS, World
 
@@ -156,3 +158,19 @@ def test_the_report_shows_the_figures_that_there_are(evaluation: dict[str, Any],
     held_out = [line.split("held-out ")[1].rstrip() for line in text_of(console).splitlines() if "held-out" in line]
     assert [line.split("  ")[0] for line in held_out] == shown
     assert not held_out or held_out[-1].endswith("(9,000 samples)")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "shown"),
+    [
+        ({"auc": "0.713", "logLoss": "0.489"}, "AUC 0.7130, log loss 0.4890"),
+        ({"accuracy": "0.9694", "crossEntropy": "0.0733"}, "accuracy 0.9694, cross-entropy 0.0733"),
+        ({"samples": 4}, None),
+    ],
+)
+def test_the_facts_of_a_job_on_a_cluster_show_its_quality(evaluation: dict[str, Any], shown: str | None) -> None:
+    value = {"metadata": {"name": "digits", "namespace": "team"}, "spec": {}, "status": {"evaluation": evaluation}}
+    console = make_console(False)
+    console.print(render_facts(JobView.from_json(value)))
+    found = [line.split("quality")[1].strip() for line in text_of(console).splitlines() if "quality" in line]
+    assert found == ([shown] if shown else [])

@@ -104,6 +104,18 @@ def logistic_columns(rows: int, seed: int = 8) -> dict[str, Any]:
     return columns
 
 
+def picture_columns(rows: int, seed: int = 9) -> dict[str, Any]:
+    """Columns for `models.Picture`: images of bytes (2, 5, 5), and three classes that their brightness tells apart."""
+    random = np.random.default_rng(seed)
+    classes = random.integers(0, 3, rows)
+    images = random.integers(0, 120, (rows, 2, 5, 5))
+    images[:, 0, :2] += 60 * classes[:, None, None]
+    flat = pa.array(images.astype(np.uint8).reshape(-1))
+    return {"image": pa.FixedSizeListArray.from_arrays(flat, 50), "late": classes}
+
+
+PICTURE = [{"name": "image", "shape": [2, 5, 5], "dtype": "uint8", "scale": "0.01", "offset": "-0.5"}]
+TENSORS = {"picture": PICTURE, "normed_picture": PICTURE}  # model -> spec.data.tensors
 MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], str]] = {
     # name -> columns, sparse, dense, loss
     "flights": (
@@ -125,6 +137,8 @@ MODELS: dict[str, tuple[Callable[[int], dict[str, Any]], list[str], list[str], s
         ["x0", "x1", "x2"],
         "torch.nn.functional:binary_cross_entropy_with_logits",
     ),
+    "picture": (picture_columns, [], [], "torch.nn.functional:cross_entropy"),
+    "normed_picture": (picture_columns, [], [], "torch.nn.functional:cross_entropy"),
     "counting": (counting_columns, ["sample"], list(NUMBERS), "tests.heterps_operator.helpers.small_model:count"),
 }
 
@@ -148,6 +162,7 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
             "label": "late",
             "dense": dense,
             "sparse": sparse,
+            "tensors": TENSORS.get(model, []),
             "cache": {"directory": str(work.parent / "cache"), "maxBytes": "10Gi"},
         },
         "training": {

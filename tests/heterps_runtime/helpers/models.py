@@ -125,6 +125,28 @@ class Logistic(nn.Module):
         return (self.a(a) + self.b(b) + self.c(c) + self.linear(dense)).squeeze(1)
 
 
+class Picture(nn.Module):
+    """Convolutions with a residual sum, pooling to one pixel, and no table; with batch normalisation if asked for."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        bias = not normed  # before a norm its gradient is 0 but for rounding, which Adam would amplify
+        self.enter = nn.Conv2d(2, 4, 3, padding=1, bias=bias)
+        self.norm = nn.BatchNorm2d(4) if normed else nn.Identity()
+        self.inner = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, bias=bias), nn.BatchNorm2d(4) if normed else nn.Identity()
+        )
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.AdaptiveAvgPool2d((1, 1))
+        self.leave = nn.Linear(4, 3, bias=bias)
+        self.last_norm = nn.BatchNorm1d(3, affine=False) if normed else nn.Identity()
+
+    def forward(self, image: Tensor) -> Any:
+        x = self.relu(self.norm(self.enter(image)))
+        x = self.relu(self.inner(x) + x)
+        return self.last_norm(self.leave(torch.flatten(self.pool(x), 1)))
+
+
 class Bags(nn.Module):
     """Every kind of bag: 2-D, last offset included, weighted, max, and a functional call of a module's weight."""
 
@@ -283,6 +305,14 @@ def build_two_tower(dim: int = 4) -> nn.Module:
 
 def build_residual(dim: int = 4) -> nn.Module:
     return Residual(dim)
+
+
+def build_picture() -> nn.Module:
+    return Picture(normed=False)
+
+
+def build_normed_picture() -> nn.Module:
+    return Picture(normed=True)
 
 
 def build_logistic() -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from heterps_runtime.store.initial import EmbeddingInit, initial_rows
 from heterps_runtime.worker.main import open_data
 
 Array = np.ndarray[Any, Any]
+Pieces = Callable[[int], list[tuple[int, int]]]  # samples of a step -> intervals that cover them
 
 
 def real_model(config: RunConfig, dtype: torch.dtype) -> tuple[nn.Module, tuple[Table, ...]]:
@@ -54,26 +55,35 @@ def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
     tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
     tensors = {n: torch.remainder(t, sizes[n]) if n in sizes else t for n, t in tensors.items()}
     with torch.no_grad():
-        logits = module(**tensors).numpy()
-    metrics = metrics_for(config.loss)
+        logits = module.eval()(**tensors).numpy()
+    metrics = metrics_for(config.loss, config.num_classes)
     metrics.update(logits, label, 0.0)
     return metrics.results()
 
 
-def train(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None) -> dict[str, Array]:
+def train(
+    config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None, pieces: Pieces | None = None
+) -> dict[str, Array]:
     """Train as the job would, step by step; returns the final state dict.
 
     Args:
         config: the job.
         dtype: to compute in.
         order: of the samples; without it, the job's.
+        pieces: see `states`.
     """
-    *_, last = states(config, dtype, order)
+    *_, last = states(config, dtype, order, pieces)
     return last
 
 
-def states(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None) -> Iterator[dict[str, Array]]:
-    """Train as the job would; yields the state dict, which is not copied, before the first and after every step."""
+def states(
+    config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None, pieces: Pieces | None = None
+) -> Iterator[dict[str, Array]]:
+    """Train as the job would; yields the state dict, which is not copied, before the first and after every step.
+
+    `pieces` divides a batch. Each piece normalises by itself, from the buffers that the step began with, and a buffer
+    changes by the mean of the pieces' changes, weighted by their samples.
+    """
     module, tables = real_model(config, dtype)
     data = open_data(config)
     order = order or BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
@@ -96,8 +106,19 @@ def states(config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = Non
         tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
         label = tensors.pop("label")
         module.zero_grad()
-        loss = loss_sum(module(**tensors), label) / size
-        loss.backward()  # type: ignore[no-untyped-call]
+        buffers = dict(module.named_buffers())
+        begun = {name: buffer.clone() for name, buffer in buffers.items()}
+        sums = {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
+        for start, stop in pieces(size) if pieces else [(0, size)]:
+            for name, buffer in buffers.items():
+                buffer.copy_(begun[name])
+            part = {name: tensor[start:stop] for name, tensor in tensors.items()} if pieces else tensors
+            loss = loss_sum(module(**part), label[start:stop]) / size
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, buffer in buffers.items():
+                sums[name] += buffer * (stop - start)
+        for name, buffer in buffers.items():
+            buffer.copy_(sums[name] / size)
         dense_optimizer.step()
         for optimizer in sparse.values():
             optimizer.step(step + 1)

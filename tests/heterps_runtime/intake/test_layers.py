@@ -203,8 +203,11 @@ def test_what_is_outside_the_guarantee_or_unused_is_a_warning() -> None:
     text = "\n".join(model.warnings)
     for words in ("unused.weight is a parameter that forward does not use", "does not use its parameter 'ignored'"):
         assert words in text
-    assert sum("random numbers" in w for w in model.warnings) == 2
-    assert sum("batch normalisation sees micro-batches" in w for w in model.warnings) == 1
+    [drawn] = [w for w in model.warnings if "random numbers are drawn anew for each part of a batch" in w]
+    assert drawn.startswith("drop (")
+    assert ") and 1 more: " in drawn
+    [normed] = [w for w in model.warnings if "batch normalisation sees micro-batches" in w]
+    assert normed.startswith("norm (")
     assert "unused.weight" not in model.stage(0, 2).parameter_names
     assert all(layer.name != "unused" for layer in model.layers)
 
@@ -212,24 +215,54 @@ def test_what_is_outside_the_guarantee_or_unused_is_a_warning() -> None:
 def test_a_stage_follows_the_mode_and_keeps_its_own_buffers() -> None:
     module = Noisy()
     stage = trace_model(module).stage(0, 2)
-    assert set(stage.buffers()) == {
-        "norm.running_mean",
-        "norm.running_var",
-        "norm.num_batches_tracked",
-        "frozen",
-    }
+    assert set(stage.buffers()) == {"frozen"}
+    assert set(stage.statistics()) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 3
     torch.manual_seed(0)
     trained = stage.forward({"x": x}, [])["logits"]
     assert not torch.equal(trained, stage.forward({"x": x}, [])["logits"]), "dropout draws"
     assert float(module.norm.state_dict()["running_mean"].sum()) == 0.0, "the user's module is not touched"
-    module.load_state_dict(stage.buffers(), strict=False)
+    module.load_state_dict(stage.buffers() | stage.statistics(), strict=False)
     expected = module.eval()(x, x)
     torch.testing.assert_close(stage.train(False).forward({"x": x}, [])["logits"], expected)
     assert module.norm.training is False
     other = trace_model(module).stage(0, 2)
-    other.load_buffers({"norm.running_mean": torch.ones(3)})
-    assert other.buffers()["norm.running_mean"].tolist() == [1.0, 1.0, 1.0]
+    other.load_buffers({"frozen": torch.full((3,), 7.0)})
+    assert other.buffers()["frozen"].tolist() == [7.0, 7.0, 7.0]
+
+
+class FunctionalNorm(nn.Module):
+    """Batch normalisation as a function, and a buffer that is only read."""
+
+    mean: Tensor
+    variance: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(3, 2)
+        for name, value in (("mean", 0.0), ("variance", 1.0), ("shift", 2.0)):
+            self.register_buffer(name, torch.full((2,), value))
+
+    def forward(self, x: Tensor) -> Any:
+        return F.batch_norm(self.enter(x) + self.shift, self.mean, self.variance, training=self.training)
+
+
+def test_statistics_of_a_micro_batch_leave_those_that_it_began_with_alone() -> None:
+    stage = trace_model(FunctionalNorm()).stage(0, 0)
+    assert stage.statistics_names == ("mean", "variance")
+    assert set(stage.buffers()) == {"shift"}
+    before = stage.initial_statistics()
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    stage.bind_statistics(before)
+    first = stage.forward({"x": x}, [])["logits"]
+    after = stage.statistics()
+    assert not torch.equal(after["mean"], before["mean"])
+    assert before["mean"].tolist() == [0.0, 0.0]
+    stage.bind_statistics(before)  # a second micro-batch begins before the backward of the first one
+    stage.forward({"x": x}, [])
+    assert torch.equal(stage.statistics()["mean"], after["mean"]), "it has begun where the first one did"
+    first.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_tracing_leaves_the_users_module_as_it_was() -> None:

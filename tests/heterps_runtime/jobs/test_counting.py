@@ -86,7 +86,7 @@ def test_activations_that_arrive_twice_take_the_place_of_no_others(
 def _lose(push: Gradients) -> Gradients:
     """Without the rows' last gradient."""
     chunks = tuple((dim, keys[:-1], gradients[:-1]) for dim, keys, gradients in push.chunks)
-    return Gradients(chunks, push.dense)
+    return Gradients(chunks, push.dense, push.statistics)
 
 
 def _double(push: Gradients) -> Gradients:
@@ -95,11 +95,11 @@ def _double(push: Gradients) -> Gradients:
         (dim, np.append(keys, keys[-1:]), np.concatenate([gradients, gradients[-1:]]))
         for dim, keys, gradients in push.chunks
     )
-    return Gradients(chunks, push.dense)
+    return Gradients(chunks, push.dense, push.statistics)
 
 
 def _double_dense(push: Gradients) -> Gradients:
-    return Gradients(push.chunks, {name: value * 2 for name, value in push.dense.items()})
+    return Gradients(push.chunks, {name: value * 2 for name, value in push.dense.items()}, push.statistics)
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,14 @@ def _probe(folder: Path, model: str, *, all_reduces: bool = False) -> tuple[Laye
     return LayerProbe(config, user, data, resolve_loss(config.loss), CPU, all_reduces=all_reduces), config, user
 
 
-@pytest.mark.parametrize("name", ["flights", "two_tower", "residual"])
+@pytest.mark.parametrize("name", ["flights", "two_tower", "residual", "picture"])
 def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name: str, tmp_path: Path) -> None:
     probe, config, model = _probe(tmp_path, name)
     values, label = probe._batch(probe.largest)
     probe._next = 0  # the same batch again
     shard = Shard(config, 0)
     whole = model.layered.stage(0, len(model.layered.layers) - 1)
-    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()})
+    shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()}, {})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
     block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys())
     block.fill(shard.pull(block.keys))
@@ -47,7 +47,7 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
     block.backward(0, looked_up)
     gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
-    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients))
+    shard.push(0, "all", Gradients(tuple(block.gradients()), gradients, {}))
     shard.commit_dense(0, probe.largest)
     shard.commit_rows(0, probe.largest)
 
@@ -75,6 +75,18 @@ def test_every_layer_is_charged_with_its_own_kind_of_work(all_reduces: bool, tmp
             assert seconds.dense > 0
     linear = next(i for i, layer in enumerate(model.layered.layers) if layer.kind == "Linear")
     assert probe.input_bytes[linear] == 27 * 8  # six embeddings of four and three numbers, in float64
+
+
+def test_images_and_their_activations_are_counted_and_a_cut_of_one_sample_is_measured(tmp_path: Path) -> None:
+    probe, _, model = _probe(tmp_path, "normed_picture")
+    probe.step(probe.largest)
+    kinds = [layer.kind for layer in model.layered.layers]
+    bytes_per_sample = dict(zip(kinds, probe.input_bytes, strict=True))
+    assert probe.input_bytes[0] == 50 * 8  # two channels of 5 x 5, in float64
+    assert bytes_per_sample["AdaptiveAvgPool2d"] == 100 * 8
+    cuts = probe.cuts(1)  # one sample is too few for batch normalisation in training
+    assert [array.shape for array in cuts[kinds.index("AdaptiveAvgPool2d")].forward] == [(1, 4), (1,)]
+    probe.step(probe.largest)  # in training again
 
 
 def test_a_cut_carries_the_live_tensors_and_comes_back_as_gradients(tmp_path: Path) -> None:

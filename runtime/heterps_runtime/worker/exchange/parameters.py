@@ -18,7 +18,7 @@ from heterps_runtime.intake import StageModule
 from heterps_runtime.store.optimizers import DenseOptimizer
 from heterps_runtime.wire.messages import Generation
 from heterps_runtime.worker.exchange.collectives import Collectives, Group
-from heterps_runtime.worker.exchange.replica import Replica
+from heterps_runtime.worker.exchange.replica import Array, Replica
 
 __all__ = ["Parameters", "Replication", "Wait"]
 
@@ -96,12 +96,13 @@ class Parameters:
     def _begin(self, announced: Generation, module: StageModule, manifest: CheckpointManifest | None) -> Replica:
         """A replica with values of a checkpoint, or with initial values."""
         optimizer = DenseOptimizer.from_manifest(self._config.dense_optimizer)
-        replica = Replica(module.initial_parameters(), optimizer, self._device)
+        replica = Replica(module.initial_parameters(), module.initial_statistics(), optimizer, self._device)
         if announced.restore is not None:
             replica.version = announced.committed
-            if manifest is not None and module.parameter_names:
+            if manifest is not None:
                 values = read_dense(self._storage, manifest, module.parameter_names)
-                replica.load(values, announced.committed)
+                statistics = read_dense(self._storage, manifest, module.statistics_names, role="buffers")
+                replica.load(values, statistics, announced.committed)
         return replica
 
     def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives, wait: Wait) -> Group:
@@ -133,8 +134,12 @@ class Parameters:
             replica.load_flat_state(flat, committed)
         return group
 
+    def statistics(self) -> dict[str, Array]:
+        """Copies of the replica's statistics; none if servers hold them."""
+        return {} if self._replica is None else self._replica.statistics_snapshot()
+
     def files(self) -> list[StateFile]:
-        """A copy of parameters and optimizer state, as files of a checkpoint."""
+        """A copy of parameters and optimizer state, as files of a checkpoint; statistics are in another one."""
         if self._replica is None or not self._replica.names:
             return []
         arrays, origin = dense_arrays(self._replica.snapshot()), Origin(self._replica.version, self.lineage)

@@ -1,4 +1,4 @@
-"""A worker's copy of its stage's dense parameters, on pools that all-reduce.
+"""A worker's copy of its stage's dense parameters and statistics, on pools that all-reduce.
 
 Parameters and optimizer state are flat buffers: one tensor is all-reduced, copied to a new worker, or updated, and an
 update takes a few operations for any number of parameters. torch's own optimizers have the same arithmetic, but
@@ -15,28 +15,36 @@ import torch
 
 from heterps_runtime.store.optimizers import DenseOptimizer
 
-__all__ = ["Leaves", "Replica"]
+__all__ = ["Array", "Leaves", "Replica"]
 
 Array = np.ndarray[Any, Any]
 Leaves = dict[str, torch.Tensor]
 
 
 class Replica:
-    """Dense parameters of a stage and their optimizer.
+    """Dense parameters of a stage, their optimizer, and the stage's statistics (`store.statistics` says what they are).
 
     Args:
         initial: initial values by name, in the order of the flat buffers.
+        statistics: initial values of the buffers that training changes.
         optimizer: applied at each commit, like torch.optim.{SGD, Adagrad, Adam}.
         device: of the buffers.
     """
 
-    def __init__(self, initial: Mapping[str, torch.Tensor], optimizer: DenseOptimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        initial: Mapping[str, torch.Tensor],
+        statistics: Mapping[str, torch.Tensor],
+        optimizer: DenseOptimizer,
+        device: torch.device,
+    ) -> None:
         self.names = tuple(initial)
         self.version = -1  # committed steps in these values; -1: initial values that are not shared yet
         self._shapes = {n: v.shape for n, v in initial.items()}
         self._optimizer = optimizer
         flat = [v.detach().reshape(-1) for v in initial.values()]
         self._values = (torch.cat(flat) if flat else torch.zeros(0)).to(device)
+        self._statistics = {n: v.detach().to(device, copy=True) for n, v in statistics.items()}
         start = optimizer.options.get("initialAccumulator", 0.0)
         self._state = {name: torch.full_like(self._values, start) for name in _state_names(optimizer)}
 
@@ -45,19 +53,46 @@ class Replica:
         values = self._values.clone() if private else self._values
         return {n: part.requires_grad_() for n, part in self._split(values).items()}
 
-    def apply(self, gradient: torch.Tensor, batch_size: int) -> None:
+    @property
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """The statistics by name; later commits do not change these tensors."""
+        return dict(self._statistics)
+
+    def flatten(self, gradients: Leaves, changes: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One tensor of gradients and changes, sums over samples, to be summed over workers and given to `apply`.
+
+        Missing ones are zero. Changes are in float64 if the parameters are, and in float32 otherwise, in which sums of
+        whole numbers are exact up to 2^24.
+        """
+        dtype, device = self._values.dtype, self._values.device
+        parts = [
+            torch.zeros(shape.numel(), dtype=dtype, device=device) if n not in gradients else gradients[n].reshape(-1)
+            for n, shape in self._shapes.items()
+        ]
+        for name, value in self._statistics.items():
+            change = changes.get(name)
+            parts.append((torch.zeros_like(value) if change is None else change).to(dtype).reshape(-1))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype, device=device)
+
+    def apply(self, flat: torch.Tensor, batch_size: int) -> None:
         """Commit one step.
 
         Args:
-            gradient: sum over all samples of the batch, flat, in the order of `names`.
+            flat: see `flatten`, summed over all samples of the batch.
             batch_size: samples of the batch.
         """
         options, values = self._optimizer.options, self._values
         if values.numel():
-            gradient = gradient / batch_size
+            gradient = flat[: values.numel()] / batch_size
             if options["weightDecay"]:
                 gradient = gradient.add(values, alpha=options["weightDecay"])
             self._update(gradient)
+        offset = values.numel()
+        for name, value in self._statistics.items():
+            mean = flat[offset : offset + value.numel()].view(value.shape) / batch_size
+            offset += value.numel()
+            mean = mean if value.is_floating_point() else mean.round()
+            self._statistics[name] = (value + mean).to(value.dtype)
         self.version += 1
 
     def _update(self, gradient: torch.Tensor) -> None:
@@ -78,15 +113,22 @@ class Replica:
             values.addcdiv_(mean, (square.sqrt() / correction_2).add_(options["epsilon"]), value=-rate / correction_1)
 
     def flat_state(self) -> torch.Tensor:
-        """Parameters and optimizer state in one buffer, for new workers."""
-        return torch.cat([self._values, *self._state.values()])
+        """All state as bytes in one buffer, for new workers: types differ, and a copy must be exact."""
+        return torch.cat([t.reshape(-1).view(torch.uint8) for t in self._all_state()])
 
     def load_flat_state(self, flat: torch.Tensor, version: int) -> None:
         """Load the `flat_state` of another replica."""
-        parts = flat.chunk(1 + len(self._state)) if flat.numel() else ()
-        for target, part in zip((self._values, *self._state.values()), parts, strict=False):
-            target.copy_(part)
+        self._statistics = {n: t.clone() for n, t in self._statistics.items()}  # steps may hold the old ones
+        offset = 0
+        for target in self._all_state():
+            size = target.numel() * target.element_size()
+            part = flat[offset : offset + size].clone()  # aligned for its type
+            target.copy_(part.view(target.dtype).view(target.shape))
+            offset += size
         self.version = version
+
+    def _all_state(self) -> list[torch.Tensor]:
+        return [self._values, *self._state.values(), *self._statistics.values()]
 
     def snapshot(self) -> dict[str, Array]:
         """Copies of parameters and optimizer state, named as in checkpoints: `PARAM` and `PARAM::exp_avg`."""
@@ -95,8 +137,14 @@ class Replica:
             result.update({f"{n}::{key}": _copy(part) for n, part in self._split(values).items()})
         return result
 
-    def load(self, snapshot: Mapping[str, Array], version: int) -> None:
-        """Load parameters and optimizer state of a checkpoint."""
+    def statistics_snapshot(self) -> dict[str, Array]:
+        """Copies of the statistics."""
+        return {n: _copy(value) for n, value in self._statistics.items()}
+
+    def load(self, snapshot: Mapping[str, Array], statistics: Mapping[str, Array], version: int) -> None:
+        """Load parameters, optimizer state and statistics of a checkpoint."""
+        for name, value in self._statistics.items():
+            self._statistics[name] = torch.from_numpy(np.array(statistics[name])).to(value.device, value.dtype)
         for key, values in (("", self._values), *((f"::{k}", v) for k, v in self._state.items())):
             for name, part in self._split(values).items():
                 part.copy_(torch.from_numpy(np.array(snapshot[name + key])))

@@ -51,7 +51,7 @@ class RowsArrived:
 
 @dataclass(frozen=True)
 class DenseArrived:
-    """All dense parameters of a pull."""
+    """All dense parameters and statistics of a pull."""
 
     request: int
     values: dict[str, Array]
@@ -66,7 +66,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Initialised:
-    """All servers know the tables, and the dense parameters of this worker's stage."""
+    """All servers know the tables, and the dense parameters and statistics of this worker's stage."""
 
 
 @dataclass
@@ -117,12 +117,11 @@ class ServerClient:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array]) -> None:
-        """Send tables and initial dense parameters to the servers, which keep values that they already have."""
+    def define(self, tables: tuple[Table, ...], dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
+        """Send tables and initial values to the servers, which keep values that they already have."""
         self._defining = set(range(len(self._connections)))
         for i in range(len(self._connections)):
-            mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
-            self._send(i, Define(self._generation, tables, mine))
+            self._send(i, Define(self._generation, tables, self._part(dense, i), self._part(statistics, i)))
 
     def pull_rows(self, keys: Mapping[int, Array], min_version: int) -> int:
         """Request rows: dim -> unique keys (U,). The response is a `RowsArrived` with the returned number."""
@@ -141,7 +140,7 @@ class ServerClient:
         return request
 
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
-        """Request dense parameters. The response is a `DenseArrived` with the returned number."""
+        """Request dense parameters and statistics. The response is a `DenseArrived` with the returned number."""
         request, pull = self._begin(dense=True)
         for i in range(len(self._connections)):
             mine = tuple(n for n in names if self._assignment[n] == i)
@@ -150,8 +149,21 @@ class ServerClient:
                 self._send(i, PullDense(self._generation, request, min_version, mine))
         return request
 
-    def push(self, step: int, chunks: Sequence[tuple[int, Array, Array]], dense: Mapping[str, Array]) -> None:
-        """Send a step's sums of gradients to all servers: chunks of (dim, keys (U,), gradients (U, dim))."""
+    def push(
+        self,
+        step: int,
+        chunks: Sequence[tuple[int, Array, Array]],
+        dense: Mapping[str, Array],
+        statistics: Mapping[str, Array],
+    ) -> None:
+        """Send a step's sums over samples to all servers.
+
+        Args:
+            step: that they belong to.
+            chunks: gradients of rows: (dim, keys (U,), gradients (U, dim)).
+            dense: gradients of dense parameters.
+            statistics: changes of statistics.
+        """
         parts: list[list[Chunk]] = [[] for _ in self._connections]
         for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
@@ -160,8 +172,8 @@ class ServerClient:
                 parts[i].append(Chunk(dim, keys, encoded) if whole else Chunk(dim, keys[order], encoded[order]))
         self._pushes[step] = set(range(len(self._connections)))
         for i, part in enumerate(parts):
-            mine = {n: v for n, v in dense.items() if self._assignment[n] == i}
-            self._send(i, Push(self._generation, step, self._name, tuple(part), mine))
+            mine = self._part(dense, i), self._part(statistics, i)
+            self._send(i, Push(self._generation, step, self._name, tuple(part), *mine))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
@@ -227,6 +239,10 @@ class ServerClient:
         self._next += 1
         pull = self._pulls[self._next] = _Pull(dense)
         return self._next, pull
+
+    def _part(self, values: Mapping[str, Array], server: int) -> dict[str, Array]:
+        """The values that a server holds."""
+        return {n: v for n, v in values.items() if self._assignment[n] == server}
 
     def _split(self, keys: Array) -> list[Array]:
         if len(self._connections) == 1:

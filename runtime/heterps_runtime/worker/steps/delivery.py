@@ -20,7 +20,7 @@ class Delivery:
     Args:
         context: the servers, and the replica and group of the stage.
         process: line to the coordinator, and inbox for results of all-reduce.
-        dense: whether the stage has dense parameters.
+        dense: whether the stage has dense parameters or statistics.
     """
 
     def __init__(self, context: WorkerContext, process: WorkerProcess, *, dense: bool) -> None:
@@ -32,19 +32,21 @@ class Delivery:
         self._reported_seconds: dict[str, float] = {}
 
     def deliver(self, run: StepRun) -> None:
-        """Push a step's gradients, and all-reduce those of a replica."""
+        """Push a step's gradients and changes of statistics, and all-reduce those of a replica."""
         self._process.clock.switch("push")
         self._runs[run.step] = run
         chunks = [chunk for _, block in sorted(run.blocks.items()) for chunk in block.gradients()]
         run.finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
         replication = self._context.replication
         dense: dict[str, Array] = {}
+        changes: dict[str, Array] = {}
         if self._dense and replication is None:
             # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
             dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
             run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
-        self._context.servers.push(run.step, chunks, dense)
+            changes = {n: array_of(change) for n, change in run.changes.items()}
+        self._context.servers.push(run.step, chunks, dense, changes)
         run.blocks.clear()
         if replication is not None and self._dense:
             self._reduce(run, replication)
@@ -52,9 +54,9 @@ class Delivery:
             run.reduced = True
 
     def _reduce(self, run: StepRun, replication: Replication) -> None:
-        leaves = run.leaves if run.leaves is not None else replication.replica.acquire(private=True)
-        parts = [(torch.zeros_like(t) if t.grad is None else t.grad).reshape(-1) for t in leaves.values()]
-        flat = torch.cat(parts)
+        replica = replication.replica
+        leaves = run.leaves if run.leaves is not None else replica.acquire(private=True)
+        flat = replica.flatten({n: t.grad for n, t in leaves.items() if t.grad is not None}, run.changes)
         run.finite = run.finite and bool(torch.isfinite(flat.sum()))
         run.flat_gradient = flat
 
@@ -81,8 +83,8 @@ class Delivery:
         """Apply a committed step to the replica."""
         run = self._runs.pop(step)
         if self._context.replication is not None:
-            gradient = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
-            self._context.replication.replica.apply(gradient, batch_size)
+            flat = torch.zeros(0) if run.flat_gradient is None else run.flat_gradient
+            self._context.replication.replica.apply(flat, batch_size)
 
     def clear(self) -> None:
         """Drop all steps."""

@@ -13,7 +13,9 @@ Otherwise they are computed as they arrive.
 from __future__ import annotations
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.data import BatchOrder
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.intake import LabelError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
 from heterps_runtime.worker.exchange.peers import array_of
@@ -26,7 +28,7 @@ from heterps_runtime.worker.steps.evaluation import Evaluation
 from heterps_runtime.worker.steps.feed import Feed
 from heterps_runtime.worker.steps.inputs import Inputs
 from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
-from heterps_runtime.worker.steps.source import BatchSource
+from heterps_runtime.worker.steps.source import BatchSource, sample_rows
 from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["Engine"]
@@ -63,11 +65,11 @@ class Engine:
         self._reads = Reads.of(config)
         self._schedule = context.schedule
         self._inputs = Inputs(context, stage, self._reads)
-        self._delivery = Delivery(context, process, dense=bool(stage.module.parameter_names))
+        self._delivery = Delivery(context, process, dense=stage.exchanges_dense)
         self._runs: dict[int, StepRun] = {}
         self._feed: Feed[Prepared] | None = None
         self._last_step = context.total  # exclusive
-        self._evaluation = Evaluation(config.loss)
+        self._evaluation = Evaluation(config)
         self._evaluation_left = 0  # steps of which this worker has a share
         self._started = False
         self._early: list[tuple[bytes, Forward]] = []  # activations that refer to an order not received yet
@@ -84,7 +86,7 @@ class Engine:
     def start_evaluation(self, rows: int) -> None:
         """Compute the metrics of the evaluation data, which has `rows` rows, and report them."""
         self._schedule = self._schedule.evaluating(rows)
-        self._evaluation = Evaluation(self._config.loss)
+        self._evaluation = Evaluation(self._config)
         steps = self._schedule.batches.per_epoch
         self._begin(0, steps)
         self._evaluation_left = sum(1 for step in range(steps) if self._schedule.mine(step))
@@ -242,7 +244,7 @@ class Engine:
 
     def _ahead(self) -> int:
         """Steps that this stage may start after the first uncommitted one; evaluation changes no parameters."""
-        return self._reads.steps_ahead(dense=self._schedule.training and bool(self._stage.module.parameter_names))
+        return self._reads.steps_ahead(dense=self._schedule.training and self._stage.exchanges_dense)
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
@@ -251,13 +253,25 @@ class Engine:
         work.run.num_forwarded += 1
         if not self.context.is_last:
             self._send_forward(work)
-        elif work.run.training:
-            self._stage.learn(work)
-            self._finish_work(work)
-        else:
-            logits, loss = self._stage.score(work)
-            self._evaluation.take(logits, work.label.cpu(), loss)
-            self._finish_work(work)
+            return
+        try:
+            if work.run.training:
+                self._stage.learn(work)
+            else:
+                logits, loss = self._stage.score(work)
+                self._evaluation.take(logits, work.label.cpu(), loss)
+        except LabelError as error:
+            place = self._place(work, error.index)
+            raise LabelError(error.index, error.value, error.num_classes, place) from error
+        self._finish_work(work)
+
+    def _place(self, work: Work, index: int) -> str:
+        """The row of a sample of a micro-batch, for users: counted from 1 over all files of the data set."""
+        training, config = work.run.training, self._config
+        order = BatchOrder(self.context.schedule.batches.num_rows, config.global_batch_size, config.seed)
+        first = work.micro_batch.start + index
+        [row] = sample_rows(order, work.run.step, first, first + 1, training=training)
+        return f"row {row + 1:,} of the {'training' if training else 'evaluation'} data"
 
     def _send_forward(self, work: Work) -> None:
         self._clock.switch("send")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from heterps_runtime.config import RunConfig
 from heterps_runtime.data import metrics_for
 from heterps_runtime.wire.messages import Array
 
@@ -14,11 +15,11 @@ class Evaluation:
     """Metrics of this worker's share.
 
     Args:
-        loss: `model.loss`, which determines the metrics.
+        config: its loss and number of classes determine the metrics.
     """
 
-    def __init__(self, loss: str) -> None:
-        self._metrics = metrics_for(loss)
+    def __init__(self, config: RunConfig) -> None:
+        self._metrics = metrics_for(config.loss, config.num_classes)
 
     def take(self, logits: torch.Tensor, labels: torch.Tensor, loss_sum: float) -> None:
         """Add a micro-batch.

@@ -1,4 +1,4 @@
-"""The inputs of steps: rows and dense parameters, in versions that are new enough."""
+"""The inputs of steps: rows, dense parameters and statistics, in versions that are new enough."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Inputs:
         self._context = context
         self._stage = stage
         self._reads = reads
-        self._names = stage.module.parameter_names
+        self._names = (*stage.module.parameter_names, *stage.module.statistics_names)
         self._requests: dict[int, Callable[[Any], None]] = {}  # pull -> function for its response
 
     def ask_for_dense(self, run: StepRun) -> None:
-        """Request the dense parameters of a step; those of a replica need no request."""
+        """Request the dense parameters and statistics of a step; those of a replica need no request."""
         if not self._names:
             run.leaves = {}
         elif self._context.replication is None:
@@ -41,6 +41,7 @@ class Inputs:
 
             def take(values: dict[str, Array]) -> None:
                 tensors = self._stage.take_tensors(values)
+                run.statistics = {n: tensors.pop(n) for n in self._stage.module.statistics_names}
                 run.leaves = {n: t.requires_grad_(run.training) for n, t in tensors.items()}
 
             self._requests[run.dense_request] = take
@@ -62,6 +63,7 @@ class Inputs:
         if run.leaves is None and replication is not None and replication.replica.version >= run.dense_version:
             private = self._reads.overlapping or not run.training
             run.leaves = replication.replica.acquire(private=private)
+            run.statistics = replication.replica.statistics
         return run.leaves is not None
 
     def clear(self) -> None:

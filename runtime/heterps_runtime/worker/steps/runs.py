@@ -59,6 +59,8 @@ class StepRun:
         dense_version, rows_version: commits that reads must include.
         expected: indices of this worker's micro-batches, in order.
         leaves: dense parameters; None until they have arrived.
+        statistics: buffers that training changes, as each micro-batch finds them.
+        changes: of the statistics, each times the samples of its micro-batch, summed over this worker's.
     """
 
     step: int
@@ -68,6 +70,8 @@ class StepRun:
     expected: tuple[int, ...]
     leaves: Leaves | None = None
     dense_request: int | None = None
+    statistics: dict[str, torch.Tensor] = field(default_factory=dict)
+    changes: dict[str, torch.Tensor] = field(default_factory=dict)
     blocks: dict[int, LookupBlock] = field(default_factory=dict)  # by first micro-batch, for a fixed order of gradients
     waiting: list[Work] = field(default_factory=list)  # for forward
     in_flight: dict[int, Work] = field(default_factory=dict)  # forwarded, without gradients
@@ -76,7 +80,7 @@ class StepRun:
     num_finished: int = 0
     loss_sum: float = 0.0
     finite: bool = True
-    flat_gradient: torch.Tensor | None = None  # of the replica, summed over the stage once `reduced`
+    flat_gradient: torch.Tensor | None = None  # and changes, of the replica, summed over the stage once `reduced`
     reduced: bool = False
     pushed: bool = False
     reported: bool = False

@@ -18,7 +18,9 @@ from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import LABEL, Prepared
 
-__all__ = ["BatchSource", "Data"]
+__all__ = ["BatchSource", "Data", "sample_rows"]
+
+Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,22 @@ class Data:
     def size(self) -> DataSize:
         """Numbers of rows."""
         return DataSize(self.train.num_rows, self.evaluation.num_rows if self.evaluation else 0)
+
+
+def sample_rows(order: BatchOrder, step: int, start: int, stop: int, *, training: bool) -> Rows:
+    """Row numbers of the samples `start` to `stop` (exclusive) of a step, int64 (stop - start,).
+
+    Args:
+        order: of the training data.
+        step: of the training, or batch of the evaluation data, which is read in its own order.
+        start: first sample of the batch.
+        stop: one after the last.
+        training: False: of the evaluation data.
+    """
+    if training:
+        return order.rows(step, start, stop)
+    first = step * order.batches.global_batch_size
+    return np.arange(first + start, first + stop)
 
 
 class BatchSource:
@@ -50,7 +68,6 @@ class BatchSource:
         self._device = device
         self._double = config.precision == "fp64"
         self._order = BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
-        self._global_batch_size = config.global_batch_size
         self._unique = UniqueKeys()
 
     def prepare(self, step: int, mine: Sequence[MicroBatch], module: StageModule, *, training: bool) -> Prepared:
@@ -66,7 +83,9 @@ class BatchSource:
         assert dataset is not None
         inputs, labels = [], []
         for micro in mine:
-            tensors = self._read(dataset, self._rows(step, micro, training=training), module)
+            tensors = self._read(
+                dataset, sample_rows(self._order, step, micro.start, micro.stop, training=training), module
+            )
             labels.append(tensors.pop(LABEL).to(self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
@@ -75,15 +94,7 @@ class BatchSource:
             inputs = [{n: t.to(self._device) for n, t in tensors.items()} for tensors in inputs]
         return Prepared(step, tuple(mine), inputs, labels, block)
 
-    def _rows(self, step: int, micro: MicroBatch, *, training: bool) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        if training:
-            return self._order.rows(step, micro.start, micro.stop)
-        first = step * self._global_batch_size
-        return np.arange(first + micro.start, first + micro.stop)
-
-    def _read(
-        self, dataset: Dataset, rows: np.ndarray[tuple[int], np.dtype[np.int64]], module: StageModule
-    ) -> dict[str, torch.Tensor]:
+    def _read(self, dataset: Dataset, rows: Rows, module: StageModule) -> dict[str, torch.Tensor]:
         tensors = {n: torch.from_numpy(a) for n, a in dataset.batch(rows, module.inputs).items()}
         if self._double:
             tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from heterps_runtime.errors import UserError
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
@@ -16,6 +17,8 @@ from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 __all__ = ["Stage"]
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's message
 
 
 class Stage:
@@ -46,6 +49,11 @@ class Stage:
         self._unique = UniqueKeys()
         self._bound: StepRun | None = None  # its parameters are those of the module
 
+    @property
+    def exchanges_dense(self) -> bool:
+        """Whether it has dense parameters or statistics, which commits change."""
+        return bool(self.module.parameter_names or self.module.statistics_names)
+
     def begin(self, *, training: bool) -> None:
         """Prepare for steps of another kind or generation."""
         self.module.train(training)
@@ -69,9 +77,28 @@ class Stage:
         if self._bound is not run:
             self.module.bind(run.leaves)
             self._bound = run
+        self.module.bind_statistics(run.statistics)
         with torch.set_grad_enabled(run.training):
-            work.outputs = self.module.forward(work.inputs, work.looked_up)
+            try:
+                work.outputs = self.module.forward(work.inputs, work.looked_up)
+            except ValueError as error:
+                if not str(error).startswith(_ONE_VALUE):
+                    raise
+                raise UserError(
+                    f"training.globalBatchSize: a worker's part of step {run.step} has {work.micro_batch.size} sample, "
+                    "too few for batch normalisation; choose a batch size of which the rest, the last batch of an "
+                    "epoch, gives each micro-batch of each worker two samples, or lower training.microBatches"
+                ) from error
+        if run.training:
+            self._note_changes(run, work.micro_batch.size)
         self.samples += work.micro_batch.size
+
+    def _note_changes(self, run: StepRun, size: int) -> None:
+        """Add the changes of statistics by a micro-batch of `size` samples."""
+        for name, after in self.module.statistics().items():
+            change = (after - run.statistics[name]) * size
+            known = run.changes.get(name)
+            run.changes[name] = change if known is None else known + change
 
     def learn(self, work: Work) -> None:
         """Last stage: compute loss and gradients of a micro-batch."""
