@@ -19,6 +19,7 @@ __all__ = [
     "ANNOTATION_PROCESS",
     "ANNOTATION_PROCESSES",
     "ANNOTATION_REQUEST",
+    "CODE_CONTAINER",
     "CONTAINER",
     "COORDINATOR_PORT",
     "LABEL_INDEX",
@@ -29,6 +30,7 @@ __all__ = [
     "LABEL_STAGE",
     "METRICS_PORT",
     "budget_name",
+    "code_config_name",
     "config_map_path",
     "config_maps_path",
     "coordinator_address",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
+CODE_CONTAINER = "heterps-code"  # name of the init container that brings the job's code
 COORDINATOR_PORT = 7400
 METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
 
@@ -81,6 +84,7 @@ ANNOTATION_PROCESSES = f"{API_GROUP}/processes"  # names of its processes, by po
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
 _DIGITS = 6  # of the digest that replaces truncated characters
+_CODE_DIGITS = 32  # of the digest of code; the rest is compared in the pods
 _PLURALS = {
     "ConfigMap": "configmaps",
     "HeterPSJob": "heterpsjobs",
@@ -138,6 +142,11 @@ def profile_config_name(pool: str, digest: str) -> str:
     """ConfigMap of a pool's measured profile."""
     prefix, suffix = "heterps-profile-", f"-{digest}"
     return prefix + _label(pool, _LONGEST_LABEL - len(prefix) - len(suffix)) + suffix
+
+
+def code_config_name(sha256: str) -> str:
+    """ConfigMap of packed code; jobs with the same code share it."""
+    return f"heterps-code-{sha256[:_CODE_DIGITS]}"
 
 
 def budget_name(job: str, members: str) -> str:
