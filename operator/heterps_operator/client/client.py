@@ -61,7 +61,8 @@ class JobUpdate:
 
     kind: str
     name: str
-    verb: str  # created | changed | unchanged | kept (not writable, exists) | unseen (not readable either)
+    # created | changed | unchanged | kept (not writable, exists) | unseen (not readable either) | not uploaded
+    verb: str
 
 
 @dataclass(frozen=True)
@@ -335,7 +336,7 @@ class HeterPSClient:
             item = config_map(code, self.namespace)
             update, _ = self._apply(item, dry_run)
             return item, (update,)
-        verb = "unchanged" if dry_run or not upload(code) else "created"
+        verb = "not uploaded" if dry_run else "created" if upload(code) else "unchanged"
         return None, (JobUpdate("archive", code.spec["archive"]["uri"].partition("?")[0], verb),)
 
     def _apply(self, body: Json, dry_run: bool) -> tuple[JobUpdate, Json]:

@@ -2,7 +2,8 @@
 
 Times, owners and the order of the file system do not count. Left out are the files that no job needs (`_EXCLUDED`) and
 those that the folder's `.heterpsignore` names, in a simple form of `.gitignore`: one pattern per line, `#` for
-comments, `*`, `?` and `[...]` within a name. A pattern with a slash before its end is meant from the root, others everywhere.
+comments, `*`, `?` and `[...]` within a name. A pattern with a slash before its end is meant from the root, others
+everywhere.
 """
 
 from __future__ import annotations
