@@ -65,7 +65,7 @@ def entry() -> NoReturn:
 def _run(options: argparse.Namespace, config: RunConfig) -> bool:
     """Run the role; returns whether it ended before the job was over."""
     if options.role == _CODE:
-        from heterps_runtime.code.main import bring_code
+        from heterps_runtime.user_code.main import bring_code
 
         bring_code(config, options.to, options.archive, options.secret)
         return False

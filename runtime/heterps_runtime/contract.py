@@ -1,7 +1,8 @@
 """The contract between controller and runtime: data only, standard library only.
 
 The controller (`heterps_operator`) imports this module, `cores` and `tls`, nothing else of the runtime; its client also
-`storage`, to upload code. They communicate by JSON over HTTP, a JSON file, environment variables and exit codes, whose names are defined here.
+`storage`, to upload code. They communicate by JSON over HTTP, a JSON file, environment variables and exit codes, whose
+names are defined here.
 """
 
 from __future__ import annotations

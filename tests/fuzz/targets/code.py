@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from heterps_operator.client.revisions import _commit_of
-from heterps_runtime.code.archive import unpack
-from heterps_runtime.code.errors import CodeError
+from heterps_runtime.user_code.archive import unpack
+from heterps_runtime.user_code.errors import CodeError
 from tests.fuzz.target import Form, Target
 
 _MOST_BYTES = 1 << 16  # so that an input of some bytes cannot ask for minutes of writing

@@ -12,7 +12,7 @@ import pytest
 from heterps_operator.client import packing
 from heterps_operator.client.packing import pack
 from heterps_operator.errors import UsageError
-from heterps_runtime.code.archive import unpack
+from heterps_runtime.user_code.archive import unpack
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from heterps_runtime.code.errors import CodeError
 from heterps_runtime.contract import CODE_MOST_BYTES, CODE_MOST_FILES
+from heterps_runtime.user_code.errors import CodeError
 
 __all__ = ["unpack"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from heterps_runtime.code.archive import unpack
-from heterps_runtime.code.errors import CodeError
 from heterps_runtime.contract import CODE_MOST_FILES
+from heterps_runtime.user_code.archive import unpack
+from heterps_runtime.user_code.errors import CodeError
 
 FILE, LINK, FIFO = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFIFO | 0o644
 

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from heterps_runtime.code.archive import unpack
-from heterps_runtime.code.errors import CodeError, CodeUnreachableError
-from heterps_runtime.code.fetching import copy_checked, file_chunks, stored_chunks
-from heterps_runtime.code.repository import Revision, fetch_revision
 from heterps_runtime.config import RunConfig
 from heterps_runtime.process import log
+from heterps_runtime.user_code.archive import unpack
+from heterps_runtime.user_code.errors import CodeError, CodeUnreachableError
+from heterps_runtime.user_code.fetching import copy_checked, file_chunks, stored_chunks
+from heterps_runtime.user_code.repository import Revision, fetch_revision
 
 __all__ = ["bring_code"]
 

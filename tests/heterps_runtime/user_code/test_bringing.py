@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from heterps_runtime.__main__ import main
-from heterps_runtime.code.errors import CodeError, CodeUnreachableError
-from heterps_runtime.code.repository import Revision, fetch_revision
 from heterps_runtime.contract import ENV_CONFIG, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from heterps_runtime.user_code.errors import CodeError, CodeUnreachableError
+from heterps_runtime.user_code.repository import Revision, fetch_revision
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "v1" / "run-configuration.json"
 
@@ -290,7 +290,7 @@ def test_a_secret_without_a_password_names_the_key(tmp_path: Path) -> None:
 def test_a_revision_that_is_too_large_is_given_up(
     bring: Bringing, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heterps_runtime.code.repository.CODE_MOST_ARCHIVE_BYTES", 4096)
+    monkeypatch.setattr("heterps_runtime.user_code.repository.CODE_MOST_ARCHIVE_BYTES", 4096)
     (repository / "data.bin").write_bytes(os.urandom(20_000))
     commit(repository, "data")
     head = git("-C", str(repository), "rev-parse", "HEAD")

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from heterps_runtime.code.errors import CodeError
 from heterps_runtime.contract import CODE_MOST_ARCHIVE_BYTES
+from heterps_runtime.user_code.errors import CodeError
 
 __all__ = ["copy_checked", "file_chunks", "stored_chunks"]
 

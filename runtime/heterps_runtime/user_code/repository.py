@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from heterps_runtime.code.errors import CodeError, CodeUnreachableError
 from heterps_runtime.contract import CODE_MOST_ARCHIVE_BYTES
+from heterps_runtime.user_code.errors import CodeError, CodeUnreachableError
 
 __all__ = ["Revision", "fetch_revision"]
 
