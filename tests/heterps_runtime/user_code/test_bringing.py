@@ -118,6 +118,11 @@ def test_an_archive_that_is_not_there_is_told(bring: Bringing, tmp_path: Path) -
     assert f"there is nothing at {tmp_path}/none.zip; submit the code again" in said
 
 
+def test_a_job_without_code_is_told(bring: Bringing) -> None:
+    exit_code, said = bring(None)
+    assert (exit_code, "the job has no spec.code" in said) == (EXIT_BAD_INPUT, True)
+
+
 def test_code_of_a_kind_that_a_later_version_brings_is_told(bring: Bringing) -> None:
     exit_code, said = bring({"oci": {}})
     assert (exit_code, "knows configMap, archive and git, not oci" in said) == (EXIT_BAD_INPUT, True)
