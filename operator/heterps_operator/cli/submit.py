@@ -49,6 +49,8 @@ def submit(arguments: Namespace) -> int:
     # A program reads stdout, so messages go to stderr.
     console = make_console(stderr=arguments.output != "text")
     _say_changes(console, submitted, arguments.dry_run)
+    if submitted.note is not None:
+        _say(console, f"note: {submitted.note}")
     if not arguments.wait:
         if arguments.dry_run:
             write_document(arguments.output, {"items": [cleaned(item) for item in submitted.objects]})

@@ -20,7 +20,7 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.client.api_errors import no_such_job, refusal
-from heterps_operator.client.code import BroughtCode, bring_code, config_map, owned_by, upload
+from heterps_operator.client.code import BroughtCode, bring_code, config_map, missing_module, owned_by, upload
 from heterps_operator.client.logs import LogLine, read_logs
 from heterps_operator.client.manifests import Submission, read_submission
 from heterps_operator.client.views import EventView, JobView, PlanView, read_time
@@ -72,6 +72,7 @@ class Submitted:
     job: JobView
     changes: tuple[JobUpdate, ...]
     objects: tuple[Json, ...]  # as stored by the cluster, or as it would store them
+    note: str | None = None  # what is probably wrong, though the cluster accepts it
 
 
 class HeterPSClient:
@@ -118,11 +119,9 @@ class HeterPSClient:
             raise ClusterError("WrongNamespace", f"{text}; leave one out, or make them agree")
         job = {**objects.job, "metadata": {**objects.job["metadata"], "namespace": namespace}}
         brought = None if code is None else bring_code(code, job["spec"]["checkpoint"]["path"], code_store)
-        kept = None
-        delivered: tuple[JobUpdate, ...] = ()
+        kept, delivered = self._deliver(brought, dry_run)
         if brought is not None:
             job["spec"] = {**job["spec"], "code": brought.spec}
-            kept, delivered = self._deliver(brought, dry_run)
         results = [self._apply(pool, dry_run) for pool in objects.pools]
         results.append(self._apply(job, dry_run))
         changes, values = zip(*results, strict=True)
@@ -131,7 +130,8 @@ class HeterPSClient:
                 # A field manager for each job, so that jobs with the same code own it together.
                 manager = f"{_FIELD_MANAGER}-{values[-1]['metadata']['uid']}"
                 self._server.apply(object_path(kept), owned_by(kept, values[-1]), manager)
-        return Submitted(JobView.from_json(values[-1]), (*delivered, *changes), values)
+        note = None if brought is None else missing_module(brought, job["spec"]["model"]["entrypoint"])
+        return Submitted(JobView.from_json(values[-1]), (*delivered, *changes), values, note)
 
     def get(self, name: str) -> JobView:
         """Return the job of that name.
@@ -328,9 +328,9 @@ class HeterPSClient:
         with self._doing(f"deleting job {name} in namespace {self.namespace}"):
             self._server.delete(job_path(self.namespace, name))
 
-    def _deliver(self, code: BroughtCode, dry_run: bool) -> tuple[Json | None, tuple[JobUpdate, ...]]:
+    def _deliver(self, code: BroughtCode | None, dry_run: bool) -> tuple[Json | None, tuple[JobUpdate, ...]]:
         """Send code to where it is kept; return its ConfigMap, if it has one."""
-        if code.packed is None:
+        if code is None or code.packed is None:
             return None, ()
         if code.folder is None:
             item = config_map(code, self.namespace)

@@ -13,10 +13,10 @@ from heterps_operator.client.revisions import PREFIX, read_revision, resolve
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, UsageError
 from heterps_operator.formatting import format_bytes
-from heterps_operator.kubernetes.names import code_config_name
+from heterps_operator.kubernetes.names import code_config_name, code_labels
 from heterps_runtime.contract import API_VERSION, CODE_FILE
 
-__all__ = ["BroughtCode", "bring_code", "config_map", "owned_by", "upload"]
+__all__ = ["BroughtCode", "bring_code", "config_map", "missing_module", "owned_by", "upload"]
 
 # A ConfigMap holds 1 MiB; with room for what others add to it.
 _MOST_IN_CONFIG_MAP = 768 * 1024
@@ -65,19 +65,29 @@ def bring_code(source: str | Path, checkpoint_path: str, store: str | None = Non
     return BroughtCode({"archive": {"uri": uri, "sha256": packed.sha256}}, packed, folder)
 
 
+def missing_module(code: BroughtCode, entrypoint: str) -> str | None:
+    """Say that a folder lacks the model's module, which the image may have; None if it is there or cannot be known.
+
+    Args:
+        code: the code.
+        entrypoint: `spec.model.entrypoint`.
+    """
+    if code.packed is None:
+        return None
+    module = entrypoint.partition(":")[0].partition(".")[0]
+    if any(name == f"{module}.py" or name.startswith(f"{module}/") for name, _ in code.packed.files):
+        return None
+    fix = f"name the folder that holds {module}.py or {module}/, unless the image has it"
+    return f"--code {code.packed.folder}: has no module {module}, which spec.model.entrypoint imports; {fix}"
+
+
 def config_map(code: BroughtCode, namespace: str) -> dict[str, Any]:
     """Build the ConfigMap of code. It never changes: other code has another name."""
     assert code.packed is not None
-    labels = {
-        "app.kubernetes.io/name": "heterps",
-        "app.kubernetes.io/component": "code",
-        "app.kubernetes.io/part-of": "heterps",
-        "app.kubernetes.io/managed-by": "heterps",
-    }
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": code.spec["configMap"]["name"], "namespace": namespace, "labels": labels},
+        "metadata": {"name": code.spec["configMap"]["name"], "namespace": namespace, "labels": code_labels()},
         "immutable": True,
         "binaryData": {CODE_FILE: b64encode(code.packed.data).decode()},
     }

@@ -31,12 +31,14 @@ __all__ = [
     "METRICS_PORT",
     "budget_name",
     "code_config_name",
+    "code_labels",
     "config_map_path",
     "config_maps_path",
     "coordinator_address",
     "events_path",
     "gang_name",
     "host_name",
+    "is_code_of",
     "is_of_name",
     "is_owned",
     "job_labels",
@@ -84,6 +86,7 @@ ANNOTATION_PROCESSES = f"{API_GROUP}/processes"  # names of its processes, by po
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
 _DIGITS = 6  # of the digest that replaces truncated characters
+_LABEL_COMPONENT, _CODE = "app.kubernetes.io/component", "code"
 _CODE_DIGITS = 32  # of the digest of code; the rest is compared in the pods
 _PLURALS = {
     "ConfigMap": "configmaps",
@@ -259,6 +262,23 @@ def is_owned(item: Json, job: Json) -> bool:
     """Whether an object belongs to this very job, not to another owner or an earlier job of the same name."""
     owner = job_owner(item)
     return owner is not None and owner[1] == str(job["metadata"]["uid"])
+
+
+def code_labels() -> dict[str, str]:
+    """Labels of a ConfigMap with code, which several jobs may own."""
+    return {
+        "app.kubernetes.io/name": "heterps",
+        _LABEL_COMPONENT: _CODE,
+        "app.kubernetes.io/part-of": "heterps",
+        "app.kubernetes.io/managed-by": "heterps",
+    }
+
+
+def is_code_of(item: Json, job: Json) -> bool:
+    """Whether an object is code that `heterps submit` keeps for this job and for no other one."""
+    metadata = item["metadata"]
+    owners = [str(owner.get("uid")) for owner in metadata.get("ownerReferences") or ()]
+    return (metadata.get("labels") or {}).get(_LABEL_COMPONENT) == _CODE and owners == [str(job["metadata"]["uid"])]
 
 
 # --- paths of the API -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from heterps_operator.__main__ import main
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.client import code as client_code
 from heterps_operator.client.client import HeterPSClient
-from heterps_operator.client.code import bring_code
+from heterps_operator.client.code import bring_code, missing_module
 from heterps_operator.client.revisions import NamedRevision, ls_remote, read_revision, resolve
 from heterps_operator.errors import ClusterError, UsageError
 from tests.heterps_operator.helpers.fake_server import FakeServer, for_cluster, forbidden
@@ -81,6 +81,19 @@ def test_the_code_is_there_before_the_job(
     with pytest.raises(ClusterError, match="ClusterRole heterps-editor allows it"):
         client.submit(job_file, code=folder)
     assert JOB not in server.objects
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "lacks"),
+    [("ctr:Ctr", False), ("ctr.deep:Ctr", False), ("lib.model:build", False), ("model:build", True), ("ct:Ctr", True)],
+)
+def test_a_folder_that_lacks_the_model_is_noted(folder: Path, entrypoint: str, lacks: bool) -> None:
+    (folder / "lib").mkdir()
+    (folder / "lib" / "model.py").write_text("")
+    note = missing_module(bring_code(folder, "/c"), entrypoint)
+    assert (note is not None) == lacks
+    assert note is None or f"has no module {entrypoint.partition(':')[0]}, which spec.model.entrypoint" in note
+    assert missing_module(bring_code(f"git+https://h/r@{HEAD}", "/c"), entrypoint) is None
 
 
 def test_a_dry_run_keeps_nothing(
@@ -267,6 +280,7 @@ def test_the_command_says_what_it_did(
     out = capsys.readouterr().out
     name = server.objects[JOB]["spec"]["code"]["configMap"]["name"]
     assert f"ConfigMap {name}: created" in out
+    assert "note: --code" in out
     assert main(["submit", str(job_file), "--code", str(folder), "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["code"]["configMap"]["name"] == name
     assert main(["submit", str(job_file), "--code-store", "s3://b/c"]) == 2
