@@ -48,7 +48,7 @@ class Image:
 
 IMAGES = {
     "operator": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/operator.lock"),
-    "runtime": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/runtime.lock"),
+    "runtime": Image("images/Dockerfile", _CODE, "HeterPS, the packages of images/runtime.lock, and git"),
     "flights": Image(
         f"{_FLIGHTS}/Dockerfile",
         (f"{_FLIGHTS}/Dockerfile", f"{_FLIGHTS}/flights", f"{_FLIGHTS}/prepare.py", "requirements.lock"),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["format_duration", "format_money", "format_rate", "format_time", "sparkline"]
+__all__ = ["format_bytes", "format_duration", "format_money", "format_rate", "format_time", "sparkline"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -23,6 +23,13 @@ def format_money(dollars: float) -> str:
         return f"${dollars:,.2f}"
     digits = min(9, 2 - math.floor(math.log10(abs(dollars))))
     return f"${dollars:.{max(2, digits)}f}"
+
+
+def format_bytes(number: int) -> str:
+    """Format a size: `820 B`, `34.2 kB`, `1.5 MB`."""
+    if number < 1000:
+        return f"{number} B"
+    return f"{number / 1e3:.1f} kB" if number < 1_000_000 else f"{number / 1e6:,.1f} MB"
 
 
 def format_duration(seconds: float) -> str:

@@ -4,6 +4,7 @@
     ps            a parameter server
     worker        computes a stage
     profile       measures the model's layers on a pool
+    code          brings the job's code (`spec.code`) into a folder, before one of the others starts
 
 Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 success, 1
 transient failure, 2 wrong input (the last line names the remedy), 130 ended too early, as this process or another one
@@ -28,6 +29,8 @@ from heterps_runtime.errors import HeterpsRuntimeError, UserError
 from heterps_runtime.processes.process import at_termination, end_with_parent, log
 
 __all__ = ["entry", "main"]
+
+_CODE = "code"  # no role of a process: it ends before one begins
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +64,11 @@ def entry() -> NoReturn:
 
 def _run(options: argparse.Namespace, config: RunConfig) -> bool:
     """Run the role; returns whether it ended before the job was over."""
+    if options.role == _CODE:
+        from heterps_runtime.user_code.main import bring_code
+
+        bring_code(config, options.to, options.archive, options.secret)
+        return False
     # Each role imports only what it needs: a parameter server never loads torch.
     sys.path[:0] = [p for p in config.python_path if p not in sys.path]
     match Role(options.role):
@@ -115,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     worker = roles.add_parser(Role.WORKER, help="computes a stage")
     worker.add_argument("--stage", type=int, required=True)
     profile = roles.add_parser(Role.PROFILE, help="measures the model's layers on a pool")
+    code = roles.add_parser(_CODE, help="brings the job's code into a folder")
+    code.add_argument("--to", type=Path, required=True, help="folder that gets the code")
+    code.add_argument("--archive", type=Path, help="file from the job's ConfigMap")
+    code.add_argument("--secret", type=Path, help="folder with username and password of the repository")
     for role in (ps, worker):
         role.add_argument("--index", type=int, required=True)
     for role in (ps, worker, profile):

@@ -67,6 +67,7 @@ class RunConfig:
     model_path: str  # path or address for the exported model
     python_path: tuple[str, ...]
     namespace: str  # on a cluster; "" on one machine
+    code: dict[str, Any] | None = None  # spec.code; None: the image has all code
 
     @property
     def full_name(self) -> str:
@@ -172,4 +173,5 @@ class RunConfig:
             model_path=document.get("modelPath") or str(work / "model"),
             python_path=tuple(document.get("pythonPath", ())),
             namespace=document["job"]["metadata"].get("namespace") or "",
+            code=spec.get("code"),
         )

@@ -1,7 +1,8 @@
 """The contract between controller and runtime: data only, standard library only.
 
-The controller (`heterps_operator`) imports this module, `cores` and `tls`, nothing else of the runtime. They
-communicate by JSON over HTTP, a JSON file, environment variables and exit codes, whose names are defined here.
+The controller (`heterps_operator`) imports this module, `cores` and `tls`, nothing else of the runtime; its client also
+`storage`, to upload code. They communicate by JSON over HTTP, a JSON file, environment variables and exit codes, whose
+names are defined here.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the
 CREDENTIALS_PATTERN = r"^([sS]3://[^/?#]*@|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\[]*:[0-9]*[^0-9/?#])"
 CREDENTIALS_FIX = (
     "credentials do not belong into an address: remove them, and set them as environment variables (for S3 "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), on a cluster from a Secret in spec.podTemplates"
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), on a cluster from a Secret in spec.credentials"
 )
+
+# --- code that a job brings along, spec.code: a zip archive -----------------------------------------------------------
+CODE_FILE = "code.zip"  # key in a ConfigMap
+CODE_MOST_FILES = 10_000
+CODE_MOST_BYTES = 200 * 2**20  # of all files together, unpacked
+CODE_MOST_ARCHIVE_BYTES = 100 * 2**20
 
 # --- exit codes -------------------------------------------------------------------------------------------------------
 EXIT_OK = 0

@@ -15,7 +15,7 @@ from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import Role
 from tests.cluster.api_server import ApiServer
 from tests.cluster.kubectl import Kubectl
-from tests.heterps_operator.helpers.documents import CPU_WORKER, SERVER, SPECS, Json, make_job, pod_of
+from tests.heterps_operator.helpers.documents import CPU_WORKER, PROFILER, SERVER, SPECS, Json, make_job, pod_of
 from tests.heterps_operator.kubernetes.test_objects import MOVES, PLAN, all_objects
 
 TEMPLATE = {
@@ -67,6 +67,13 @@ def at(item: Json, kubectl: Kubectl) -> Json:
     return moved
 
 
+CODE: list[Json] = [
+    {"configMap": {"name": "heterps-code-1", "sha256": "1" * 64}},
+    {"archive": {"uri": "s3://bucket/code.zip", "sha256": "1" * 64}},
+    {"git": {"repository": "https://git.example.com/r", "revision": "1" * 40, "secretName": "git"}},
+]
+
+
 def lost(sent: Any, stored: Any, path: str = "") -> list[str]:
     """Return paths whose values the server did not keep; its additions are ignored."""
     if isinstance(sent, dict) and isinstance(stored, dict):
@@ -95,9 +102,13 @@ def test_pods_are_kept_as_they_are_under_the_pod_security_standards(
 ) -> None:
     admin("label", "namespace", str(kubectl.namespace), f"pod-security.kubernetes.io/enforce={level}")
     # The image decides who it runs as, so a restricted namespace needs a word from the job.
-    job = make_job(podTemplates={"all": NOT_ROOT}) if level == "restricted" else make_job()
+    templates = {"podTemplates": {"all": NOT_ROOT}} if level == "restricted" else {}
     for spec in SPECS:
-        check(server, at(pod_of(spec, job, plan_revision=3), kubectl))
+        check(server, at(pod_of(spec, make_job(**templates), plan_revision=3), kubectl))
+    for code in CODE:
+        job = make_job(**templates, code=code, credentials=[{"secretName": "s3"}])
+        for spec in (CPU_WORKER, PROFILER):
+            check(server, at(pod_of(spec, job), kubectl))
 
 
 def test_pods_with_a_template_are_kept_as_they_are(server: ApiServer, kubectl: Kubectl) -> None:

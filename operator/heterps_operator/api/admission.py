@@ -9,9 +9,10 @@ from heterps_operator.api.manifest import Manifest
 from heterps_operator.errors import MISSING, FieldError
 from heterps_runtime.contract import RUN_CONFIG_VERSION
 
-__all__ = ["WORK_DIRECTORY", "cluster_problems", "pod_configuration"]
+__all__ = ["CODE_DIRECTORY", "WORK_DIRECTORY", "cluster_problems", "pod_configuration"]
 
 WORK_DIRECTORY = "/var/heterps"  # private to a pod, empty at its start
+CODE_DIRECTORY = "/var/heterps-code"  # the code of spec.code, read-only
 
 _SHARED = "a path on a volume that all pods mount, or an address such as s3://bucket/folder"
 
@@ -58,5 +59,5 @@ def pod_configuration(manifest: Manifest) -> dict[str, Any]:
         ],
         "workDirectory": WORK_DIRECTORY,
         "modelPath": below(manifest.job["spec"]["checkpoint"]["path"], "model"),
-        "pythonPath": [],
+        "pythonPath": [CODE_DIRECTORY] if manifest.job["spec"].get("code") else [],
     }

@@ -20,6 +20,7 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.client.api_errors import no_such_job, refusal
+from heterps_operator.client.code import BroughtCode, bring_code, config_map, missing_module, owned_by, upload
 from heterps_operator.client.logs import LogLine, read_logs
 from heterps_operator.client.manifests import Submission, read_submission
 from heterps_operator.client.views import EventView, JobView, PlanView, read_time
@@ -60,7 +61,8 @@ class JobUpdate:
 
     kind: str
     name: str
-    verb: str  # created | changed | unchanged | kept (not writable, exists) | unseen (not readable either)
+    # created | changed | unchanged | kept (not writable, exists) | unseen (not readable either) | not uploaded
+    verb: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Submitted:
     job: JobView
     changes: tuple[JobUpdate, ...]
     objects: tuple[Json, ...]  # as stored by the cluster, or as it would store them
+    note: str | None = None  # what is probably wrong, though the cluster accepts it
 
 
 class HeterPSClient:
@@ -86,29 +89,49 @@ class HeterPSClient:
         self._server = server
         self._pause = pause
 
-    def submit(self, source: str | Path | Json | Sequence[Json] | Submission, *, dry_run: bool = False) -> Submitted:
+    def submit(
+        self,
+        source: str | Path | Json | Sequence[Json] | Submission,
+        *,
+        code: str | Path | None = None,
+        code_store: str | None = None,
+        dry_run: bool = False,
+    ) -> Submitted:
         """Create or change a job and the pools of its file by server-side apply.
 
         A cancelled job resumes, unless the file itself suspends it.
 
         Args:
             source: a job file, objects as dictionaries, or a submission that was already read.
+            code: folder that the job imports from, or `git+ADDRESS@REVISION`; replaces `spec.code`.
+            code_store: address that keeps packed code; None: a ConfigMap or, if it is too large, `checkpoint.path`.
             dry_run: validate on the cluster and store nothing.
 
         Raises:
             ManifestError: the source is invalid.
-            ClusterError: the cluster refused it.
+            UsageError: the code cannot be packed, or nothing can keep it.
+            ClusterError: the cluster or the store refused it.
         """
         objects = source if isinstance(source, Submission) else read_submission(source)
         namespace = objects.namespace or self.namespace
         if namespace != self.namespace:
             text = f"HeterPSJob {objects.name}: its metadata says namespace {namespace}, you say {self.namespace}"
             raise ClusterError("WrongNamespace", f"{text}; leave one out, or make them agree")
-        results = [self._apply(pool, dry_run) for pool in objects.pools]
         job = {**objects.job, "metadata": {**objects.job["metadata"], "namespace": namespace}}
+        brought = None if code is None else bring_code(code, job["spec"]["checkpoint"]["path"], code_store)
+        kept, delivered = self._deliver(brought, dry_run)
+        if brought is not None:
+            job["spec"] = {**job["spec"], "code": brought.spec}
+        results = [self._apply(pool, dry_run) for pool in objects.pools]
         results.append(self._apply(job, dry_run))
         changes, values = zip(*results, strict=True)
-        return Submitted(JobView.from_json(values[-1]), changes, values)
+        if kept is not None and not dry_run:
+            with self._doing(f"submitting ConfigMap {kept['metadata']['name']}"):
+                # A field manager for each job, so that jobs with the same code own it together.
+                manager = f"{_FIELD_MANAGER}-{values[-1]['metadata']['uid']}"
+                self._server.apply(object_path(kept), owned_by(kept, values[-1]), manager)
+        note = None if brought is None else missing_module(brought, job["spec"]["model"]["entrypoint"])
+        return Submitted(JobView.from_json(values[-1]), (*delivered, *changes), values, note)
 
     def get(self, name: str) -> JobView:
         """Return the job of that name.
@@ -304,6 +327,17 @@ class HeterPSClient:
         self.get(name)
         with self._doing(f"deleting job {name} in namespace {self.namespace}"):
             self._server.delete(job_path(self.namespace, name))
+
+    def _deliver(self, code: BroughtCode | None, dry_run: bool) -> tuple[Json | None, tuple[JobUpdate, ...]]:
+        """Send code to where it is kept; return its ConfigMap, if it has one."""
+        if code is None or code.packed is None:
+            return None, ()
+        if code.folder is None:
+            item = config_map(code, self.namespace)
+            update, _ = self._apply(item, dry_run)
+            return item, (update,)
+        verb = "not uploaded" if dry_run else "created" if upload(code) else "unchanged"
+        return None, (JobUpdate("archive", code.spec["archive"]["uri"].partition("?")[0], verb),)
 
     def _apply(self, body: Json, dry_run: bool) -> tuple[JobUpdate, Json]:
         kind, name, path = body["kind"], body["metadata"]["name"], object_path(body)

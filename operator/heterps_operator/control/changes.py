@@ -29,6 +29,8 @@ class Effect(IntEnum):
 # By the longest path that fits. What decides the trained model is refused, as `heterps run` does (workspace.py).
 EFFECTS: Mapping[str, Effect] = {
     "image": Effect.RESTART,
+    "code": Effect.RESTART,  # as the image: the author answers for code that goes on with the same parameters
+    "credentials": Effect.RESTART,
     "model": Effect.REFUSED,
     "data": Effect.REFUSED,
     "training": Effect.REFUSED,

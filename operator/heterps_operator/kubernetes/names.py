@@ -19,6 +19,7 @@ __all__ = [
     "ANNOTATION_PROCESS",
     "ANNOTATION_PROCESSES",
     "ANNOTATION_REQUEST",
+    "CODE_CONTAINER",
     "CONTAINER",
     "COORDINATOR_PORT",
     "LABEL_INDEX",
@@ -29,12 +30,15 @@ __all__ = [
     "LABEL_STAGE",
     "METRICS_PORT",
     "budget_name",
+    "code_config_name",
+    "code_labels",
     "config_map_path",
     "config_maps_path",
     "coordinator_address",
     "events_path",
     "gang_name",
     "host_name",
+    "is_code_of",
     "is_of_name",
     "is_owned",
     "job_labels",
@@ -65,6 +69,7 @@ __all__ = [
 ]
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
+CODE_CONTAINER = "heterps-code"  # name of the init container that brings the job's code
 COORDINATOR_PORT = 7400
 METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
 
@@ -81,6 +86,8 @@ ANNOTATION_PROCESSES = f"{API_GROUP}/processes"  # names of its processes, by po
 
 _LONGEST_LABEL = 63  # characters of a DNS label and of a label's value
 _DIGITS = 6  # of the digest that replaces truncated characters
+_LABEL_COMPONENT, _CODE = "app.kubernetes.io/component", "code"
+_CODE_DIGITS = 32  # of the digest of code; the rest is compared in the pods
 _PLURALS = {
     "ConfigMap": "configmaps",
     "HeterPSJob": "heterpsjobs",
@@ -138,6 +145,11 @@ def profile_config_name(pool: str, digest: str) -> str:
     """ConfigMap of a pool's measured profile."""
     prefix, suffix = "heterps-profile-", f"-{digest}"
     return prefix + _label(pool, _LONGEST_LABEL - len(prefix) - len(suffix)) + suffix
+
+
+def code_config_name(sha256: str) -> str:
+    """ConfigMap of packed code; jobs with the same code share it."""
+    return f"heterps-code-{sha256[:_CODE_DIGITS]}"
 
 
 def budget_name(job: str, members: str) -> str:
@@ -250,6 +262,23 @@ def is_owned(item: Json, job: Json) -> bool:
     """Whether an object belongs to this very job, not to another owner or an earlier job of the same name."""
     owner = job_owner(item)
     return owner is not None and owner[1] == str(job["metadata"]["uid"])
+
+
+def code_labels() -> dict[str, str]:
+    """Labels of a ConfigMap with code, which several jobs may own."""
+    return {
+        "app.kubernetes.io/name": "heterps",
+        _LABEL_COMPONENT: _CODE,
+        "app.kubernetes.io/part-of": "heterps",
+        "app.kubernetes.io/managed-by": "heterps",
+    }
+
+
+def is_code_of(item: Json, job: Json) -> bool:
+    """Whether an object is code that `heterps submit` keeps for this job and for no other one."""
+    metadata = item["metadata"]
+    owners = [str(owner.get("uid")) for owner in metadata.get("ownerReferences") or ()]
+    return (metadata.get("labels") or {}).get(_LABEL_COMPONENT) == _CODE and owners == [str(job["metadata"]["uid"])]
 
 
 # --- paths of the API -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 from heterps_operator.control.problem import is_profile, profile_digest
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
+from heterps_operator.kubernetes.building.code import code_digest
 from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.names import LABEL_POOL, config_map_path, object_path, profile_config_name
 
@@ -83,9 +84,10 @@ class ConfigMapProfileCache:
     def _name(self, pool: str) -> str:
         manifest = next(p for p in self._configuration["pools"] if p["metadata"]["name"] == pool)
         spec = manifest["spec"]
-        # The image contains the code; resource and labels identify the nodes of a pool.
-        source = json.dumps(
-            [image_of(self._configuration["job"], manifest), spec.get("resourceName"), spec.get("nodeSelector") or {}],
-            sort_keys=True,
-        )
+        job = self._configuration["job"]
+        # Image and code contain the model; resource and labels identify the nodes of a pool.
+        parts = [image_of(job, manifest), spec.get("resourceName"), spec.get("nodeSelector") or {}]
+        if (code := code_digest(job)) is not None:
+            parts.append(code)
+        source = json.dumps(parts, sort_keys=True)
         return profile_config_name(pool, profile_digest(self._configuration, pool, source))

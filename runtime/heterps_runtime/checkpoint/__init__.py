@@ -4,7 +4,7 @@ A checkpoint exists once its manifest exists, and the manifest is written last. 
 never written to. This package imports no torch.
 """
 
-from heterps_runtime.checkpoint.errors import DamagedError, FencedError, StorageError
+from heterps_runtime.checkpoint.errors import DamagedError, FencedError
 from heterps_runtime.checkpoint.export import export_model
 from heterps_runtime.checkpoint.format import FileEntry, Origin
 from heterps_runtime.checkpoint.manifest import (
@@ -17,8 +17,8 @@ from heterps_runtime.checkpoint.manifest import (
 )
 from heterps_runtime.checkpoint.ownership import Ownership, take_over
 from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
-from heterps_runtime.checkpoint.storage import Storage
 from heterps_runtime.checkpoint.writer import Barrier, CheckpointWriter, StateFile, commit, dense_arrays, row_arrays
+from heterps_runtime.storage import Storage, StorageError
 
 __all__ = [
     "Barrier",

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.errors import DamagedError, StorageError
-from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.checkpoint.errors import DamagedError
+from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version
 
 __all__ = ["FileEntry", "Origin", "TensorFile", "TensorSpec", "create_tensor_file", "verify_file", "write_tensors"]

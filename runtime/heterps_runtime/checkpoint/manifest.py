@@ -24,10 +24,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterps_runtime.checkpoint.errors import DamagedError, StorageError
+from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
 from heterps_runtime.checkpoint.ownership import Ownership
-from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version, known_fields
 
 __all__ = [

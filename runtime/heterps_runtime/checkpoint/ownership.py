@@ -21,8 +21,8 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from heterps_runtime.checkpoint.errors import FencedError, StorageError
-from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.checkpoint.errors import FencedError
+from heterps_runtime.storage import Storage, StorageError
 
 __all__ = ["Ownership", "take_over"]
 

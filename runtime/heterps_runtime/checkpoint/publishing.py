@@ -17,9 +17,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from heterps_runtime.checkpoint.storage import Storage
 from heterps_runtime.disk import sync_folder
 from heterps_runtime.processes.work import WorkCounter
+from heterps_runtime.storage import Storage
 
 __all__ = ["DESCRIPTION", "files_below", "recover", "replace_folder", "upload"]
 

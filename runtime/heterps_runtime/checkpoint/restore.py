@@ -16,7 +16,7 @@ import numpy.typing as npt
 from heterps_runtime.checkpoint.errors import DamagedError
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest
-from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.storage import Storage
 
 __all__ = ["RowBlock", "iterate_keys", "iterate_rows", "read_dense"]
 

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.errors import StorageError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, retain, write_manifest
 from heterps_runtime.checkpoint.ownership import Ownership
-from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.storage import Storage, StorageError
 
 __all__ = ["Barrier", "CheckpointWriter", "StateFile", "commit", "dense_arrays", "row_arrays"]
 

@@ -55,7 +55,8 @@ def _import_failed(error: Exception, module_name: str, entrypoint: str, field: s
     if missing is not None and (module_name == missing or module_name.startswith(missing + ".")):
         return EntrypointError(
             f"{field}: {entrypoint!r}: there is no module {missing!r} to import.",
-            fix="put the file beside the manifest (its folder is searched first) or install the package; "
+            fix="put the file beside the manifest (its folder is searched first; on a cluster that of heterps submit "
+            "--code) or install the package; "
             f"searched: {', '.join(path for path in sys.path[:4] if path)}, ...",
         )
     return EntrypointError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from heterps_runtime.checkpoint.storage import PARTIAL
+from heterps_runtime.storage import PARTIAL
 from tests.chaos.faults.schedule import Run
 from tests.chaos.job import COMPARED, ChaosJob
 from tests.counting import assert_every_sample_counted

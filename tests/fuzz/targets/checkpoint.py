@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from heterps_runtime.checkpoint import storage
-from heterps_runtime.checkpoint.errors import CheckpointError, StorageAddressError
+from heterps_runtime import storage
+from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
 from heterps_runtime.checkpoint.ownership import _claims, _describe
-from heterps_runtime.checkpoint.storage import Storage
 from heterps_runtime.processes.work import WorkCounter
+from heterps_runtime.storage import Storage, StorageAddressError, StorageError
 from heterps_runtime.versions import UnsupportedVersionError
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
@@ -24,7 +24,7 @@ from tests.fuzz.targets.doubles import replaced
 
 _FIXTURES = Path(__file__).parents[2] / "fixtures" / "v1" / "checkpoints"
 _FOLDER = _FIXTURES / "step-000000020.1-00000000"
-_ERRORS = (CheckpointError, UnsupportedVersionError)
+_ERRORS = (CheckpointError, StorageError, UnsupportedVersionError)
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
 

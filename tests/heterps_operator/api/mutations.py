@@ -38,6 +38,15 @@ FULL_JOB: Json = {
     "metadata": {"name": "flights"},
     "spec": {
         "image": "example.com/flights:1",
+        "code": {
+            "git": {
+                "repository": "https://git.example.com/team/models",
+                "revision": "2fd4e1c67a2d28fced849ee1bb76e7391b93eb12",
+                "path": "training/models",
+                "secretName": "git-credentials",
+            }
+        },
+        "credentials": [{"secretName": "s3-credentials"}],
         "model": {
             "entrypoint": "flights.model:build",
             "arguments": {"width": 16},
@@ -119,6 +128,12 @@ FULL_JOB: Json = {
 FULL = (FULL_POOL, FULL_JOB)
 # Together these would break a rule; a field of another object below replaces them.
 LEFT_OUT = {
+    "spec.code.configMap",
+    "spec.code.archive",
+    "spec.code.configMap.name",
+    "spec.code.configMap.sha256",
+    "spec.code.archive.uri",
+    "spec.code.archive.sha256",
     "spec.model.embeddingInit.low",
     "spec.model.embeddingInit.high",
     "spec.training.steps",

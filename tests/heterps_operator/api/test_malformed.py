@@ -25,9 +25,9 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
     ("  pools:", "  epochs: 3\n  pools:", [
         "job.yaml:18: HeterPSJob flights: spec.epochs: is not a field (found 3); did you mean spec.training.epochs?"]),
     ("  pools:", "  gpus: 3\n  pools:", [
-        "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, model, "
-        "data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, encryption, "
-        "podTemplates, checkpoint, runPolicy, mode, paused, managedBy"]),
+        "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, code, "
+        "credentials, model, data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, "
+        "encryption, podTemplates, checkpoint, runPolicy, mode, paused, managedBy"]),
     ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",

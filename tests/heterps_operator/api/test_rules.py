@@ -20,6 +20,11 @@ OPTIMIZER = "spec.training.optimizer"
 INIT = "spec.model.embeddingInit"
 UNIFORM = {"distribution": "uniform", "low": "-1", "high": "1"}
 RULES, GANG = "spec.runPolicy.failurePolicy.rules", "spec.runPolicy.schedulingPolicy"
+BY_MAP, BY_GIT = (
+    {"configMap": {"name": "c", "sha256": "0" * 64}},
+    {"git": {"repository": "https://h/r", "revision": "0" * 40}},
+)
+STORED = {"uri": "s3://b/c.zip", "sha256": "0" * 64}
 KEEP_OUT = {"key": "pool", "effect": "NoExecute"}
 
 # Object, field, allowed value, refused value, and the message.
@@ -38,6 +43,10 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
      "spec.data.train: an address must not contain a user's credentials"),
     (JOB_VALUE, "spec.data.evaluation", "gs://anonymous@bucket/test", "s3://KEY:SEC/RET@bucket/test",
      'spec.data.evaluation: an address must not contain a user\'s credentials (found "s3://***@bucket/test")'),
+    (JOB_VALUE, "spec.code", BY_MAP, {}, "spec.code: code must have exactly one of configMap, archive and git"),
+    (JOB_VALUE, "spec.code", BY_GIT, {**BY_MAP, **BY_GIT}, "spec.code: code must have exactly one of configMap"),
+    (JOB_VALUE, "spec.code", {"archive": STORED}, {"archive": {**STORED, "uri": "s3://KEY:SECRET@b/c.zip"}},
+     "spec.code.archive.uri: an address must not contain a user's credentials"),
     (JOB_VALUE, INIT, {"mean": "1", "std": "0.1"}, {**UNIFORM, "mean": "1"},
      "mean and std describe the normal distribution only"),
     (JOB_VALUE, INIT, UNIFORM, {"low": "0"}, "low and high describe the uniform distribution only"),
@@ -157,6 +166,27 @@ def test_a_rule_for_changes(manifest: dict[str, Any], field: str, good: Any, bad
     [line] = said(changed(manifest, field, bad), manifest)
     assert words in line
     assert said(changed(manifest, field, bad)) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "good", "bad"),
+    [
+        ("repository", "http://127.0.0.1:3000/team/models.git", "https://token@git.example.com/team/models"),
+        ("repository", "file:///repositories/models", "ext::sh -c id"),
+        ("repository", "https://git.example.com/a b", "--upload-pack=id"),
+        ("revision", "0" * 64, "main"),
+        ("revision", "a" * 40, "a" * 41),
+        ("path", "training/models.v2", "../models"),
+        ("path", "", "/models"),
+        ("path", "a", "a/.git"),
+    ],
+)
+def test_a_repository_is_named_so_that_git_cannot_take_it_for_something_else(part: str, good: str, bad: str) -> None:
+    job = changed(JOB_VALUE, "spec.code", BY_GIT)
+    assert said(changed(job, f"spec.code.git.{part}", good)) == []
+    lines = said(changed(job, f"spec.code.git.{part}", bad))
+    assert lines
+    assert all(line.startswith(f"spec.code.git.{part}: must ") for line in lines)
 
 
 def test_what_may_be_changed_may_be_changed() -> None:

@@ -157,6 +157,14 @@ def test_what_the_cluster_says_is_among_the_last_words() -> None:
     assert "spec.image" in failed.last_lines[-1]
     init = view(observed(**ENDS["init container failed"][0]), NOW)
     assert init.last_lines == ("init container fetch ended with exit code 3",)
+    end = {"exitCode": 2, "finishedAt": stamp(NOW + 60), "message": "copying\n\nCodeError: it is damaged\n"}
+    told = view(
+        observed(phase="Failed", initContainerStatuses=[{"name": "heterps-code", "state": {"terminated": end}}]), NOW
+    )
+    assert told.last_lines == (
+        "copying",
+        "init container heterps-code ended with exit code 2: CodeError: it is damaged",
+    )
 
 
 def test_a_pod_that_somebody_else_deleted_says_so() -> None:

@@ -95,11 +95,15 @@ CASES: dict[str, tuple[Json, float, str, tuple[str, ...]]] = {
     "image of an init container": (
         stuck("ErrImagePull", "manifest unknown", "fetch"), 0, "ImagePullBackOff", ("correct spec.podTemplates.all",),
     ),
+    "image of the init container with the code": (
+        stuck("ErrImagePull", "manifest unknown", "heterps-code"), 0, "ImagePullBackOff", ("or correct spec.image",),
+    ),
     "image's name": (stuck("InvalidImageName", "couldn't parse image"), 0, "InvalidImageName", ("correct the name",)),
     "never pulled": (stuck("ErrImageNeverPull"), 0, "ErrImageNeverPull", ("load it onto the node",)),
     "secret is missing": (
         stuck("CreateContainerConfigError", 'secret "s3" not found'), 0,
-        "CreateContainerConfigError", ('secret "s3" not found', "create it in the job's namespace"),
+        "CreateContainerConfigError",
+        ('secret "s3" not found', "create it in the job's namespace, or correct spec.credentials"),
     ),
     "image runs as root": (
         stuck("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), 0,
@@ -200,6 +204,13 @@ def test_volumes_that_cannot_be_mounted_stand_in_events_only(reason: str, messag
     problem = pod_problem(stuck("ContainerCreating"), NOW + 10, [{"reason": reason, "message": message}])
     assert (problem.reason if problem else None) == expected
     assert problem is None or message in problem.message
+
+
+def test_code_that_is_gone_has_to_be_submitted_again() -> None:
+    words = 'MountVolume.SetUp failed for volume "heterps-code-archive" : configmap "heterps-code-6b" not found'
+    problem = pod_problem(stuck("ContainerCreating"), NOW + 10, [{"reason": "FailedMount", "message": words}])
+    assert problem is not None
+    assert "submit the job again with heterps submit --code" in problem.message
 
 
 def test_a_large_image_takes_its_time() -> None:

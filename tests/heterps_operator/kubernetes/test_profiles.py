@@ -60,6 +60,10 @@ def change_image_of_the_pool(document: Json) -> None:
     document["job"]["spec"]["pools"][1]["podTemplate"] = template
 
 
+def change_code(document: Json) -> None:
+    document["job"]["spec"]["code"] = {"configMap": {"name": "code", "sha256": "1" * 64}}
+
+
 def change_nodes(document: Json) -> None:
     document["pools"][1]["spec"]["nodeSelector"] = {"node.example.com/gpu": "a100"}
 
@@ -68,7 +72,7 @@ def change_batch(document: Json) -> None:
     document["job"]["spec"]["training"]["globalBatchSize"] = 8192
 
 
-@pytest.mark.parametrize("change", [change_image, change_image_of_the_pool, change_nodes, change_batch])
+@pytest.mark.parametrize("change", [change_image, change_image_of_the_pool, change_code, change_nodes, change_batch])
 def test_what_a_profile_depends_on_makes_it_another_one(change: Any) -> None:
     objects, document = Objects(), configuration()
     cache(objects, document).save("v100", PROFILE)
@@ -76,6 +80,14 @@ def test_what_a_profile_depends_on_makes_it_another_one(change: Any) -> None:
     change(changed)
     assert cache(objects, changed).load(["v100"]) == {}
     assert cache(objects, document, "other").load(["v100"]) == {}
+    assert cache(objects, document).load(["v100"]) == {"v100": PROFILE}
+
+
+def test_the_same_code_elsewhere_is_the_same_code() -> None:
+    objects, document = Objects(), configuration()
+    change_code(document)
+    cache(objects, document).save("v100", PROFILE)
+    document["job"]["spec"]["code"] = {"archive": {"uri": "s3://bucket/code.zip", "sha256": "1" * 64}}
     assert cache(objects, document).load(["v100"]) == {"v100": PROFILE}
 
 

@@ -251,7 +251,7 @@ def test_an_export_that_fails_leaves_the_older_one(
     out.mkdir()
     (out / "model.json").write_text("old")
     rows = tmp_path / "checkpoints" / FOLDER / "rows-1.safetensors"
-    expected: type[CheckpointError] = DamagedError
+    expected: type[Exception] = DamagedError
     if harm == "truncate":
         rows.write_bytes(rows.read_bytes()[:-10])
     elif harm == "remove":

@@ -22,7 +22,7 @@ from heterps_runtime.checkpoint import (
     take_over,
 )
 from heterps_runtime.checkpoint.manifest import retain
-from heterps_runtime.checkpoint.storage import Chunk
+from heterps_runtime.storage import Chunk
 from tests.heterps_runtime.helpers.checkpoint_samples import Array, make_manifest, write_checkpoint, write_state
 
 

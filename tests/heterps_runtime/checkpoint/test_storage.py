@@ -16,9 +16,8 @@ import pytest
 from pyarrow import fs as pafs
 
 from heterps_runtime.checkpoint import CheckpointWriter, Origin, StateFile, Storage, StorageError, find_latest
-from heterps_runtime.checkpoint.errors import StorageAddressError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
-from heterps_runtime.checkpoint.storage import PARTIAL
+from heterps_runtime.storage import PARTIAL, StorageAddressError
 from tests.availability import unavailable
 from tests.heterps_runtime.helpers.checkpoint_samples import write_checkpoint
 
@@ -66,7 +65,7 @@ def test_a_producer_that_fails_leaves_the_old_file_and_nothing_else(storage: Sto
 
 
 def test_an_upload_to_an_object_store_that_breaks_off_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heterps_runtime.checkpoint.storage._ONE_PUT", frozenset({"mock"}))
+    monkeypatch.setattr("heterps_runtime.storage._ONE_PUT", frozenset({"mock"}))
     filesystem = pafs._MockFileSystem()
     filesystem.create_dir("jobs/a", recursive=True)  # object stores have no folders to make
     storage = Storage(filesystem, "jobs", "mock://jobs")

@@ -28,7 +28,7 @@ from heterps_runtime.checkpoint import (
     row_arrays,
 )
 from heterps_runtime.checkpoint.restore import iterate_keys
-from heterps_runtime.checkpoint.storage import Chunk
+from heterps_runtime.storage import Chunk
 from tests.heterps_runtime.helpers.checkpoint_samples import (
     Array,
     all_rows,

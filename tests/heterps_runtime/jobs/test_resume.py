@@ -137,7 +137,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
         def write(descriptor: int, data: Any) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        patched.setattr("heterps_runtime.checkpoint.storage.os.write", write)
+        patched.setattr("heterps_runtime.storage.os.write", write)
         job.credentials.request("POST", PATH_CHECKPOINT)
         failed = job.wait(lambda s: s["checkpoint"]["failures"] > 0)
         assert failed["phase"] == JobPhase.TRAINING

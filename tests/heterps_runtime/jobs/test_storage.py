@@ -43,7 +43,7 @@ def test_a_last_checkpoint_that_takes_longer_than_the_hang_timeout_is_no_hang(
         finally:
             in_rows.now = False
 
-    monkeypatch.setattr("heterps_runtime.checkpoint.storage.os.write", write_slowly)
+    monkeypatch.setattr("heterps_runtime.storage.os.write", write_slowly)
     monkeypatch.setattr(Storage, "write_atomic", write_file)
     job.start(ONE, 1)
     started = job.wait(lambda s: s["committedSteps"] == 6)

@@ -41,10 +41,16 @@ def submit(arguments: Namespace) -> int:
         raise UsageError("--dry-run: changes nothing, so there is nothing to wait for; leave --wait out")
     submission = read_submission(arguments.file)
     client = open_client(arguments, submission.namespace)
-    submitted = client.submit(submission, dry_run=arguments.dry_run)
+    if arguments.code_store is not None and arguments.code is None:
+        raise UsageError("--code-store: says where the code of --code is kept; name a folder with --code")
+    submitted = client.submit(
+        submission, code=arguments.code, code_store=arguments.code_store, dry_run=arguments.dry_run
+    )
     # A program reads stdout, so messages go to stderr.
     console = make_console(stderr=arguments.output != "text")
     _say_changes(console, submitted, arguments.dry_run)
+    if submitted.note is not None:
+        _say(console, f"note: {submitted.note}")
     if not arguments.wait:
         if arguments.dry_run:
             write_document(arguments.output, {"items": [cleaned(item) for item in submitted.objects]})

@@ -20,6 +20,14 @@ def add_cluster_commands(add: Callable[..., ArgumentParser]) -> None:
     submit.add_argument("file", metavar="FILE", help="job file (YAML)")
     submit.add_argument("--wait", action="store_true", help="show the job until it ends and exit with its result")
     submit.add_argument("--dry-run", action="store_true", help="validate on the cluster, change nothing")
+    submit.add_argument(
+        "--code", metavar="SOURCE", help="folder that the job imports from, or git+ADDRESS@REVISION: sets spec.code"
+    )
+    submit.add_argument(
+        "--code-store",
+        metavar="URI",
+        help="keep the packed folder there (default: a ConfigMap or, if it is too large, spec.checkpoint.path)",
+    )
     _add_common(submit, ("text", "json", "yaml"))
 
     status = add("status", help="list jobs of a cluster, or show one", description="List the jobs, or show one.")

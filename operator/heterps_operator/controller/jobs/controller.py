@@ -262,6 +262,8 @@ class JobController:
         self._session = None  # in case the next one cannot be opened
         self._known = session.state_for(manifest.job["spec"], status)
         self._session = JobSession(session.site, job, manifest, spec, self._known)
+        if session.status.final:  # otherwise a process of the previous spec may still start with its code
+            self._owned.drop_code(job, session.spec, self._session.spec)
         return self._session
 
     # --- after the end ------------------------------------------------------------------------------------------------

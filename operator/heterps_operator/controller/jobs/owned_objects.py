@@ -16,6 +16,7 @@ from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import (
     config_map_path,
+    is_code_of,
     is_owned,
     object_path,
     plan_config_name,
@@ -162,6 +163,23 @@ class OwnedObjects:
             with contextlib.suppress(ApiError):
                 self._delete_plan(job, config_map_path(self._namespace, plan_config_name(self._name, revision)))
         return tuple(revision for revision in revisions if revision not in old)
+
+    def drop_code(self, job: Json, before: Json, after: Json) -> None:
+        """Delete the ConfigMap of code that the job has given up, unless another job owns it, too.
+
+        Args:
+            job: the HeterPSJob.
+            before: the spec of which no process runs any more.
+            after: the spec that is carried out.
+        """
+        old, new = (((spec.get("code") or {}).get("configMap") or {}).get("name") for spec in (before, after))
+        if old is None or old == new:
+            return
+        path = config_map_path(self._namespace, str(old))
+        with contextlib.suppress(ApiError):  # it is deleted with the job at the latest
+            found = self._api.get(path)
+            if found is not None and is_code_of(found, job):
+                self._api.delete(path, uid=str(found["metadata"]["uid"]))
 
     def end_pods(self, job: Json) -> None:
         """Delete the pods of a job that another owner's finalizer keeps: garbage collection waits for the job."""

@@ -13,6 +13,7 @@ from typing import Any
 from heterps_operator.api.admission import WORK_DIRECTORY
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import Json
+from heterps_operator.kubernetes.building.code import add_code, brings_code
 from heterps_operator.kubernetes.building.templates import merge, named
 from heterps_operator.kubernetes.names import (
     ANNOTATION_PLAN_REVISION,
@@ -97,6 +98,15 @@ def build_pod(
         },
     }
     result: dict[str, Any] = merge(pod, required)
+    containers = (item for item in result["spec"]["containers"] if isinstance(item, dict))
+    runtime = next(item for item in containers if item.get("name") == CONTAINER)
+    if credentials := job["spec"].get("credentials"):
+        # In front, so that a template may still say otherwise.
+        secrets = [{"secretRef": {"name": str(item["secretName"])}} for item in credentials]
+        given = runtime.get("envFrom")
+        runtime["envFrom"] = [*secrets, *(given if isinstance(given, list) else ())]
+    if brings_code(job, spec.role):
+        add_code(result, job, runtime, _COMMAND)
     return result
 
 

@@ -202,7 +202,9 @@ def _last_lines(status: Json, terminated: Json | None, tail: tuple[str, ...]) ->
             lines += [line.rstrip() for line in words.splitlines() if line.strip()]
     for container in _failed_init(status):
         end = container["state"]["terminated"]
-        said = f": {end['message'].strip()}" if end.get("message") else ""
+        *before, last = str(end.get("message") or "").strip().splitlines() or [""]
+        lines += [line.rstrip() for line in before if line.strip()]
+        said = f": {last.strip()}" if last else ""
         lines.append(f"init container {container['name']} ended with exit code {end['exitCode']}{said}")
     if status.get("message"):
         lines.append(str(status["message"]).strip())

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import CONTAINER, LABEL_POOL, LABEL_PROCESS
+from heterps_operator.kubernetes.names import CODE_CONTAINER, CONTAINER, LABEL_POOL, LABEL_PROCESS
 from heterps_operator.kubernetes.reading.statuses import find_condition, unix_seconds
 from heterps_operator.state.values import PodProblem, ProcessSpec
 
@@ -226,7 +226,7 @@ def _not_created(pod: Json, now: float, events: Sequence[Json]) -> PodProblem | 
             return PodProblem(told, _image_message(where, name, container, reason, words))
         if reason == "CreateContainerConfigError":
             text = f"{where} lacks something that container {name} needs: {_quote(words)}"
-            fix = "create it in the job's namespace, or correct spec.podTemplates.all"
+            fix = "create it in the job's namespace, or correct spec.credentials or spec.podTemplates.all"
             if "runAsNonRoot" in words:
                 fix = "let the image run as a user other than root, or remove runAsNonRoot from spec.podTemplates.all"
             return PodProblem(reason, f"{text}; {fix}")
@@ -260,6 +260,8 @@ def _creating(pod: Json, where: str, since: float, events: Sequence[Json]) -> Po
         reason, words = str(event.get("reason")), str(event.get("message") or "")
         if reason in _MOUNTING:
             fix = "create what is missing, or correct the volumes of spec.podTemplates.all"
+            if f'"{CODE_CONTAINER}' in words:  # of the volume
+                fix = "submit the job again with heterps submit --code, or correct spec.code"
             return PodProblem(reason, f"{where}: a volume cannot be mounted: {_quote(words)}; {fix}")
         if reason in _NETWORKING and since >= _UNCLAIMED_SECONDS:
             fix = "the network of that node needs repair; cordon it meanwhile"
@@ -304,7 +306,7 @@ def _image_message(where: str, name: str, container: Json, reason: str, words: s
     text = f"{where} cannot get the image {image} of container {name}"
     said = f" ({_quote(words)})" if words else ""
     low = words.lower()
-    field = "spec.image" if name == CONTAINER else "spec.podTemplates.all"
+    field = "spec.image" if name in (CONTAINER, CODE_CONTAINER) else "spec.podTemplates.all"
     if reason == "InvalidImageName":
         fix = f"correct the name in {field}"
     elif reason == "ErrImageNeverPull":

@@ -14,7 +14,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.kubernetes.api import ApiError
-from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT
+from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT, code_labels
 from heterps_operator.kubernetes.state import StateTaken
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.state.bill import Bill
@@ -380,3 +380,49 @@ def test_figures_that_change_all_the_time_are_told_now_and_then(world: World) ->
     assert len(world.writes()) == 2
     tell(2000.0, "Stopping")
     assert len(world.writes()) == 3
+
+
+def code_of(number: int) -> Json:
+    return {"configMap": {"name": f"heterps-code-{number}", "sha256": str(number) * 64}}
+
+
+@pytest.mark.parametrize(
+    ("owners", "labels", "stays"),
+    [
+        (["uid-1"], code_labels(), False),
+        (["uid-1", "uid-2"], code_labels(), True),
+        (["uid-2"], code_labels(), True),
+        ([], code_labels(), True),
+        (["uid-1"], {}, True),
+    ],
+    ids=["its own", "shared", "another's", "made by hand", "something else"],
+)
+def test_code_that_a_job_gives_up_is_deleted_when_its_processes_have_ended(
+    world: World, owners: list[str], labels: Json, stays: bool
+) -> None:
+    path = f"{CONFIGS}/heterps-code-1"
+    references = [{"kind": "HeterPSJob", "name": "flights", "uid": uid} for uid in owners]
+    world.server.put(path, metadata={"labels": labels, "ownerReferences": references})
+    world.edit(lambda job: job["spec"].update(code=code_of(1), runPolicy={**job["spec"]["runPolicy"], "suspend": True}))
+    controller = world.controller()
+    controller.turn()
+    assert world.status["phase"] == "Suspended"
+    assert path in world.server.objects
+    world.edit(lambda job: job["spec"].update(code=code_of(2)))
+    controller.turn()
+    assert (path in world.server.objects) == stays
+    run = json.loads(world.server.objects[f"{CONFIGS}/flights-run"]["data"]["run.json"])
+    assert run["job"]["spec"]["code"] == code_of(2)
+
+
+def test_code_stays_while_a_process_may_start_with_it(world: World) -> None:
+    path = f"{CONFIGS}/heterps-code-1"
+    world.server.put(path, metadata={"labels": code_labels(), "ownerReferences": [{"uid": "uid-1"}]})
+    world.edit(lambda job: job["spec"].update(code=code_of(1)))
+    controller = world.controller()
+    controller.turn()
+    world.edit(lambda job: job["spec"].update(code=code_of(2)))
+    controller.turn()
+    run = json.loads(world.server.objects[f"{CONFIGS}/flights-run"]["data"]["run.json"])
+    assert run["job"]["spec"]["code"] == code_of(2)
+    assert path in world.server.objects

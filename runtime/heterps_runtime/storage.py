@@ -13,8 +13,10 @@ Azure and HDFS. Writing depends on the guarantees of the file system:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,18 +26,55 @@ from urllib.parse import urlsplit
 import pyarrow
 from pyarrow import fs as pafs
 
-from heterps_runtime.checkpoint.errors import StorageAddressError, StorageError
 from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.disk import sync_folder
+from heterps_runtime.errors import TransientError, UserError
 from heterps_runtime.processes.work import WorkCounter
 
-__all__ = ["Chunk", "Storage"]
+__all__ = ["Chunk", "Storage", "StorageAddressError", "StorageError"]
 
 Chunk = bytes | bytearray | memoryview
 
 PARTIAL = ".partial-"  # marks temporary names: `.rows-0.safetensors.partial-PID-THREAD`
 _ONE_PUT = frozenset({"s3", "gcs", "abfs"})  # pyarrow's names of object stores
 _ERRORS = (OSError, pyarrow.ArrowException)
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+
+
+class StorageAddressError(UserError):
+    """A path or URI that does not name a storage."""
+
+
+class StorageError(TransientError):
+    """A failed operation on a storage.
+
+    Attributes:
+        errno: the operating system's error number; None if the storage reported none.
+    """
+
+    def __init__(self, doing: str, path: str, reason: str, error_number: int | None = None) -> None:
+        super().__init__(f"could not {doing} {path}: {reason}")
+        self.errno = error_number
+
+    @property
+    def missing(self) -> bool:
+        """Whether the file or folder does not exist."""
+        return self.errno == errno.ENOENT
+
+    @classmethod
+    def of(cls, doing: str, path: str, cause: Exception) -> StorageError:
+        """Translate an error of the operating system or of pyarrow."""
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number is None and isinstance(cause, FileNotFoundError):
+            number = errno.ENOENT  # pyarrow raises it without a number
+        if number in _FULL:
+            return cls(doing, path, f"{_FULL[number]}{_free_space(path)}", number)
+        if number in (errno.EEXIST, errno.ENOTDIR):
+            return cls(doing, path, "a file exists where a folder is needed", number)
+        if number is not None:
+            return cls(doing, path, os.strerror(number).lower(), number)
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
+        return cls(doing, path, lines[0], None)  # object-store clients add pages of detail
 
 
 class Storage:
@@ -71,13 +110,13 @@ class Storage:
         text = os.fspath(path_or_uri)
         if not text:
             raise StorageAddressError(
-                "checkpoint path: must not be empty; give a folder or an address such as s3://..."
+                "the address of a storage must not be empty; give a folder or an address such as s3://..."
             )
         if "://" not in text:
             path = os.path.abspath(text)
             return cls(pafs.LocalFileSystem(), path, path, work)
         if re.match(CREDENTIALS_PATTERN, text):
-            raise StorageAddressError(f"checkpoint path: {CREDENTIALS_FIX}")
+            raise StorageAddressError(f"the address of a storage: {CREDENTIALS_FIX}")
         try:
             parts = urlsplit(text)
         except ValueError as error:
@@ -277,3 +316,14 @@ def _make_folders(folder: str) -> None:
     with contextlib.suppress(FileExistsError):  # created by another process in the meantime, or a file: see `open`
         os.mkdir(folder)
     sync_folder(parent)
+
+
+def _free_space(path: str) -> str:
+    """The free space around `path`, as `" (3 MB free)"`; empty if the storage is not a local disk."""
+    folder = os.path.dirname(path)
+    while folder and not os.path.isdir(folder):
+        parent = os.path.dirname(folder)
+        folder = parent if parent != folder else ""
+    if not folder:
+        return ""
+    return f" ({shutil.disk_usage(folder).free // 10**6} MB free)"
