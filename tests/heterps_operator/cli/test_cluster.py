@@ -318,7 +318,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, command: str) -> io.StringIO:
     """Connect the command's output to a terminal, and freeze time."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160, color_system="standard")
-    monkeypatch.setattr(f"heterps_operator.cli.cluster.common.{command}.make_console", lambda stderr=False: console)
+    monkeypatch.setattr(f"heterps_operator.cli.cluster.{command}.make_console", lambda stderr=False: console)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return screen
 
