@@ -11,6 +11,7 @@ import pytest
 
 from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES
 from heterps_runtime.coordinator.figures import JobMetrics
+from heterps_runtime.wire.messages import Pulse
 from tests.dashboards import Query, dashboards, panels, queries
 from tests.heterps_runtime.helpers.coordinator_world import EVERY
 from tests.heterps_runtime.helpers.coordinator_world import World as CoordinatorWorld
@@ -34,6 +35,7 @@ def known_series() -> dict[str, set[str]]:
     world.save()
     assert world.core.membership.roster is not None
     world.core.membership.roster.all_workers()[0].observe_step({"forward": 0.5})
+    world.say(world.workers[0], Pulse(0, "running", {"memory": 1e9}))
     for metric in JobMetrics(world.core, world.config, lambda: world.now).collect():
         assert metric.samples, metric.name
         found[metric.name] = set(metric.samples[0].labels)

@@ -121,7 +121,7 @@ def effect_of(path: str) -> Effect:
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Effect]]:
     """The paths at which two values differ; objects are compared field by field, pools by name, other lists whole."""
-    if old == new:
+    if old == new or (old, new) in ((None, []), ([], None)):  # a list that is not there is empty
         return
     if path == "pools":
         yield from _pool_differences(old, new)

@@ -180,6 +180,8 @@ class JobMetrics:
         samples = [(labels, w.totals.get("samples", 0.0)) for labels, w in named]
         text = "Samples computed since the process started"
         yield self._family("heterps_worker_computed_samples", text, _WORKER_LABELS, samples)
+        memory = [(labels, w.totals["memory"]) for labels, w in named if "memory" in w.totals]
+        yield self._family("heterps_worker_memory_bytes", "Resident memory of its process", _WORKER_LABELS, memory)
 
     def _members(self) -> Iterator[Metric]:
         """Numbers of members by state, and the contents of servers."""

@@ -1,4 +1,4 @@
-"""Log lines, the link to the parent process, and a way to wake a poll from another thread."""
+"""Log lines, memory, the link to the parent process, and a way to wake a poll from another thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
-__all__ = ["Wakeup", "at_termination", "end_with_parent", "log"]
+__all__ = ["Wakeup", "at_termination", "end_with_parent", "log", "resident_bytes"]
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -47,6 +48,13 @@ def log(text: str) -> None:
     stamp = time.strftime("%H:%M:%S", time.localtime())
     sys.stderr.write(f"{stamp} [{os.getpid()}] {text}\n")
     sys.stderr.flush()
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM (`VmRSS` of proc(5)); None where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 class Wakeup:

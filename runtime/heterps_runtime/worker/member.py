@@ -13,7 +13,7 @@ from heterps_runtime.errors import PeerLostError, ProtocolError, SupersededError
 from heterps_runtime.member import Member
 from heterps_runtime.processes import work
 from heterps_runtime.processes.metrics import MetricsServer
-from heterps_runtime.processes.process import log
+from heterps_runtime.processes.process import log, resident_bytes
 from heterps_runtime.saver import Saver
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (
@@ -258,12 +258,13 @@ class WorkerMember(Member):
 
         def totals() -> dict[str, float]:
             """Counters for the pulse; also updates this process's own metrics."""
-            spent = dict(self._clock.seconds)
+            spent, memory = dict(self._clock.seconds), resident_bytes()
             for activity, value in spent.items():
                 seconds.labels(activity).set(value)
             return {
                 "samples": float(self._setup.samples),
                 work.TOTAL: float(self._setup.work),
+                **({} if memory is None else {"memory": float(memory)}),
                 **{f"seconds:{a}": v for a, v in spent.items()},
             }
 

@@ -88,6 +88,15 @@ def test_the_same_spec_is_no_change() -> None:
     assert (change.fields, change.effect, change.describe()) == ((), Effect.NONE, "")
 
 
+def test_a_list_that_an_earlier_release_does_not_know_is_no_change_while_it_is_empty() -> None:
+    new = OLD
+    assert new["spec"]["data"]["tensors"] == []
+    old = changed(new, "spec.data.tensors", ...)
+    assert spec_change(old, new).fields == spec_change(new, old).fields == ()
+    images = changed(new, "spec.data.tensors", [{"name": "image", "shape": [4]}])
+    assert spec_change(old, images).paths(Effect.REFUSED) == ("data.tensors",)
+
+
 def test_of_several_changes_the_strongest_effect_counts() -> None:
     new = changed(changed(OLD, "spec.mode", "Plan"), "spec.image", "example.com/new:2")
     assert spec_change(OLD, new).effect == Effect.RESTART

@@ -11,7 +11,7 @@ import pytest
 
 from heterps_operator.documents import read_json, write_json
 from heterps_operator.errors import StateError, WorkspaceError
-from heterps_operator.local.workspace import Workspace
+from heterps_operator.local.workspace import Workspace, fingerprints
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
 from tests.heterps_operator.helpers.world import World
@@ -21,6 +21,21 @@ def test_the_status_of_a_running_job_survives_its_file(tmp_path: Path) -> None:
     workspace, world = Workspace(tmp_path / "w"), World().training()
     workspace.save(world.status, Bill(), {"training": "a", "planning": "b"})
     assert workspace.load() == (world.status, Bill(), {"training": "a", "planning": "b"})
+
+
+def test_a_run_of_a_release_without_tensors_goes_on() -> None:
+    job = {
+        "model": {},
+        "training": {},
+        "pools": [],
+        "data": {"train": "a", "dense": ["x"], "cache": {"maxBytes": "1Gi"}},
+    }
+
+    def prints(**data: object) -> dict[str, str]:
+        return fingerprints({"job": {"spec": {**job, "data": {**job["data"], **data}}}, "pools": []})  # type: ignore[dict-item]
+
+    assert prints(tensors=[]) == prints()
+    assert prints(tensors=[{"name": "image"}])["training"] != prints()["training"]
 
 
 def test_no_state_is_no_error(tmp_path: Path) -> None:
