@@ -225,12 +225,11 @@ class HeterPSClient:
     def problem(self, name: str) -> dict[str, Any]:
         """Return the current planning problem of a job, from its spec, its pools and its measured profiles.
 
-        Spec and pools are those that the operator carries out: users need no rights on DevicePools, and there may be none
-        in the cluster.
+        Spec and pools are those that the operator carries out, so users need no rights on DevicePools.
 
         Raises:
-            ClusterError: there is no such job, the cluster refused, no operator has begun with it (NotBegun), or a profile
-                is missing (NotProfiled).
+            ClusterError: there is no such job, the cluster refused, no operator has begun with it (NotBegun), or a
+                profile is missing (NotProfiled).
         """
         job, memory = self.get(name), self.state(name)
         manifest = None if memory is None else memory.manifest(job.document)

@@ -1,4 +1,4 @@
-"""The file with the DevicePools of an operator that has rights in namespaces alone: docs/decisions/0035-namespaces-only.md.
+"""The file with the DevicePools of an operator that has rights in namespaces alone (docs/decisions/0035-namespaces.md).
 
 The chart puts it into a ConfigMap. The kubelet replaces the file when the ConfigMap changes, so the operator looks at
 it again and again.
