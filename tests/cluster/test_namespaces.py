@@ -60,8 +60,8 @@ def test_users_of_a_namespace_install_an_operator_and_train_with_it(
     file, values = tmp_path / "job.yaml", tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(job.job))
 
-    def chart(command: str, max_units: int, price: str = "0.04") -> None:
-        pools = {name: {**pool, "maxUnits": max_units, "pricePerUnitHour": price}}
+    def chart(command: str, max_units: int) -> None:
+        pools = {name: {**pool, "maxUnits": max_units}}
         values.write_text(yaml.safe_dump({**operator_values(), "scope": "namespace", "pools": pools}))
         wait = ("--wait", "--timeout=300s")
         done = helm(command, "heterps", str(CHART), place, f"--values={values}", *wait, kubeconfig=lead)
@@ -79,7 +79,7 @@ def test_users_of_a_namespace_install_an_operator_and_train_with_it(
         return Answer(ran.returncode, ran.stdout, ran.stderr)
 
     chart("install", max_units=1)
-    job.pool["spec"]["maxUnits"] = 2  # as the profile of its later plan says
+    job.pool["spec"]["maxUnits"] = 3  # as the profile of its later plan says
     job.keep_profile()
     [operator] = kubectl.items("pods", "--selector=app.kubernetes.io/component=operator")
     try:
@@ -96,9 +96,10 @@ def test_users_of_a_namespace_install_an_operator_and_train_with_it(
         assert "HeterPSJob told: created" in submitted.output
         assert "the limit is 1" in job.wait_for_condition("Planned", "False", "InvalidSpec", 30)["message"]
         with held(job):
-            chart("upgrade", max_units=2)
+            chart("upgrade", max_units=3)  # two workers and a server
+            job.wait_for_phase("Running")
             job.wait_for_step(2)
-            chart("upgrade", max_units=3, price="0.08")
+            chart("upgrade", max_units=4)
             log = ("logs", operator["metadata"]["name"])
             wait_until("the change is seen", lambda: kubectl(*log).count("the pools are") == 3, 60)
             step = job.step()
