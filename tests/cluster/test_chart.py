@@ -219,6 +219,47 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
     assert peers.startswith("--metrics-from=")
 
 
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), "ghcr.io/heterps/operator:0.1.0"),
+        (("image.tag=1.2-x",), "ghcr.io/heterps/operator:1.2-x"),
+        (("image.repository=r.example.com:5000/a/b", fX),
+         f"r.example.com:5000/a/b@sha256:{'ab' * 32}"),
+    ],
+)  # fmt: skip
+def test_the_image_has_a_tag_or_a_digest_and_secrets_to_pull_it(
+    helm: Helm, settings: tuple[str, ...], image: str
+) -> None:
+    more = ("imagePullSecrets[0].name=registry", "image.pullPolicy=Always")
+    [deployment] = of_kind(rendered(helm, *settings, *more), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (image, "Always")
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+USER_OF_THE_CLUSTER = tuple(f"podSecurityContext.{name}=null" for name in ("runAsUser", "runAsGroup", "fsGroup"))
+
+
+def test_the_cluster_may_choose_the_user(helm: Helm) -> None:
+    [deployment] = of_kind(rendered(helm, *USER_OF_THE_CLUSTER), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_service_names_its_protocol_and_the_families_of_addresses(helm: Helm) -> None:
+    [service] = of_kind(rendered(helm), "Service")
+    [port] = service["spec"]["ports"]
+    assert (port["name"], port["appProtocol"], port["targetPort"]) == ("metrics", "http", "metrics")
+    assert "ipFamilyPolicy" not in service["spec"]
+    [service] = of_kind(rendered(helm, "metrics.ipFamilyPolicy=PreferDualStack"), "Service")
+    assert service["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    assert of_kind(rendered(helm, "metrics.service=false"), "Service") == []
+
+
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
     settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4",
                 "operator.maxPlanners=1", "operator.maxPlannerSeconds=60", "operator.plannerMemoryMiB=512",
@@ -396,6 +437,35 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     """The chart is installed; its pod cannot start, as the image is missing."""
     with installed_chart(helm, admin, CHART) as on_cluster:
         yield on_cluster
+
+
+@pytest.mark.parametrize("settings", [(), USER_OF_THE_CLUSTER])
+def test_a_restricted_namespace_takes_the_operator_s_pod(
+    helm: Helm, kubectl: Kubectl, admin: Kubectl, settings: tuple[str, ...]
+) -> None:
+    admin("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
+    objects = rendered(helm, *settings, "serviceAccount.create=false", "serviceAccount.name=default")
+    [deployment] = of_kind(objects, "Deployment")
+    pod = {**deployment["spec"]["template"], "apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] = {**pod["metadata"], "name": "operator"}
+    wide = changed(pod, "spec.hostNetwork", True)
+
+    def answer_to(document: Object) -> Answer:
+        return kubectl.try_to("create", "--dry-run=server", "--filename=-", text=json.dumps(document))
+
+    wait_until("the level is in force", lambda: "violates PodSecurity" in answer_to(wide).errors, 30)
+    answer = answer_to(pod)
+    assert answer.code == 0, answer.errors
+
+
+def test_the_service_of_the_metrics_is_taken_for_every_family(helm: Helm, kubectl: Kubectl) -> None:
+    """The test cluster has one family: RequireDualStack is refused, for that reason alone."""
+    for policy, words in (("PreferDualStack", ""), ("RequireDualStack", "not configured for dual-stack")):
+        [service] = of_kind(rendered(helm, f"metrics.ipFamilyPolicy={policy}"), "Service")
+        del service["metadata"]["namespace"]
+        answer = kubectl.try_to("create", "--dry-run=server", "--filename=-", text=json.dumps(service))
+        assert words in answer.errors
+        assert (answer.code == 0) is (not words), answer.errors
 
 
 def job_for_pods() -> Object:
