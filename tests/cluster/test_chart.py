@@ -224,7 +224,7 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
     [
         ((), "ghcr.io/heterps/operator:0.1.0"),
         (("image.tag=1.2-x",), "ghcr.io/heterps/operator:1.2-x"),
-        (("image.repository=r.example.com:5000/a/b", fX),
+        (("image.repository=r.example.com:5000/a/b", f"image.digest=sha256:{'ab' * 32}", "image.tag=v1"),
          f"r.example.com:5000/a/b@sha256:{'ab' * 32}"),
     ],
 )  # fmt: skip
