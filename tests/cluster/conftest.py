@@ -17,7 +17,6 @@ import pytest
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.availability import unavailable
 from tests.cluster.api_server import ApiServer
-from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.faults import MODEL
