@@ -17,12 +17,11 @@ import pytest
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from tests.availability import unavailable
 from tests.cluster.api_server import ApiServer
-from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.faults import MODEL
 from tests.cluster.golang import go_problem
-from tests.cluster.helm import Helm, grant, kubeconfig_of
+from tests.cluster.helm import Helm, grant, install_custom_resources, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, check_test_context, current_context, wait_until
 from tests.cluster.operators import NAMESPACE, Operator
@@ -105,8 +104,7 @@ def admin(
 @pytest.fixture(scope="session")
 def custom_resources(admin: Kubectl) -> None:
     """HeterPS's custom resources are installed."""
-    admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-    admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
+    install_custom_resources(admin)
 
 
 NUMBERS = itertools.count()

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.cluster.building import HELM, ROOT, path_of
-from tests.cluster.kubectl import Answer, Kubectl
+from tests.cluster.kubectl import Answer, Kubectl, wait_until
 from tests.cluster.pods import project_template
 
 CHART = ROOT / "helm" / "heterps"
@@ -73,8 +73,16 @@ def installed_chart(helm: Helm, admin: Kubectl, chart: Path, *options: str) -> I
         admin("delete", "namespace", INSTALLED, "--wait=false")
         # Later tests install them themselves, without labels of a deleted release.
         admin("delete", "customresourcedefinitions", *CUSTOM_RESOURCES)
-        admin("apply", "--server-side", f"--filename={ROOT / 'crds'}")
-        admin("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
+        install_custom_resources(admin)
+
+
+def install_custom_resources(admin: Kubectl) -> None:
+    """Install the custom resources of this checkout, and wait until they can be used."""
+    crds = f"--filename={ROOT / 'crds'}"
+    admin("apply", "--server-side", crds)
+    established = ("wait", "--for=condition=Established", crds, "--timeout=30s")
+    # It fails at once for one that has no status yet.
+    wait_until("the custom resources are established", lambda: not admin.try_to(*established).code, 300)
 
 
 def operator_values(release: Path | None = None) -> Json:

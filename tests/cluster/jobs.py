@@ -126,7 +126,7 @@ class ClusterJob:
             self.kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", "--output=json",
                          text=json.dumps(self.job))
         )  # fmt: skip
-        pools = [self.kubectl.get("devicepool", pool["metadata"]["name"]) for pool in (self.pool, *self.more_pools)]
+        pools = (self.pool, *self.more_pools)
         configuration = pod_configuration(read_objects(with_defaults, pools))
         cache = ConfigMapProfileCache(self._api, self._namespace, configuration)
         for pool in pools:

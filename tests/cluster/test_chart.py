@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from heterps_operator.api.admission import cluster_problems
+from heterps_operator.api.pool_list import PoolList, read_pools
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.kubernetes.api import connect
 from heterps_operator.kubernetes.names import pod_labels
@@ -100,6 +101,8 @@ def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> No
         "devicepools",
         "devicepools/status",
         "nodes",
+        "priorityclasses",
+        "workloadpriorityclasses",
     }
     roles = {role["metadata"]["namespace"]: role["rules"] for role in of_kind(objects, "Role")}
     assert set(roles) == {"a", "b", NAMESPACE, "default"}
@@ -114,6 +117,89 @@ def test_with_namespaces_nothing_of_a_job_is_in_a_cluster_role(helm: Helm) -> No
         "--namespace=a",
         "--namespace=b",
     ]
+
+
+IN_NAMESPACES = (
+    "scope=namespace", "pools.cpu.deviceType=CPU", "pools.cpu.maxUnits=1000000", "pools.cpu.pricePerUnitHour=0.04",
+    "pools.cpu.tolerations[0].operator=Exists",
+)  # fmt: skip
+
+
+def rendered_for_namespaces(helm: Helm, *settings: str) -> list[Object]:
+    """Render the chart without cluster-scoped objects; the price is a string."""
+    options = [f"--set-string={IN_NAMESPACES[3]}"]
+    options += [f"--set={setting}" for setting in (*IN_NAMESPACES, *settings) if setting != IN_NAMESPACES[3]]
+    answer = helm("template", "heterps", str(CHART), f"--namespace={NAMESPACE}", *options)
+    assert answer.code == 0, answer.errors
+    return [document for document in yaml.safe_load_all(answer.output) if document]
+
+
+@pytest.mark.parametrize(
+    ("settings", "watched"),
+    [
+        (("replicas=2", "metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"), [NAMESPACE]),
+        (("watchNamespaces={a,b}", "metrics.dashboards.enabled=true", "metrics.prometheusRule.enabled=true"),
+         ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_with_the_scope_of_a_namespace_nothing_belongs_to_the_cluster(
+    helm: Helm, settings: tuple[str, ...], watched: list[str]
+) -> None:
+    objects = rendered_for_namespaces(helm, *settings)
+    roles = of_kind(objects, "Role", "RoleBinding")
+    assert {item["metadata"]["namespace"] for item in roles} == {NAMESPACE, *watched}
+    others = [item for item in objects if item not in roles]
+    assert {item["metadata"].get("namespace") for item in others} == {NAMESPACE}
+    assert {item["kind"] for item in objects} <= {
+        "ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role",
+        "RoleBinding", "Service", "ServiceAccount", "ServiceMonitor",
+    }  # fmt: skip
+    # As with a list of namespaces.
+    everywhere = of_kind(rendered(helm, f"watchNamespaces={{{','.join(watched)}}}"), "Role")
+    kept = [role for role in everywhere if role["metadata"]["namespace"] != "default"]
+    assert of_kind(objects, "Role") == kept
+    [deployment] = of_kind(objects, "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [argument for argument in arguments if argument.startswith("--namespace")] == [
+        f"--namespace={namespace}" for namespace in watched
+    ]
+    for monitor in of_kind(objects, "PodMonitor"):
+        assert monitor["spec"]["namespaceSelector"] == {"matchNames": watched}
+
+
+def test_pools_of_the_values_are_in_a_file_that_the_operator_reads(helm: Helm) -> None:
+    objects = rendered_for_namespaces(helm)
+    [config], [deployment] = of_kind(objects, "ConfigMap"), of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [volume] = [volume for volume in pod["volumes"] if "configMap" in volume]
+    assert volume["configMap"] == {"name": config["metadata"]["name"]}
+    [mount] = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == volume["name"]]
+    [name] = config["data"]
+    assert f"--pools={mount['mountPath']}/{name}" in pod["containers"][0]["args"]
+    found = read_pools(config["data"][name], name, {})
+    assert not found.refused
+    assert found.pools["cpu"]["spec"] == {
+        "deviceType": "CPU", "maxUnits": 1_000_000, "pricePerUnitHour": "0.04", "unitsPerPod": 1, "autoscaled": False,
+        "tolerations": [{"operator": "Exists"}],
+    }  # fmt: skip
+    [empty] = of_kind(rendered(helm, "scope=namespace"), "ConfigMap")
+    assert read_pools(empty["data"][name], name, {}) == PoolList()
+
+
+def test_an_administrator_s_part_and_a_namespace_s_are_the_whole(helm: Helm) -> None:
+    objects = rendered(helm, "scope=cluster")
+    assert {item["kind"] for item in objects} == {
+        "ClusterRole", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
+    whole = {item["metadata"]["name"]: item for item in of_kind(rendered(helm), "ClusterRole")}
+    roles = {item["metadata"]["name"]: item for item in of_kind(objects, "ClusterRole")}
+    granted = roles.pop("heterps-operator")
+    assert "aggregate" not in str(granted["metadata"]["labels"]), "it is only bound by name"
+    del whole["heterps"]  # the operator's own, with rights in the whole cluster
+    assert roles == whole
+    # Whoever holds them may grant the Roles of an operator.
+    needed = [rule for role in of_kind(rendered_for_namespaces(helm), "Role") for rule in role["rules"]]
+    assert sorted(granted["rules"], key=str) == sorted(needed, key=str)
 
 
 def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
@@ -131,6 +217,47 @@ def test_the_pod_has_as_few_rights_on_its_node_as_it_can(helm: Helm) -> None:
     *arguments, peers = container["args"]
     assert arguments == ["--metrics-port=8080", "--lease-name=heterps", f"--lease-namespace={NAMESPACE}"]
     assert peers.startswith("--metrics-from=")
+
+
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), "ghcr.io/heterps/operator:0.1.0"),
+        (("image.tag=1.2-x",), "ghcr.io/heterps/operator:1.2-x"),
+        (("image.repository=r.example.com:5000/a/b", f"image.digest=sha256:{'ab' * 32}", "image.tag=v1"),
+         f"r.example.com:5000/a/b@sha256:{'ab' * 32}"),
+    ],
+)  # fmt: skip
+def test_the_image_has_a_tag_or_a_digest_and_secrets_to_pull_it(
+    helm: Helm, settings: tuple[str, ...], image: str
+) -> None:
+    more = ("imagePullSecrets[0].name=registry", "image.pullPolicy=Always")
+    [deployment] = of_kind(rendered(helm, *settings, *more), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (image, "Always")
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+USER_OF_THE_CLUSTER = tuple(f"podSecurityContext.{name}=null" for name in ("runAsUser", "runAsGroup", "fsGroup"))
+
+
+def test_the_cluster_may_choose_the_user(helm: Helm) -> None:
+    [deployment] = of_kind(rendered(helm, *USER_OF_THE_CLUSTER), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_service_names_its_protocol_and_the_families_of_addresses(helm: Helm) -> None:
+    [service] = of_kind(rendered(helm), "Service")
+    [port] = service["spec"]["ports"]
+    assert (port["name"], port["appProtocol"], port["targetPort"]) == ("metrics", "http", "metrics")
+    assert "ipFamilyPolicy" not in service["spec"]
+    [service] = of_kind(rendered(helm, "metrics.ipFamilyPolicy=PreferDualStack"), "Service")
+    assert service["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    assert of_kind(rendered(helm, "metrics.service=false"), "Service") == []
 
 
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
@@ -254,6 +381,15 @@ def test_the_pod_monitor_selects_coordinators_by_their_labels_and_port(helm: Hel
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
+def test_pools_of_the_values_need_the_scope_of_a_namespace(helm: Helm, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    pool = {"deviceType": "CPU", "maxUnits": 4, "pricePerUnitHour": "0.04"}
+    values.write_text(yaml.safe_dump({"pools": {"cpu": pool}}))
+    answer = helm("template", "heterps", str(CHART), f"--values={values}")
+    assert "pools: is for scope namespace" in answer.errors
+    assert helm("template", "heterps", str(CHART), f"--values={values}", "--set=scope=namespace").code == 0
+
+
 def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -> None:
     found = {item["metadata"]["name"]: item for item in of_kind(rendered(helm), "CustomResourceDefinition")}
     for path in (ROOT / "crds").glob("*.yaml"):
@@ -282,6 +418,9 @@ def test_custom_resources_are_those_of_the_repository_and_are_kept(helm: Helm) -
         ("operator.logFormat=xml", "value must be one of 'text', 'json'"),
         ("metrics.port=80", "minimum: got 80"),
         ("serviceAccount.create=false", "serviceAccount.name: must be given"),
+        ("scope=team", "value must be one of 'all', 'namespace', 'cluster'"),
+        ("pools.cpu=null,pools.gpu.deviceType=CPU", "at '/pools/gpu': missing properties 'maxUnits'"),
+        ("scope=namespace,pools.Cpu.maxUnits=1", "does not match pattern"),
     ],
 )
 def test_a_wrong_value_is_refused(helm: Helm, setting: str, words: str) -> None:
@@ -298,6 +437,35 @@ def installed(helm: Helm, admin: Kubectl) -> Iterator[Installed]:
     """The chart is installed; its pod cannot start, as the image is missing."""
     with installed_chart(helm, admin, CHART) as on_cluster:
         yield on_cluster
+
+
+@pytest.mark.parametrize("settings", [(), USER_OF_THE_CLUSTER])
+def test_a_restricted_namespace_takes_the_operator_s_pod(
+    helm: Helm, kubectl: Kubectl, admin: Kubectl, settings: tuple[str, ...]
+) -> None:
+    admin("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
+    objects = rendered(helm, *settings, "serviceAccount.create=false", "serviceAccount.name=default")
+    [deployment] = of_kind(objects, "Deployment")
+    pod = {**deployment["spec"]["template"], "apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] = {**pod["metadata"], "name": "operator"}
+    wide = changed(pod, "spec.hostNetwork", True)
+
+    def answer_to(document: Object) -> Answer:
+        return kubectl.try_to("create", "--dry-run=server", "--filename=-", text=json.dumps(document))
+
+    wait_until("the level is in force", lambda: "violates PodSecurity" in answer_to(wide).errors, 30)
+    answer = answer_to(pod)
+    assert answer.code == 0, answer.errors
+
+
+def test_the_service_of_the_metrics_is_taken_for_every_family(helm: Helm, kubectl: Kubectl) -> None:
+    """The test cluster has one family: RequireDualStack is refused, for that reason alone."""
+    for policy, words in (("PreferDualStack", ""), ("RequireDualStack", "not configured for dual-stack")):
+        [service] = of_kind(rendered(helm, f"metrics.ipFamilyPolicy={policy}"), "Service")
+        del service["metadata"]["namespace"]
+        answer = kubectl.try_to("create", "--dry-run=server", "--filename=-", text=json.dumps(service))
+        assert words in answer.errors
+        assert (answer.code == 0) is (not words), answer.errors
 
 
 def job_for_pods() -> Object:
@@ -516,7 +684,7 @@ def test_a_job_lives_with_the_operator_of_the_chart(
     for command, expected in {
         "top": ("stage-0", "worker-0-0", "ps-0", "coordinator", "predicted"),
         "logs": ("coordinator | ", "worker-0-0 | ", "ps-0 | "),
-        "explain": ("PlanComputed", "alternatives cannot be compared", "you are not allowed to get devicepools"),
+        "explain": ("PlanComputed", "the cheapest plan of each other kind"),
         "status": ("Profiled", "PlanComputed", "[tables..output]"),
     }.items():
         shown = " ".join(seen[command].output.split())  # independent of the terminal's width

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonschema import Draft7Validator
 
 from tests.repo.scripts import load_script
 
@@ -52,6 +53,18 @@ def test_every_value_has_a_default_and_a_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert keys(values, schema) == []
+
+
+def test_pools_of_the_chart_have_the_schema_of_a_device_pool() -> None:
+    script = load_script("generate_chart_schema")
+    assert script.SCHEMA.read_text() == script.render(), "run `python docs/generate_chart_schema.py`"
+    schema = json.loads(script.render())["definitions"]["devicePool"]
+    Draft7Validator.check_schema(schema)
+    pool = {"deviceType": "CPU", "maxUnits": 4, "pricePerUnitHour": "0.04", "tolerations": [{"operator": "Exists"}]}
+    wrong = {"maxUnits": 0, "deviceType": "TPU", "pricePerUnitHour": 1, "taints": [], "tolerations": [{"keys": "a"}]}
+    assert [*Draft7Validator(schema).iter_errors(pool)] == []
+    for name, value in wrong.items():
+        assert len([*Draft7Validator(schema).iter_errors({**pool, name: value})]) == 1, name
 
 
 def test_every_value_is_documented() -> None:

@@ -52,6 +52,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
+{{- /* Namespaces whose jobs the operator manages, as JSON; none: all. */ -}}
+{{- define "heterps.namespaces" -}}
+{{- $own := ternary (list .Release.Namespace) list (eq .Values.scope "namespace") }}
+{{- default $own .Values.watchNamespaces | toJson }}
+{{- end }}
+
 {{- /* What the operator does in the namespaces of jobs. tests/heterps_operator/controller/test_rights.py uses each verb. */ -}}
 {{- define "heterps.jobRules" -}}
 # delete: runPolicy.ttlSecondsAfterFinished. Only `status` is written, the spec belongs to the user.
@@ -108,6 +114,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
+{{- end }}
+
+{{- /* What the active replica does in the operator's own namespace. */ -}}
+{{- define "heterps.leaseRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update]
 {{- end }}
 
 {{- /* What belongs to no namespace. */ -}}

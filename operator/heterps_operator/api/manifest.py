@@ -97,15 +97,19 @@ def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manife
     return Manifest(*_completed(_validate(documents, [])), Path("/"))
 
 
-def load_objects(path: Path | str) -> tuple[ValidObject, ...]:
+def load_objects(path: Path | str, *, pools_required: bool = True) -> tuple[ValidObject, ...]:
     """Read and validate the job and the pools of a job file.
+
+    Args:
+        path: the file.
+        pools_required: whether the job's pools must be in it.
 
     Raises:
         ManifestError: the file cannot be read, or something in it is wrong.
     """
     file = Path(path)
     documents, problems = read_documents(_read(file), file.name)
-    return _validate(documents, problems, file.name)
+    return _validate(documents, problems, file.name, pools_required=pools_required)
 
 
 def check_objects(objects: Sequence[Any]) -> tuple[ValidObject, ...]:

@@ -23,6 +23,7 @@ from heterps_operator.cli.log_format import log_to_stderr
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
+from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
@@ -43,8 +44,13 @@ _ARENAS = 2
 
 
 def operator(options: Namespace) -> int:
-    """Manage the jobs of a cluster until SIGTERM; return the exit code."""
+    """Manage the jobs of a cluster until SIGTERM; return the exit code.
+
+    Raises:
+        ManifestError: the pool file cannot be used.
+    """
     log_to_stderr(options.log_format, verbose=options.verbose)
+    pool_file = None if options.pools is None else PoolFile(options.pools)
     _share_arenas()
     metrics = OperatorMetrics(metadata.version("heterps"))
     limit = RateLimiter(options.kube_api_qps, options.kube_api_burst).wait
@@ -66,6 +72,8 @@ def operator(options: Namespace) -> int:
             return EXIT_OK
         metrics.set_leader(True)
         _LOG.info("active: %s", ", ".join(options.namespace) or "all namespaces")
+        if pool_file is not None:
+            _LOG.info("nodes are not read: maxUnits alone limits a pool, and no job leaves a node when it is cordoned")
 
         def give_up() -> None:
             _LOG.error("the Lease %s/%s was not renewed in time, or is lost; exiting", namespace, options.lease_name)
@@ -80,6 +88,7 @@ def operator(options: Namespace) -> int:
             folder,
             namespace,
             options.metrics_from,
+            pool_file,
             most_planners=options.max_planners,
             longest_planning=options.max_planner_seconds,
             planner_memory_bytes=options.planner_memory_mib << 20,
@@ -91,7 +100,13 @@ def operator(options: Namespace) -> int:
 
         def watching() -> None:
             try:
-                watch(supervisor.reflector, stop, namespaces=options.namespace, login=lambda: _connection(api))
+                watch(
+                    supervisor.reflector,
+                    stop,
+                    namespaces=options.namespace,
+                    cluster_scoped=pool_file is None,
+                    login=lambda: _connection(api),
+                )
             finally:  # an operator without watches is useless
                 if not stop.is_set():
                     failed.set()

@@ -18,7 +18,6 @@ from typing import Any
 
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
-from heterps_operator.api.manifest import read_objects
 from heterps_operator.client.api_errors import no_such_job, refusal
 from heterps_operator.client.code import BroughtCode, bring_code, config_map, missing_module, owned_by, upload
 from heterps_operator.client.logs import LogLine, read_logs
@@ -45,7 +44,6 @@ from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.state.values import ProcessView
-from heterps_runtime.contract import API_VERSION
 
 __all__ = ["HeterPSClient", "JobUpdate", "Submitted"]
 
@@ -250,13 +248,16 @@ class HeterPSClient:
     def problem(self, name: str) -> dict[str, Any]:
         """Return the current planning problem of a job, from its spec, its pools and its measured profiles.
 
+        Spec and pools are those that the operator carries out, so users need no rights on DevicePools.
+
         Raises:
-            ClusterError: there is no such job, the cluster refused, or (reason NotProfiled) a profile is missing.
+            ClusterError: there is no such job, the cluster refused, no operator has begun with it (NotBegun), or a
+                profile is missing (NotProfiled).
         """
-        job = dict(self.get(name).document)
-        with self._doing(f"reading the pools of job {name}"):
-            found = [self._server.get(_pool_path(str(pool["name"]))) for pool in job["spec"]["pools"]]
-        manifest = read_objects(job, [pool for pool in found if pool is not None])
+        job, memory = self.get(name), self.state(name)
+        manifest = None if memory is None else memory.manifest(job.document)
+        if manifest is None:
+            raise ClusterError("NotBegun", f"job {name}: no operator has begun with it")
         cache = ConfigMapProfileCache(self._server, self.namespace, pod_configuration(manifest))
         pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
         with self._doing(f"reading the profiles of job {name} in namespace {self.namespace}"):
@@ -375,10 +376,6 @@ class HeterPSClient:
             yield
         except ApiError as error:
             raise refusal(error, what) from error
-
-
-def _pool_path(name: str) -> str:
-    return object_path({"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": name}})
 
 
 def _age(view: ProcessView) -> tuple[int, int]:

@@ -41,13 +41,13 @@ def read_submission(source: str | Path | Json | Sequence[Json]) -> Submission:
     """Read and validate a job and its pools.
 
     Args:
-        source: a job file; or a HeterPSJob as a dictionary, alone or with its DevicePools.
+        source: a job file, or a HeterPSJob as a dictionary; either alone or with its DevicePools.
 
     Raises:
         ManifestError: the source is invalid; the error holds every problem.
     """
     if isinstance(source, str | Path):
-        objects = load_objects(source)
+        objects = load_objects(source, pools_required=False)  # the cluster may have them
     else:
         objects = check_objects([source] if isinstance(source, Mapping) else list(source))
     [job] = [item for item in objects if item.kind == "HeterPSJob"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from heterps_operator.controller.ledger import Ledger
 from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
+from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
@@ -44,6 +45,7 @@ class OperatorContext:
     folder: Path  # for planners' files
     namespace: str = "heterps-system"  # of the operator itself
     scrapers: Sequence[Json] = ()  # NetworkPolicyPeers that read the metrics of jobs; none: everyone
+    pool_file: PoolFile | None = None  # of DevicePools, instead of those of the API server; then nodes are not read
     most_planners: int = 3
     longest_planning: float = 600.0  # seconds of one planner
     planner_memory_bytes: int | None = 256 << 20  # address space of one planner; None: no limit

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import object_path
-from heterps_operator.kubernetes.reading.pools import Capacity, namespace_limits, pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.pools import (
+    Capacity,
+    declared_capacity,
+    namespace_limits,
+    pool_capacity,
+    pool_limit,
+    pool_status,
+)
 from heterps_operator.kubernetes.reading.readable import POOL
 from heterps_runtime.contract import API_VERSION
 
@@ -72,6 +79,10 @@ class PoolKeeper:
         cluster = self._cluster
         pools = {str(pool["metadata"]["name"]): pool for pool in cluster.pools.all()}
         counted = cluster.nodes.version, cluster.pools.version, cluster.pods.claims_version
+        if cluster.pool_file is not None:
+            orphaned = cluster.pods.orphaned()
+            self._capacities = {name: declared_capacity(pool, orphaned.get(name, 0)) for name, pool in pools.items()}
+            return self._pass_on(pools)
         capacities = self._capacities
         if counted != self._counted or pools.keys() != capacities.keys():  # thousands of nodes take a while
             nodes, claimed = cluster.nodes.all(), cluster.pods.claimed()
@@ -82,10 +93,14 @@ class PoolKeeper:
                 except Exception as error:  # one pool must not hold up the others
                     self._problems.tell_unreadable(POOL, pool, error)
             self._capacities, self._counted = capacities, counted
-        limits = {name: pool_limit(pools[name], capacity) for name, capacity in capacities.items()}
+        return self._pass_on(pools)
+
+    def _pass_on(self, pools: Mapping[str, Json]) -> bool:
+        """Pass limits to the ledger; return whether any has changed."""
+        limits = {name: pool_limit(pools[name], capacity) for name, capacity in self._capacities.items()}
         namespaces = {name: allowed for name in limits if (allowed := namespace_limits(pools[name])) is not None}
         changed, self._limits = (limits, namespaces) != self._limits, (limits, namespaces)
-        cluster.ledger.set_limits(limits, namespaces)
+        self._cluster.ledger.set_limits(limits, namespaces)
         return changed
 
     def _publish(self, pool: Json) -> None:
@@ -94,7 +109,12 @@ class PoolKeeper:
         capacity = self._capacities.get(name)
         if capacity is None:  # a new pool
             return
-        status = pool_status(pool, capacity, self._cluster.ledger.held(name), now=self._cluster.clock())
+        held = self._cluster.ledger.held(name)
+        if self._cluster.pool_file is not None:  # there is no object for a status, and nothing is known of nodes
+            units = {"capacityUnits": capacity.units, "allocatedUnits": held}
+            self._cluster.metrics.update_pool(pool, units)
+            return
+        status = pool_status(pool, capacity, held, now=self._cluster.clock())
         self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return

@@ -32,12 +32,15 @@ _RESYNC_SECONDS = 300.0  # between two comparisons of the stores with fresh list
 _GATHER_SECONDS = 2.0  # after a watch has restarted: its list comes in pages, and other watches restart with it
 _MOST_GATHERED = 5
 _RETRY_SECONDS = 10.0
+_FILE_SECONDS = 5.0  # between two looks at the pool file, which the kubelet replaces within about a minute
 _NODES = "/api/v1/nodes"
 _POOLS = f"/apis/{API_VERSION}/devicepools"
 
 
 class Reflector:
     """Fills the stores of jobs, pods, pools and nodes. Thread-safe.
+
+    With a pool file, pools come from it, and the store of nodes stays empty.
 
     Args:
         cluster: the shared context, with the stores.
@@ -115,11 +118,32 @@ class Reflector:
             ApiError: the API server does not answer.
         """
         cluster = self._cluster
-        self._compare(cluster.nodes, [_NODES], self.node_seen)
-        self._compare(cluster.pools, [_POOLS], self.pool_seen)
+        if cluster.pool_file is None:
+            self._compare(cluster.nodes, [_NODES], self.node_seen)
+            self._compare(cluster.pools, [_POOLS], self.pool_seen)
+        else:
+            self.read_pools()
         self._compare(cluster.jobs, self._paths(jobs_path), self.job_seen)  # before the pods that they own
         self._compare(cluster.pods, self._paths(pods_path), self.pod_seen, LABEL_JOB)
         self._pools.refresh()
+
+    def follow_file(self, stop: threading.Event) -> None:
+        """Look at the pool file until `stop` is set."""
+        while not stop.wait(_FILE_SECONDS):
+            self.read_pools()
+
+    def read_pools(self) -> None:
+        """Take the pools of the pool file, and wake the jobs that name one that has changed."""
+        file = self._cluster.pool_file
+        assert file is not None
+        changed, pools = file.refresh(), file.pools
+        for known in self._cluster.pools.all():
+            if known["metadata"]["name"] not in pools:
+                self.pool_seen(known, gone=True)
+        for pool in pools.values():
+            self.pool_seen(pool)
+        for name in changed:  # also one that is refused, which the store does not have
+            self._wake_users(name)
 
     def _paths(self, path: Callable[[str | None], str]) -> list[str]:
         return [path(namespace) for namespace in self._namespaces] or [path(None)]
@@ -188,9 +212,12 @@ class Reflector:
             if self._cluster.pods.set_resources({p["metadata"]["name"]: unit_resource(p["spec"]) for p in pools}):
                 self._accounting.count_all()
             self._pools.changed.set()
-            for job in self._cluster.jobs.all():
-                if any(pool["name"] == name for pool in job["spec"]["pools"]):
-                    self._wake(key_of(job))
+            self._wake_users(name)
+
+    def _wake_users(self, pool: str) -> None:
+        for job in self._cluster.jobs.all():
+            if any(entry["name"] == pool for entry in job["spec"]["pools"]):
+                self._wake(key_of(job))
 
     def _note_node(self, item: Json, gone: bool) -> None:
         nodes, name = self._cluster.nodes, str(item["metadata"]["name"])

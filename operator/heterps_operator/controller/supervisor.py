@@ -76,6 +76,8 @@ class Supervisor:
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
         ]
         loops = {"pools": self.pools.run, "resync": self.reflector.run, "recorder": self._problems.run}
+        if cluster.pool_file is not None:
+            loops["pool-file"] = self.reflector.follow_file
         for name, run in loops.items():
             self._threads.append(threading.Thread(target=self._keep_on, args=(run,), name=name, daemon=True))
         self.last_turn = cluster.clock()

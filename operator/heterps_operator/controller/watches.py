@@ -37,6 +37,7 @@ def watch(
     stop: threading.Event,
     *,
     namespaces: Sequence[str],
+    cluster_scoped: bool = True,
     login: Callable[[], kopf.ConnectionInfo],
 ) -> None:
     """Report every change of jobs, their pods, device pools and nodes; return when `stop` is set.
@@ -48,6 +49,7 @@ def watch(
         reflector: receives the changes.
         stop: ends the watches.
         namespaces: namespaces of the watched jobs and pods; empty: all.
+        cluster_scoped: whether to watch device pools and nodes.
         login: returns the connection to the API server.
     """
     registry = kopf.OperatorRegistry()
@@ -73,9 +75,10 @@ def watch(
         return handler
 
     kopf.on.event(API_GROUP, _VERSION, "heterpsjobs", registry=registry, id="jobs")(report(reflector.job_seen))
-    kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
     kopf.on.event("", "v1", "pods", registry=registry, id="pods")(report(reflector.pod_seen))
-    kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
+    if cluster_scoped:
+        kopf.on.event(API_GROUP, _VERSION, "devicepools", registry=registry, id="pools")(report(reflector.pool_seen))
+        kopf.on.event("", "v1", "nodes", registry=registry, id="nodes")(report(reflector.node_seen))
 
     failures = 0
     while not stop.is_set():

@@ -264,7 +264,7 @@ class OperatorMetrics:
         self._jobs.forget((namespace, job))
 
     def update_pool(self, pool: Json, status: Json) -> None:
-        """Record a DevicePool and its status (`kubernetes.pools.pool_status`)."""
+        """Record a DevicePool and its status (`kubernetes.pools.pool_status`), or the part of it that is known."""
         self._pools.put((str(pool["metadata"]["name"]),), _pool_rows(pool["spec"], status))
 
     def forget_pool(self, name: str) -> None:
@@ -327,7 +327,8 @@ def _pool_rows(spec: Json, status: Json) -> Iterator[Row]:
     yield _MAX_UNITS, (), float(spec["maxUnits"])
     yield _CAPACITY, (), float(status.get("capacityUnits") or 0)
     yield _ALLOCATED, (), float(status.get("allocatedUnits") or 0)
-    yield _NODES, (), float(status.get("nodes") or 0)
+    if "nodes" in status:
+        yield _NODES, (), float(status["nodes"])
     yield _PRICE, (), float(spec["pricePerUnitHour"])
     for condition in status.get("conditions") or ():
         if condition["type"] == "Ready":

@@ -10,9 +10,12 @@ import yaml
 from heterps_operator.addresses import below, is_uri, redacted
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import check_objects, read_objects
+from heterps_operator.api.pool_list import read_pools
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.api.yaml_source import read_documents
 from heterps_operator.errors import ManifestError
+from heterps_operator.kubernetes.reading.pools import declared_capacity
+from heterps_operator.kubernetes.reading.readable import POOL, check
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.data.errors import DataError
@@ -42,6 +45,16 @@ def _validate(data: bytes) -> None:
     manifest = read_objects(job, pools)
     JobSpec.from_manifests(manifest.job, manifest.pools)
     RunConfig.from_json(manifest.run_configuration("/work"))
+
+
+def _read_pools(data: bytes) -> None:
+    """Read the pools of an operator as it starts, and again when the file has changed."""
+    found = read_pools(data.decode(), "pools.yaml", {})
+    assert not set(found.pools) & set(found.refused)
+    for pool in found.pools.values():
+        check(POOL, pool)
+        declared_capacity(pool, 0)
+    assert read_pools(data.decode(), "pools.yaml", found.pools).pools.keys() == found.pools.keys()
 
 
 def _read_configuration(data: bytes) -> None:
@@ -80,6 +93,11 @@ def _documents() -> list[bytes]:
     return [json.dumps(sorted(pools_first, key=lambda item: item["kind"] != "HeterPSJob")).encode()]
 
 
+def _pools() -> list[bytes]:
+    pools = [item for item in yaml.safe_load_all(_EXAMPLE.read_text()) if item["kind"] == "DevicePool"]
+    return [yaml.safe_dump_all(pools).encode()]
+
+
 def _plan() -> list[bytes]:
     return [json.loads((_FIXTURES / "operator" / "plan.json").read_text())["plan.json"].encode()]
 
@@ -88,6 +106,8 @@ TARGETS = [
     Target("manifest.yaml", _read_yaml, (ManifestError, UnicodeDecodeError), lambda: [_EXAMPLE.read_bytes()],
            Form.TEXT, longest=4096, lines_per_byte=2000.0, memory_per_byte=4000.0),
     Target("manifest.objects", _validate, (ManifestError, NotJsonError), _documents, Form.JSON, lines_per_byte=500.0),
+    Target("manifest.pools", _read_pools, (ManifestError, UnicodeDecodeError), _pools, Form.TEXT,
+           longest=4096, lines_per_byte=4000.0, memory_per_byte=8000.0),
     Target("manifest.configuration", _read_configuration, (UserError,),
            lambda: [(_FIXTURES / "run-configuration.json").read_bytes()], Form.JSON),
     Target("manifest.plan", _read_plan, (ValueError, NotJsonError), _plan, Form.JSON),

@@ -28,7 +28,17 @@ from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_planner.model.problem import Problem
 from heterps_planner.planning import plan as solve
 from heterps_runtime.contract import Role
-from tests.heterps_operator.client.test_client import FULL, JOB, JOBS, Script, put_job, put_plan, put_profiles, stream
+from tests.heterps_operator.client.test_client import (
+    FULL,
+    JOB,
+    JOBS,
+    Script,
+    begin,
+    put_job,
+    put_plan,
+    put_profiles,
+    stream,
+)
 from tests.heterps_operator.helpers.documents import owner
 from tests.heterps_operator.helpers.fake_server import FakeServer, for_cluster
 from tests.heterps_operator.helpers.world import PROFILE, make_job
@@ -454,6 +464,7 @@ def test_explain_compares_with_alternatives_and_says_what_is_cheaper(
     # Above the cheapest throughput per sample, so that the floor costs something.
     job_file.write_text(job_file.read_text().replace("minSamplesPerSecond: 20000", "minSamplesPerSecond: 60000"))
     assert main(["submit", str(job_file)]) == 0
+    begin(server)
     put_profiles(server)
     plan = plan_document(60_000)
     before = json.loads(json.dumps(plan))
@@ -491,6 +502,8 @@ def test_explain_says_what_it_cannot_know(server: FakeServer, job_file: Path, ca
     assert main(["submit", str(job_file)]) == 0
     assert "there is no plan yet" in printed(capsys, "explain", "tiny")
     put_plan(server, 1, plan_document())
+    assert "cannot be compared: job tiny: no operator has begun with it" in printed(capsys, "explain", "tiny")
+    begin(server)
     assert "cannot be compared: job tiny: there is no profile of pool cpu" in printed(capsys, "explain", "tiny")
     put_profiles(server)
     plan = plan_document()

@@ -19,6 +19,9 @@ from heterps_operator.client.views import EventView, JobView
 from heterps_operator.errors import ClusterError, ManifestError
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.state import StoredState
+from heterps_operator.state.bill import Bill
+from heterps_operator.state.status import Status
 from tests.heterps_operator.helpers.documents import owner
 from tests.heterps_operator.helpers.fake_server import FakeServer, for_cluster, forbidden
 from tests.heterps_operator.helpers.world import PROFILE
@@ -137,6 +140,13 @@ def test_pools_that_may_not_even_be_read_are_left_to_the_operator(
     server.refusals["get"] = [forbidden("get", "devicepools"), forbidden("get", "devicepools")]
     server.refusals["apply"] = [forbidden("patch", "devicepools"), forbidden("patch", "devicepools")]
     assert verbs(client, job_file) == {"cpu": "unseen", "accelerator": "unseen", "tiny": "created"}
+
+
+def test_a_file_may_leave_the_pools_to_the_operator(client: HeterPSClient, server: FakeServer, job_file: Path) -> None:
+    documents = list(yaml.safe_load_all(job_file.read_text()))
+    job_file.write_text(yaml.safe_dump_all(item for item in documents if item["kind"] == "HeterPSJob"))
+    assert verbs(client, job_file) == {"tiny": "created"}
+    assert {path for _, path in server.requests} == {JOB}
 
 
 def test_pools_that_may_not_be_written_and_are_not_there_are_a_refusal(
@@ -440,6 +450,13 @@ def put_profiles(server: FakeServer) -> None:
         cache.save(name, PROFILE)
 
 
+def begin(server: FakeServer) -> None:
+    """Store the state of an operator that has begun with the existing job."""
+    pools = tuple(server.objects[POOL.replace("cpu", name)] for name in ("cpu", "accelerator"))
+    memory = StoredState(Status(), Bill(), spec=server.objects[JOB]["spec"], pools=pools)
+    server.put(JOB.replace("heterpsjobs", "heterpsjobstates"), data=memory.to_data())
+
+
 @pytest.mark.parametrize("text", ["7", "[]", "null", "{", "[" * 100_000])
 def test_a_plan_that_is_no_json_object_is_left_out(client: HeterPSClient, server: FakeServer, text: str) -> None:
     put_job(server, "Running")
@@ -497,10 +514,16 @@ def test_the_problem_of_a_job_is_made_from_its_profiles(
     client: HeterPSClient, server: FakeServer, job_file: Path
 ) -> None:
     client.submit(job_file)
+    with pytest.raises(ClusterError, match="no operator has begun with it") as caught:
+        client.problem("tiny")
+    assert caught.value.reason == "NotBegun"
+    begin(server)
     with pytest.raises(ClusterError, match="there is no profile of pool cpu, accelerator") as caught:
         client.problem("tiny")
     assert caught.value.reason == "NotProfiled"
     put_profiles(server)
+    for name in ("cpu", "accelerator"):  # the operator's own pools may be in no object
+        del server.objects[POOL.replace("cpu", name)]
     problem = client.problem("tiny")
     assert problem["minSamplesPerSecond"] == 20_000
     assert [pool["name"] for pool in problem["pools"]] == ["cpu", "accelerator"]

@@ -6,6 +6,7 @@ the rules lack a verb that is used, and if they have one that is not.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
+from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, _resource
@@ -35,16 +37,18 @@ HELPERS = ROOT / "helm" / "heterps" / "templates" / "_helpers.tpl"
 Rights = set[tuple[str, str]]
 
 # kopf's watches list and watch (controller/watches.py), the reflector lists.
-WATCHED = {(verb, kind) for verb in ("list", "watch") for kind in ("heterpsjobs", "pods", "devicepools", "nodes")}
+WATCHED = {(verb, kind) for verb in ("list", "watch") for kind in ("heterpsjobs", "pods")}
+WATCHED_IN_THE_CLUSTER = {(verb, kind) for verb in ("list", "watch") for kind in ("devicepools", "nodes")}
 # For the API server's admission plug-in, which asks for it where an object's owner reference blocks its deletion.
 FOR_ADMISSION = {("update", "heterpsjobs/finalizers")}
 VERBS = {"apply": ("create", "patch")}  # server-side apply needs both
 
 
-def granted() -> Rights:
+def granted(*names: str) -> Rights:
+    """Return the rights in helpers of the chart."""
     found: Rights = set()
     text = HELPERS.read_text()
-    for name in ("jobRules", "clusterRules"):
+    for name in names:
         [rules] = re.findall(rf'define "heterps\.{name}" -}}}}\n(.*?){{{{- end }}}}', text, re.S)
         for rule in yaml.safe_load(rules):
             found |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
@@ -67,7 +71,14 @@ def life(tmp_path: Path) -> Life:
     return Life(tmp_path)
 
 
-def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_namespaces_only", [False, True])
+def test_every_verb_is_used_and_every_use_is_granted(
+    life: Life, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_namespaces_only: bool
+) -> None:
+    if in_namespaces_only:
+        (tmp_path / "pools.yaml").write_text(json.dumps(life.pools[0]))
+        life.cluster.pool_file = PoolFile(tmp_path / "pools.yaml")
+
     def log_tail(namespace: str, pod: str, lines: int, container: str = "") -> tuple[str, ...]:
         life.server.requests.append(("get", f"/api/v1/namespaces/{namespace}/pods/{pod}/log"))
         return ()
@@ -119,10 +130,11 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
         owned.keep_plan(life.job, pools, status, plan, tuple(range(1, 13)), policy=defaulted_job().run_policy)
     keeper = PoolKeeper(life.cluster, ProblemRecorder(life.server, life.cluster.clock), lambda: None)
     keeper.refresh()
+    assert life.cluster.pools.all()
     for pool in life.cluster.pools.all():
         life.server.put(f"{object_path(pool)}/status", **pool)  # the answer is the whole pool
         keeper._publish(pool)
-    _queue_up(life, pools)
+    _queue_up(life, pools, with_priorities=not in_namespaces_only)
     # Its end, after which it is deleted.
     for _ in range(30):
         life.go_on()
@@ -130,15 +142,17 @@ def test_every_verb_is_used_and_every_use_is_granted(life: Life, monkeypatch: py
             life.coordinator.phase = "Succeeded"
         life.settle()
         life.now += 60
-    found = used(life) | WATCHED | FOR_ADMISSION
-    assert found - granted() == set(), "done without the right to"
-    assert granted() - found == set(), "granted, and not used"
+    found, allowed = used(life) | WATCHED | FOR_ADMISSION, granted("jobRules")
+    if not in_namespaces_only:
+        found, allowed = found | WATCHED_IN_THE_CLUSTER, allowed | granted("clusterRules")
+    assert found - allowed == set(), "done without the right to"
+    assert allowed - found == set(), "granted, and not used"
 
 
-def _queue_up(life: Life, pools: Mapping[str, Any]) -> None:
-    """Everything that a job in a queue of Kueue asks the API server for."""
-    metadata = {**life.job["metadata"], "labels": {LABEL_PRIORITY: "urgent"}}
-    policy = {"gang": "Kueue", "queue": "ads", "priorityClassName": "high"}
+def _queue_up(life: Life, pools: Mapping[str, Any], *, with_priorities: bool) -> None:
+    """Everything that a job in a queue of Kueue asks the API server for; priority classes belong to the cluster."""
+    metadata = {**life.job["metadata"], "labels": {LABEL_PRIORITY: "urgent"} if with_priorities else {}}
+    policy = {"gang": "Kueue", "queue": "ads", **({"priorityClassName": "high"} if with_priorities else {})}
     job = {**life.job, "metadata": metadata, "spec": {**life.job["spec"], "runPolicy": {"schedulingPolicy": policy}}}
     workers = tuple(ProcessSpec(f"worker-0-{i}", Role.WORKER, "cpu", 1, stage=0, index=i) for i in range(2))
     for one in (job, {**job, "metadata": {**metadata, "labels": {}}}):
@@ -160,4 +174,5 @@ def test_no_other_group_of_events_is_needed() -> None:
 
 
 def test_a_secret_is_only_read_by_its_name_and_created() -> None:
-    assert {verb for verb, resource in granted() if resource == "secrets"} == {"get", "create"}
+    rights = granted("jobRules", "clusterRules")
+    assert {verb for verb, resource in rights if resource == "secrets"} == {"get", "create"}

@@ -45,6 +45,22 @@ def test_watches_that_fail_begin_anew(supervisor: Supervisor, monkeypatch: pytes
     assert len(runs) == 3
 
 
+@pytest.mark.parametrize("cluster_scoped", [True, False])
+def test_pools_and_nodes_are_watched_only_with_rights_in_the_cluster(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, cluster_scoped: bool
+) -> None:
+    stop, watched = threading.Event(), set[str]()
+
+    async def run(**options: Any) -> None:
+        handlers = options["registry"]._watching.get_all_handlers()
+        watched.update(handler.selector.plural or handler.selector.any_name for handler in handlers)
+        stop.set()
+
+    monkeypatch.setattr(kopf, "operator", run)
+    watches.watch(supervisor.reflector, stop, namespaces=("a",), cluster_scoped=cluster_scoped, login=server)
+    assert watched == {"heterpsjobs", "pods"} | ({"devicepools", "nodes"} if cluster_scoped else set())
+
+
 def test_watches_that_fail_again_and_again_end_the_operator(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

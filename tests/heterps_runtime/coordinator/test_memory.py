@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from heterps_runtime.process import resident_bytes
 
 from heterps_runtime.coordinator.figures import JobMetrics
+from heterps_runtime.processes.process import resident_bytes
 from heterps_runtime.wire.messages import Pulse
 from tests.heterps_runtime.helpers.coordinator_world import World
 

@@ -25,7 +25,7 @@ __all__ = ["submit"]
 _LONELY_SECONDS = 20.0  # without a status, before asking whether an operator runs
 _NOTES = {
     "kept": " as it is in the cluster; you may not change DevicePools, so the one in the file is not used",
-    "unseen": "; you may neither read nor change DevicePools, so the job uses the cluster's pool of this name",
+    "unseen": "; you may neither read nor change DevicePools, so the job uses the operator's pool of this name",
 }
 _PROGRESS_SECONDS = 10.0  # between two lines of progress in a log
 

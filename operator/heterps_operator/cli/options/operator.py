@@ -13,6 +13,12 @@ __all__ = ["add_operator_options"]
 def add_operator_options(parser: ArgumentParser) -> None:
     """Add the options of `heterps operator`."""
     parser.add_argument("--namespace", action="append", default=[], help="manage jobs of this one only (repeatable)")
+    parser.add_argument(
+        "--pools",
+        metavar="FILE",
+        type=Path,
+        help="DevicePools, instead of those of the cluster; neither they nor nodes are read from the API server",
+    )
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: the pod's service account, or $KUBECONFIG)")
     parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
     parser.add_argument("--lease-name", default="heterps-operator", help="of the Lease that one replica holds")

@@ -143,7 +143,7 @@ class JobController:
         Raises:
             NotReadyError: neither can be carried out.
         """
-        wanted, session = Wanted.read(job, self._cluster.pools), self._session
+        wanted, session = Wanted.read(job, self._cluster.pools, self._cluster.pool_file), self._session
         if session is not None:
             if session.adopted == wanted.versions and not session.may_go_on:
                 return session

@@ -9,6 +9,7 @@ from typing import Any
 from heterps_operator.api.admission import cluster_problems
 from heterps_operator.api.manifest import Manifest, read_objects
 from heterps_operator.controller.jobs.owned_objects import NotReadyError
+from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
@@ -25,16 +26,18 @@ class Wanted:
         job: the HeterPSJob.
         pools: its DevicePools in order; None for missing ones.
         store: the store of all DevicePools.
+        file: the file that they come from, if not from the API server.
     """
 
     job: Json
     pools: tuple[Json | None, ...]
     store: ObjectStore
+    file: PoolFile | None = None
 
     @classmethod
-    def read(cls, job: Json, store: ObjectStore) -> Wanted:
+    def read(cls, job: Json, store: ObjectStore, file: PoolFile | None = None) -> Wanted:
         """Find the job's pools in the store."""
-        return cls(job, tuple(store.get("", str(pool["name"])) for pool in job["spec"]["pools"]), store)
+        return cls(job, tuple(store.get("", str(pool["name"])) for pool in job["spec"]["pools"]), store, file)
 
     @property
     def complete(self) -> bool:
@@ -60,11 +63,7 @@ class Wanted:
             if pool is None
         ]
         if missing:
-            known = sorted(str(pool["metadata"]["name"]) for pool in self.store.all())
-            hint = difflib.get_close_matches(missing[0], known, 1)
-            have = f"the cluster has {', '.join(known)}" if known else "the cluster has none"
-            text = f"spec.pools: there is no DevicePool {missing[0]}; create it, or correct the name ({have})"
-            raise NotReadyError("PoolNotFound", text + (f"; did you mean {hint[0]}?" if hint else ""))
+            raise NotReadyError("PoolNotFound", self._not_found(missing[0]))
         namespace = str(self.job["metadata"]["namespace"])
         for index, pool in enumerate(self.pools):
             allowed = None if pool is None else namespace_limits(pool)
@@ -80,3 +79,16 @@ class Wanted:
         if problems := cluster_problems(manifest.job):
             raise NotReadyError("InvalidSpec", "; ".join(map(str, problems)))
         return manifest
+
+    def _not_found(self, name: str) -> str:
+        """Say that a pool does not exist, and what to do."""
+        known = sorted(str(pool["metadata"]["name"]) for pool in self.store.all())
+        hint = difflib.get_close_matches(name, known, 1)
+        have = ", ".join(known) or "none"
+        text = f"spec.pools: there is no DevicePool {name}; create it, or correct the name (the cluster has {have})"
+        if self.file is not None:
+            if problem := self.file.refused.get(name):
+                return f"spec.pools: DevicePool {name} in `pools` of the operator's chart is invalid: {problem}"
+            fix = f"add it there, or correct the name (there is {have})"
+            text = f"spec.pools: there is no DevicePool {name} in `pools` of the operator's chart; {fix}"
+        return text + (f"; did you mean {hint[0]}?" if hint else "")

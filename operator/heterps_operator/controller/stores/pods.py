@@ -83,6 +83,17 @@ class PodStore(ObjectStore):
                     units[charge.pool] = units.get(charge.pool, 0) + charge.units
         return units
 
+    def orphaned(self) -> dict[str, int]:
+        """Return the units that pods of unknown jobs occupy, by the pool in their annotation."""
+        units: dict[str, int] = {}
+        with self._lock:
+            unknown = [pods.values() for owner, pods in self._by_job.items() if owner not in self._known]
+            for pod in (pod for pods in unknown for pod in pods):
+                charge = charge_of(pod, self._resources)
+                if charge is not None:
+                    units[charge.pool] = units.get(charge.pool, 0) + charge.units
+        return units
+
     @property
     def claims_version(self) -> int:
         """See `Claims.version`."""

@@ -18,6 +18,7 @@ from heterps_operator.kubernetes.reading.taints import untolerated
 
 __all__ = [
     "Capacity",
+    "declared_capacity",
     "namespace_limits",
     "pool_capacity",
     "pool_limit",
@@ -91,6 +92,16 @@ def pool_capacity(pool: Json, nodes: Iterable[Json], claimed: Claimed | None = N
             units += left // per_pod * per_pod
             taken += whole // per_pod * per_pod - left // per_pod * per_pod
     return Capacity(units, taken, orphaned, **{group: tuple(names) for group, names in groups.items()})
+
+
+def declared_capacity(pool: Json, orphaned: int) -> Capacity:
+    """Return the capacity of a pool whose nodes the operator may not read: `maxUnits`, and no node.
+
+    Args:
+        pool: a DevicePool.
+        orphaned: units of pods whose jobs were gone before the operator started.
+    """
+    return Capacity(int(pool["spec"]["maxUnits"]), orphaned=orphaned)
 
 
 def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
