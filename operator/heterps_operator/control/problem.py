@@ -9,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.api.shapes import UnreadableError, fields, items, number, optional, plain, real, table, text
 from heterps_operator.documents import Json
+from heterps_operator.state.plan import JobPlan
 from heterps_planner.errors import UnknownNameError
-from heterps_planner.model.problem import MAX_LAYERS
+from heterps_planner.model.problem import MAX_LAYERS, ParameterServer, Problem
+from heterps_planner.model.segments import build_segments
+from heterps_planner.plans.plan import choice_of
 from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
 
 __all__ = [
     "adapt_problem",
     "build_problem",
     "check_profile",
+    "cost_per_sample",
     "is_profile",
     "profile_digest",
     "profile_warnings",
@@ -138,6 +143,28 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
     if job.max_cost_per_hour is not None:
         adapted["maxCostPerHour"] = float(job.max_cost_per_hour)
     return adapted
+
+
+def cost_per_sample(problem: Json, plan: JobPlan) -> float:
+    """Dollars per sample that a plan costs by the measured times and the prices of a problem.
+
+    Args:
+        problem: by `build_problem`.
+        plan: of the same model; it may exceed the problem's limits.
+
+    Raises:
+        ValueError: the plan belongs to another model, or uses a pool that the problem does not have.
+    """
+    parsed = Problem.from_json(problem)
+    names = [pool.name for pool in parsed.pools]
+    if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or not set(plan.units) <= set(names):
+        raise ValueError("the plan belongs to another model")
+    stages = [(stage.firstLayer, stage.lastLayer, names.index(stage.pool)) for stage in plan.stages]
+    servers = plan.servers.units // parsed.pools[names.index(plan.servers.pool)].units_per_pod
+    server = ParameterServer(plan.servers.pool, (problem["parameterServer"]).get(_SERVER_COST), plan.servers.units)
+    segments = build_segments(replace(parsed, parameter_server=server))
+    choice = choice_of(segments, stages, list(plan.pods), servers)
+    return choice.price / choice.throughput / 3600
 
 
 def with_running_servers(problem: Json, servers: ServersDocument) -> dict[str, Any]:

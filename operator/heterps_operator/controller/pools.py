@@ -1,4 +1,4 @@
-"""Limits and status of the DevicePools, from their nodes and from the pods on them."""
+"""Limits, prices and status of the DevicePools, from their nodes, the pods on them, and where their prices are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable
 
 from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.prices import PriceReader
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import object_path
+from heterps_operator.kubernetes.reading.complaints import price_complaint
 from heterps_operator.kubernetes.reading.pools import Capacity, namespace_limits, pool_capacity, pool_limit, pool_status
 from heterps_operator.kubernetes.reading.readable import POOL
 from heterps_runtime.contract import API_VERSION
@@ -42,6 +44,7 @@ class PoolKeeper:
         self._on_change = on_change
         self._limits: tuple[dict[str, int], dict[str, dict[str, int | None]]] = ({}, {})  # of pools, and of namespaces
         self._capacities: dict[str, Capacity] = {}
+        self._prices = PriceReader(cluster.api, cluster.namespace, cluster.prices, cluster.clock, cluster.monotonic)
         self._counted: tuple[int, ...] = ()  # versions of the stores that the capacities were counted from
 
     def run(self, stop: threading.Event) -> None:
@@ -52,6 +55,7 @@ class PoolKeeper:
             if stop.wait(_GATHER_SECONDS):
                 return
             self.refresh()
+            self.read_prices()
             for pool in self._cluster.pools.all():
                 try:
                     self._publish(pool)
@@ -67,6 +71,16 @@ class PoolKeeper:
             changed = self._set_limits()
         if changed:
             self._on_change()
+
+    def read_prices(self) -> None:
+        """Read the prices that are due, and wake no one: a job looks at prices in each of its turns."""
+        pools = self._cluster.pools.all()
+        for pool in pools:
+            try:
+                self._prices.read(pool)
+            except Exception as error:  # one pool must not hold up the others
+                self._problems.tell_unreadable(POOL, pool, error)
+        self._cluster.prices.keep_only(str(pool["metadata"]["name"]) for pool in pools)
 
     def _set_limits(self) -> bool:
         cluster = self._cluster
@@ -94,7 +108,12 @@ class PoolKeeper:
         capacity = self._capacities.get(name)
         if capacity is None:  # a new pool
             return
-        status = pool_status(pool, capacity, self._cluster.ledger.held(name), now=self._cluster.clock())
+        price = self._cluster.prices.get(name)
+        if price is None:
+            return
+        if complaint := price_complaint(price):
+            self._problems.tell(POOL, pool, complaint)
+        status = pool_status(pool, capacity, self._cluster.ledger.held(name), price, now=self._cluster.clock())
         self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return
