@@ -91,11 +91,7 @@ class _MasterProblem:
         self.members = members
         self.tariff = tariff
         self.columns = [_Columns() for _ in members]
-        # No plan within the limits costs as much as all pods for the duration of the slowest training.
-        self.ceilings = [
-            float(m.job.price_T @ m.job.segments.limit_T) * (m.job.hours_per_rate / m.job.lowest + m.job.hours)
-            for m in members
-        ]
+        self.ceilings = [m.job.most_dollars for m in members]
         self.worst = sum(self.ceilings) + float(tariff.charge @ tariff.limit)
         self.best: tuple[Choice, ...] | None = None
         self.dollars = math.inf
