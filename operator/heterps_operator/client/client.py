@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,8 @@ class HeterPSClient:
             profiles = cache.load(pools)
         if missing := [pool for pool in pools if pool not in profiles]:
             raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
-        return build_problem(JobSpec.from_manifests(manifest.job, manifest.pools), profiles)
+        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
+        return build_problem(spec.priced(_prices_in_force(found)), profiles)
 
     def events(self, name: str) -> tuple[EventView, ...]:
         """Return the events of a job and its pods, the oldest first; clusters keep events for about an hour."""
@@ -349,6 +351,16 @@ def _pool_path(name: str) -> str:
 
 def _age(view: ProcessView) -> tuple[int, int]:
     return view.spec.incarnation, view.spec.attempt
+
+
+def _prices_in_force(pools: Sequence[Json | None]) -> dict[str, Decimal]:
+    """The prices that the operator has found, by pool; a pool that it has not seen yet has that of its spec."""
+    found = {}
+    for pool in pools:
+        price = ((pool or {}).get("status") or {}).get("pricePerUnitHour")
+        if pool is not None and price is not None:
+            found[str(pool["metadata"]["name"])] = Decimal(str(price))
+    return found
 
 
 def _plan(config_map: Json) -> PlanView | None:

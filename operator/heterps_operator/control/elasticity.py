@@ -181,7 +181,9 @@ def _problem(
 ) -> dict[str, Any] | None:
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
     try:
-        problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
+        problem = build_problem(
+            job.limited(observed.capacity.free_units), observed.profiles, observed.status.start_seconds
+        )
         return calibrate(with_running_servers(problem, plan.servers), plan, throughput, stages)
     except ValueError:
         return None  # the model has other layers now; the plan that runs stays

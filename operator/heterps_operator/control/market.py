@@ -86,7 +86,7 @@ def _ask(
     if busy or _held(job, observed, status) < job.elasticity.cooldown_seconds:
         return status, (), ()
     try:
-        problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
+        problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles, status.start_seconds)
     except (KeyError, ValueError):  # profiles of an earlier run are gone, or are of another model
         return replace(status, judged_prices=prices), (), ()
     revision = status.plan_revision + 1
@@ -106,7 +106,7 @@ def _take_answer(job: JobSpec, observed: Observed, status: Status, plan: JobPlan
     if other is None or other.throughput is None or other.cost_per_hour is None:
         return replace(status, judged_prices=prices)
     try:
-        problem = build_problem(job, observed.profiles)
+        problem = build_problem(job, observed.profiles, status.start_seconds)
         lasts, costs = cost_per_sample(problem, plan), cost_per_sample(problem, other)
     except (KeyError, ValueError):
         return replace(status, judged_prices=prices)

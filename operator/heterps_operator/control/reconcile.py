@@ -249,7 +249,7 @@ def _ask_planner(
     job: JobSpec, observed: Observed, status: Status, planned_with: Mapping[str, int]
 ) -> tuple[Status, tuple[Action, ...]]:
     try:
-        problem = build_problem(job, observed.profiles)
+        problem = build_problem(job, observed.profiles, status.start_seconds)
     except ValueError as error:
         return _fail(status, Failure("ProfileMismatch", str(error)), observed.time), ()
     return replace(status, planned_with=planned_with), (ComputePlan(problem, status.plan_revision + 1),)

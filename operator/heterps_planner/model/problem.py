@@ -16,8 +16,8 @@ from heterps_planner.model.fields import Fields, check_integer, check_number
 
 __all__ = [
     "DEVICE_TYPES",
-    "MAX_INTERRUPTIONS",
     "MAX_COUNTS",
+    "MAX_INTERRUPTIONS",
     "MAX_LAYERS",
     "MAX_POOLS",
     "MAX_SEGMENTS",

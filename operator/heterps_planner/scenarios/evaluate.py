@@ -36,8 +36,8 @@ from heterps_planner.plans.plan import (
 from heterps_planner.plans.refusal import describe_servers
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.path import Stage
-from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.search.points import cost_rate
+from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.search.servers import MAX_SERVERS, minimise, provision_stages
 
 __all__ = ["evaluate"]

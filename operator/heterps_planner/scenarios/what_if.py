@@ -1,7 +1,7 @@
 """A problem with a few numbers changed: `v100.maxUnits=16`.
 
-A setting is a pool's field (`POOL.maxUnits`, `POOL.pricePerUnitHour`, `POOL.interruptionsPerUnitHour`), or a field of the problem without a pool. The
-changed problem is validated like one from a file.
+A setting is a pool's field (`POOL.maxUnits`, `POOL.pricePerUnitHour`, `POOL.interruptionsPerUnitHour`), or a field of
+the problem without a pool. The changed problem is validated like one from a file.
 """
 
 from __future__ import annotations

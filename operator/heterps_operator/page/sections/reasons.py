@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from heterps_operator.formatting import format_money
 from heterps_operator.page.document import facts, section
 from heterps_operator.page.html import Content, Markup, data_table
-from heterps_operator.terminal.explanation import describe_bottleneck, describe_proof, describe_shadow_prices
+from heterps_operator.terminal.explanation import (
+    describe_bottleneck,
+    describe_interruptions,
+    describe_proof,
+    describe_shadow_prices,
+)
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Alternative, Explanation
 from heterps_planner.plans.frontier import Frontier
@@ -36,7 +41,9 @@ class Planned:
 def reasons_section(planned: Planned) -> Markup:
     """Build the section that says why the plan is this one, and what others would cost."""
     plan, explanation = planned.plan, planned.explanation
+    interrupted = describe_interruptions(planned.problem, plan)
     reasons = [
+        *([("interruptions", interrupted)] if interrupted else []),
         ("proof", describe_proof(plan)),
         ("limited by", describe_bottleneck(explanation)),
         *(("limits", sentence) for sentence in describe_shadow_prices(planned.problem, plan)),
