@@ -93,6 +93,8 @@ def test_a_job_moves_when_a_price_of_the_market_makes_it_pay_and_is_charged_for_
     assert changed is not None
     assert lines[spot, "0.01"] / 1e6 == pytest.approx(changed - began, abs=2)  # both are whole seconds
     total = sum(Decimal(price) * units for (_, price), units in lines.items()) / 3_600_000_000
+    shown = {pool["name"]: [line["pricePerUnitHour"] for line in pool["prices"]] for pool in status["cost"]["pools"]}
+    assert shown == {job.pool_name: ["0.04"], spot: ["0.01", "0.36"]}
     assert float(status["cost"]["total"]) == pytest.approx(float(total), abs=1e-6)
 
 

@@ -231,6 +231,9 @@ def test_the_coordinator_leaves_the_nodes_of_pools_to_them() -> None:
     assert weights(POOLS["cpu"], POOLS["v100"], cheap) == [
         (100, "node.example.com/gpu", "v100"), (62, "kind", "k80"), (62, "zone", "a"),
     ]  # fmt: skip
+    spot = copy.deepcopy(cheap)
+    spot["spec"] |= {"spot": {"interruptionsPerUnitHour": "0.002"}, "nodeSelector": {"kind": "k80-spot"}}
+    assert weights(POOLS["v100"], spot)[1] == (100, "kind", "k80-spot"), "its loss would cost more than a card"
     free = copy.deepcopy(POOLS["v100"])
     free["spec"]["pricePerUnitHour"] = "0"
     assert weights(free) == [(100, "node.example.com/gpu", "v100")]
