@@ -57,8 +57,8 @@ def test_a_job_moves_when_a_price_of_the_market_makes_it_pay_and_is_charged_for_
     job.kubectl.apply(job.pool, *job.more_pools)
     wait_until("its price is known", lambda: pool().get("pricePerUnitHour") == "0.01", PATIENCE_SECONDS)
     wait_until("its units are there", lambda: pool().get("capacityUnits") == 2, PATIENCE_SECONDS)
-    for layer in job.profile["layers"]:  # hours of training by the profile, so that a move pays; one worker suffices
-        layer |= {"computeSeconds": 5.0, "processorSeconds": 5.0, "parallelFraction": 0.0}
+    # Hours of training by the profile, so that a move pays, in a layer that more workers do not speed up.
+    job.profile["layers"][0] |= {"computeSeconds": 15.0, "processorSeconds": 15.0, "parallelFraction": 0.0}
     with held(job):
         job.submit().wait_for_step(6)
         [worker] = job.pods("worker")

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from heterps_planner.model.pieces import FloatArray
 from heterps_planner.search.points import Choice
@@ -123,6 +122,9 @@ class _MasterProblem:
 
         Each member may also have no plan, at a price above all plans, so that the programme is always feasible.
         """
+        # Imported here: it takes 100 MB of a planner's address space, and only limits that bind need it.
+        from scipy.optimize import linprog
+
         num_pools, tariff = len(self.tariff.limit), self.tariff
         costs, usage, owner = [], [], []
         for i, columns in enumerate(self.columns):
