@@ -75,19 +75,19 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
 
             return operator(options)
         case "submit":
-            from heterps_operator.cli.submit import submit
+            from heterps_operator.cli.cluster.submit import submit
 
             return submit(options)
         case "status":
-            from heterps_operator.cli.status import status
+            from heterps_operator.cli.cluster.status import status
 
             return status(options)
         case "top":
-            from heterps_operator.cli.top import top
+            from heterps_operator.cli.cluster.top import top
 
             return top(options)
         case "logs":
-            from heterps_operator.cli.logs import logs
+            from heterps_operator.cli.cluster.logs import logs
 
             return logs(options)
         case "report":
@@ -95,11 +95,11 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
 
             return report(options)
         case "explain":
-            from heterps_operator.cli.explain import explain
+            from heterps_operator.cli.cluster.explain import explain
 
             return explain(options)
         case _:
-            from heterps_operator.cli.cancel import cancel
+            from heterps_operator.cli.cluster.cancel import cancel
 
             return cancel(options)
 

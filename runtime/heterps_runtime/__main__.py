@@ -25,7 +25,7 @@ from typing import NoReturn
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Role
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
-from heterps_runtime.process import at_termination, end_with_parent, log
+from heterps_runtime.processes.process import at_termination, end_with_parent, log
 
 __all__ = ["entry", "main"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from heterps_runtime.contract import REASON_LEAVING
 from heterps_runtime.errors import ProtocolError, TransientError
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Commit, Generation, Leaving, Order, Rejoin, Shutdown
 

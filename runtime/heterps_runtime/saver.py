@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from heterps_runtime.checkpoint import CheckpointWriter, FileEntry, StateFile, Storage
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Checkpoint, Checkpointed
 

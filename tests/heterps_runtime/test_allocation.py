@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_runtime.allocation import Allocation, even_split, micro_batches, scale_batches
+from heterps_runtime.partition.allocation import Allocation, even_split, micro_batches, scale_batches
 
 
 @st.composite

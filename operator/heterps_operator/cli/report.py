@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
-from heterps_operator.cli.cluster import open_client
+from heterps_operator.cli.cluster.common import open_client
 from heterps_operator.cli.options.cluster import check_name
 from heterps_operator.cli.options.plan import PAGES, check_target
 from heterps_operator.cli.plans.pages import write_page

@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import elasticity, failures, liveness, queueing, rebalancing, reporting, termination
-from heterps_operator.control.crowding import judge_crowding, limited_to_room
-from heterps_operator.control.departures import judge_departures
+from heterps_operator.control import queueing, reporting, termination
+from heterps_operator.control.disruptions import failures, liveness
+from heterps_operator.control.disruptions.crowding import judge_crowding, limited_to_room
+from heterps_operator.control.disruptions.departures import judge_departures
 from heterps_operator.control.history import record_plan
 from heterps_operator.control.market import judge_prices, note_start
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
+from heterps_operator.control.tuning import elasticity, rebalancing
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (

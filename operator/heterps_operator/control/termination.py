@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.elasticity import stranded
-from heterps_operator.control.failures import start_over
+from heterps_operator.control.disruptions.failures import start_over
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
+from heterps_operator.control.tuning.elasticity import stranded
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Failure, Phase, Status

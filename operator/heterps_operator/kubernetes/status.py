@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heterps_operator.addresses import redacted
-from heterps_operator.control.failures import describe_exit
+from heterps_operator.control.disruptions.failures import describe_exit
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.names import job_selector, label_selector

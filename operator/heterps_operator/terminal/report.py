@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.failures import describe_exit
+from heterps_operator.control.disruptions.failures import describe_exit
 from heterps_operator.control.machine import describe_shortage
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_duration, format_money, format_rate

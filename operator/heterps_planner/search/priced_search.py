@@ -7,7 +7,8 @@ A plan with price p, throughput a and u_t pods of pool t costs
 where `hours_per_rate / a` hours of training follow `hours` of waiting at the same price. `once` are multipliers of
 limits that several jobs share, or of running pods (`coupling`). A job may have one-time fees of its own in addition. At
 a given throughput this is a cheapest path; over all throughputs it is branch and bound, as in `sweep`: in [lo, hi) a
-plan takes at least the pods of lo and trains at least as long as at hi. Limits are not enforced here; the caller has priced them.
+plan takes at least the pods of lo and trains at least as long as at hi. Limits are not enforced here; the caller has
+priced them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from heterps_runtime.checkpoint.storage import Storage
 from heterps_runtime.disk import sync_folder
-from heterps_runtime.work import WorkCounter
+from heterps_runtime.processes.work import WorkCounter
 
 __all__ = ["DESCRIPTION", "files_below", "recover", "replace_folder", "upload"]
 

@@ -27,7 +27,7 @@ from pyarrow import fs as pafs
 from heterps_runtime.checkpoint.errors import StorageAddressError, StorageError
 from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
 from heterps_runtime.disk import sync_folder
-from heterps_runtime.work import WorkCounter
+from heterps_runtime.processes.work import WorkCounter
 
 __all__ = ["Chunk", "Storage"]
 

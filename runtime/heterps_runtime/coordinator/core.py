@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heterps_runtime import work
 from heterps_runtime.checkpoint.format import Origin
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import BEGUN_PHASES, FINAL_PHASES, REASON_HANG, REASON_LEAVING, JobPhase, PlanDocument
@@ -22,13 +21,14 @@ from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.effects import CheckpointRecord, Effects
 from heterps_runtime.coordinator.evaluation import Evaluation, Merge
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.coordinator.leaving import Leaving as LeavingWorkers
-from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
-from heterps_runtime.coordinator.members import Member, Roster, check_pools
-from heterps_runtime.coordinator.membership import Membership
+from heterps_runtime.coordinator.membership.leaving import Leaving as LeavingWorkers
+from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
+from heterps_runtime.coordinator.membership.members import Member, Roster, check_pools
+from heterps_runtime.coordinator.membership.membership import Membership
 from heterps_runtime.coordinator.progress import Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
 from heterps_runtime.coordinator.waiting import describe_wait
+from heterps_runtime.processes import work
 from heterps_runtime.wire.messages import (
     Checkpoint,
     Checkpointed,

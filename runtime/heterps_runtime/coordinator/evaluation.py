@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from heterps_runtime.coordinator.members import Member
+from heterps_runtime.coordinator.membership.members import Member
 from heterps_runtime.wire.messages import Evaluated
 
 __all__ = ["Evaluation", "Merge"]

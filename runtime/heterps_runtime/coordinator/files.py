@@ -25,9 +25,9 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
+from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.wire.messages import Model
-from heterps_runtime.work import WorkCounter
 
 __all__ = ["Found", "JobFiles"]
 

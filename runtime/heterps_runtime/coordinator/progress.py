@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from heterps_runtime.batches import Batches
 from heterps_runtime.config import RunConfig
+from heterps_runtime.partition.batches import Batches
 from heterps_runtime.wire.messages import Done
 
 __all__ = ["Progress", "non_finite"]

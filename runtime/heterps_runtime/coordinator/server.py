@@ -27,9 +27,9 @@ from heterps_runtime.coordinator.core import CoordinatorCore
 from heterps_runtime.coordinator.figures import JobMetrics, describe_job
 from heterps_runtime.coordinator.files import Found, JobFiles
 from heterps_runtime.coordinator.journal import Journal
-from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
+from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.wire.codec import decode, encode
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
-from heterps_runtime.coordinator.members import Member, Roster
+from heterps_runtime.coordinator.membership.members import Member, Roster
+from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Done
 
 __all__ = ["Steps"]

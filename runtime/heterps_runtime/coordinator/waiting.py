@@ -5,7 +5,7 @@ from __future__ import annotations
 from heterps_runtime.contract import JobPhase, MemberState
 from heterps_runtime.coordinator.checkpoints import Checkpoints
 from heterps_runtime.coordinator.evaluation import Evaluation
-from heterps_runtime.coordinator.membership import Membership
+from heterps_runtime.coordinator.membership.membership import Membership
 from heterps_runtime.coordinator.steps import Steps
 
 __all__ = ["describe_wait"]

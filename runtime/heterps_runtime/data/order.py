@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.batches import Batches
-from heterps_runtime.splitmix import GOLDEN, mix64
+from heterps_runtime.partition.batches import Batches
+from heterps_runtime.partition.splitmix import GOLDEN, mix64
 
 __all__ = ["BLOCK_ROWS", "BatchOrder"]
 

@@ -15,7 +15,7 @@ from heterps_runtime.intake.build import BUILD_WARNINGS, PROCESS_STATE
 from heterps_runtime.intake.graph import CutGraph
 from heterps_runtime.intake.stage import StageModule
 from heterps_runtime.intake.trace import Call, trace_forward
-from heterps_runtime.tables import Table
+from heterps_runtime.partition.tables import Table
 
 __all__ = ["Layer", "LayeredModel", "trace_model"]
 

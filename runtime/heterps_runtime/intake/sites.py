@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.build import MAX_ROWS, embedding_location
 from heterps_runtime.intake.errors import EmbeddingError
-from heterps_runtime.tables import Table
+from heterps_runtime.partition.tables import Table
 
 __all__ = ["Site", "SiteArguments", "SiteIds", "find_sites", "prepare_ids", "table_parameters"]
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, PATH_PROFILES
 from heterps_runtime.errors import UserError
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.profiler.rehearsal import Rehearsal, RehearsalError
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed

@@ -9,14 +9,15 @@ from __future__ import annotations
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from heterps_runtime import work
 from heterps_runtime.checkpoint import Storage, check_checkpoint
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.member import Member
-from heterps_runtime.metrics import MetricsServer
-from heterps_runtime.process import Wakeup, log
+from heterps_runtime.processes import work
+from heterps_runtime.processes.metrics import MetricsServer
+from heterps_runtime.processes.process import Wakeup, log
+from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.saver import Saver
 from heterps_runtime.store.half import decode, encode
@@ -43,7 +44,6 @@ from heterps_runtime.wire.messages import (
     ToServer,
 )
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receive, send
-from heterps_runtime.work import WorkCounter
 
 __all__ = ["ParameterServer"]
 

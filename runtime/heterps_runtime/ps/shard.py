@@ -25,13 +25,13 @@ from heterps_runtime.checkpoint import (
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.slots import slot_map
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
-from heterps_runtime.tables import Table
 
 __all__ = ["Gradients", "Shard"]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from heterps_runtime.splitmix import GOLDEN
+from heterps_runtime.partition.splitmix import GOLDEN
 from heterps_runtime.store.kernel import AnyFloats, Int32s, Int64s, kernel, mix64, view
 
 __all__ = ["EmbeddingInit", "TableDraws", "TableSpec", "draw_rows", "initial_rows"]

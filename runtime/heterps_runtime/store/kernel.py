@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 
-from heterps_runtime import splitmix
+from heterps_runtime.partition import splitmix
 
 __all__ = ["AnyFloats", "Int32s", "Int64s", "kernel", "mix64", "prefetch", "view"]
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.checkpoint.format import FileEntry
 from heterps_runtime.contract import PlanDocument, Role
-from heterps_runtime.tables import Table
+from heterps_runtime.partition.allocation import Allocation
+from heterps_runtime.partition.tables import Table
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from heterps_runtime.errors import TransientError
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from heterps_runtime.wire.messages import Message
 from heterps_runtime.wire.security import LinkSecurity

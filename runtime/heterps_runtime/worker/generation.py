@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import zmq
 
-from heterps_runtime.batches import Batches
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
     Origin,
@@ -23,11 +22,12 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
 from heterps_runtime.errors import PeerLostError, SupersededError
-from heterps_runtime.process import Wakeup
+from heterps_runtime.partition.batches import Batches
+from heterps_runtime.processes.process import Wakeup
+from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.slots import dense_assignment
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.work import WorkCounter
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-from heterps_runtime.process import Wakeup
+from heterps_runtime.processes.process import Wakeup
 
 __all__ = ["Inbox"]
 

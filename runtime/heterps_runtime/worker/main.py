@@ -8,7 +8,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import worker_name
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.intake import resolve_loss
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.store.warm import warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed

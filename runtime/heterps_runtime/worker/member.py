@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import zmq
 from prometheus_client import CollectorRegistry, Gauge
 
-from heterps_runtime import work
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role
 from heterps_runtime.errors import PeerLostError, ProtocolError, SupersededError
 from heterps_runtime.member import Member
-from heterps_runtime.metrics import MetricsServer
-from heterps_runtime.process import log
+from heterps_runtime.processes import work
+from heterps_runtime.processes.metrics import MetricsServer
+from heterps_runtime.processes.process import log
 from heterps_runtime.saver import Saver
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import (

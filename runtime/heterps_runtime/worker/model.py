@@ -10,7 +10,7 @@ import torch
 
 from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.intake import LayeredModel, LossSum, build_model, trace_model
-from heterps_runtime.process import log
+from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
 
 __all__ = ["UserModel", "Workload", "choose_device"]

@@ -16,8 +16,8 @@ from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
 from heterps_runtime.checkpoint.ownership import _claims, _describe
 from heterps_runtime.checkpoint.storage import Storage
+from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.versions import UnsupportedVersionError
-from heterps_runtime.work import WorkCounter
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.doubles import replaced

@@ -48,7 +48,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     def connect(namespace: str | None, kubeconfig: str | None, context: str | None) -> HeterPSClient:
         return HeterPSClient(fake, namespace or "team", pause=lambda seconds: None)
 
-    monkeypatch.setattr("heterps_operator.cli.cluster.connect", connect)
+    monkeypatch.setattr("heterps_operator.cli.cluster.common.connect", connect)
     return fake
 
 
@@ -178,7 +178,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(server: FakeServer, job_file:
 def test_a_job_that_nobody_takes_up_makes_one_ask_for_the_operator(
     server: FakeServer, job_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heterps_operator.cli.submit._LONELY_SECONDS", 0.0)
+    monkeypatch.setattr("heterps_operator.cli.cluster.submit._LONELY_SECONDS", 0.0)
     stream(server, Script(take_up(server, **FULL)))
     out = printed(capsys, "submit", str(job_file), "--wait")
     assert "no operator has picked up tiny in 0 s" in out
@@ -318,7 +318,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, command: str) -> io.StringIO:
     """Connect the command's output to a terminal, and freeze time."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160, color_system="standard")
-    monkeypatch.setattr(f"heterps_operator.cli.{command}.make_console", lambda stderr=False: console)
+    monkeypatch.setattr(f"heterps_operator.cli.cluster.{command}.make_console", lambda stderr=False: console)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return screen
 

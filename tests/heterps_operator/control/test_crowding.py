@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.crowding import limited_to_room
+from heterps_operator.control.disruptions.crowding import limited_to_room
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ComputePlan, PodProblem, PoolCapacity

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.problem import build_problem
+from heterps_operator.control.tuning.calibration import calibrate, divide_workers
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ComputePlan, StartProcess, StopProcess, SubmitPlan
 from heterps_planner.model.problem import Problem

@@ -8,7 +8,7 @@ import pytest
 
 from heterps_operator.api.job import FailureAction, FailureRule, JobSpec, RunPolicy
 from heterps_operator.api.manifest import read_objects
-from heterps_operator.control.failures import describe_end
+from heterps_operator.control.disruptions.failures import describe_end
 from heterps_operator.state.values import ProcessSpec, ProcessView, ReportLost
 from heterps_runtime.contract import Role
 from tests.heterps_operator.api.samples import CPU, GPU, JOB, changed, parsed

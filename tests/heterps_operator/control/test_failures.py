@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from heterps_operator.control.failures import backoff_seconds, describe_exit
+from heterps_operator.control.disruptions.failures import backoff_seconds, describe_exit
 from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
 

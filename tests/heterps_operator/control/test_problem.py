@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.calibration import calibrate
 from heterps_operator.control.problem import adapt_problem, build_problem, with_running_servers
+from heterps_operator.control.tuning.calibration import calibrate
 from heterps_planner import Infeasible, Plan, Problem, plan
 from heterps_runtime.contract import ServersDocument
 from tests.heterps_operator.helpers.world import JOB_PLAN, PROFILE, make_job
@@ -119,7 +119,7 @@ def test_a_problem_says_what_interruptions_cost() -> None:
 def test_servers_avoid_pools_whose_units_are_interrupted() -> None:
     cpu = make_job().pool("cpu")
     cheap = replace(cpu, name="spot", price_per_unit_hour=cpu.price_per_unit_hour / 4, interruptions_per_unit_hour=0.5)
-    profiles = {name: MEASURED for name in ("cpu", "spot")}
+    profiles = dict.fromkeys(("cpu", "spot"), MEASURED)
     assert build_problem(make_job(pools=(cheap, cpu)), profiles)["parameterServer"]["pool"] == "cpu"
     assert build_problem(make_job(pools=(cheap,)), profiles)["parameterServer"]["pool"] == "spot"
     full = make_job(pools=(cheap, replace(cpu, max_units=0)))

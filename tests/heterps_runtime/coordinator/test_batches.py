@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heterps_runtime.allocation import Allocation
+from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Generation, NewAllocation
 from tests.heterps_runtime.helpers.coordinator_world import EVERY, ONE_CPU, World
 

@@ -6,7 +6,7 @@ import pytest
 
 from heterps_runtime.contract import Role
 from heterps_runtime.coordinator.figures import describe_job
-from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
+from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.wire.messages import Done, Failed, Generation, Join, Pulse, Ready, Rejoin, Restore, Shutdown
 from tests.heterps_runtime.helpers.coordinator_world import CARDS, EVERY, HANG, ONE_CPU, World
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from heterps_runtime.processes.work import TOTAL as WORK
 from heterps_runtime.wire.messages import Generation, Pulse, Restore
-from heterps_runtime.work import TOTAL as WORK
 from tests.heterps_runtime.helpers.coordinator_world import EVERY, HANG, ONE_CPU, TOTAL, Record, World
 
 

@@ -36,7 +36,7 @@ from heterps_runtime.contract import (
     PATH_STATUS,
     JobPhase,
 )
-from heterps_runtime.coordinator.liveness import HEARTBEAT_TIMEOUT_SECONDS
+from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer

@@ -12,8 +12,8 @@ from torch import nn
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, metrics_for
 from heterps_runtime.intake import build_model, resolve_loss, trace_model
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
-from heterps_runtime.tables import Table
 from heterps_runtime.worker.main import open_data
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from heterps_runtime.intake import build_model, trace_model
 from heterps_runtime.intake.errors import CutError
 from heterps_runtime.intake.sites import Site
-from heterps_runtime.tables import Table
+from heterps_runtime.partition.tables import Table
 from tests.heterps_runtime.helpers.models import EXAMPLES, Awkward, Bags, Flights, Residual, TwoTower, awkward_batch
 
 

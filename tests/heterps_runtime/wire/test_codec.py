@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire import codec
 from heterps_runtime.wire.codec import decode, encode
 from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message, Shutdown

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heterps_runtime.allocation import Allocation
-from heterps_runtime.batches import Batches
+from heterps_runtime.partition.allocation import Allocation
+from heterps_runtime.partition.batches import Batches
 from heterps_runtime.worker.steps.schedule import Schedule
 
 FIRST = Allocation(0, ((6, 2),))

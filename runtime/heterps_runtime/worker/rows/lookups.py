@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from heterps_runtime.intake import Site, SiteIds
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys, make_key
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
-from heterps_runtime.tables import Table
 from heterps_runtime.worker.gradients import backward
 
 __all__ = ["LookupBlock"]

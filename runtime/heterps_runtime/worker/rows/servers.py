@@ -14,12 +14,12 @@ import numpy as np
 import zmq
 
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.slots import slot_map
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
 from heterps_runtime.store.keys import partition
-from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import (
     Ack,
     Chunk,

@@ -12,9 +12,9 @@ Otherwise they are computed as they arrive.
 
 from __future__ import annotations
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import ProtocolError
+from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
 from heterps_runtime.worker.exchange.peers import array_of
 from heterps_runtime.worker.rows.servers import Initialised, Pushed

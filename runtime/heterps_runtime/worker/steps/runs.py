@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heterps_runtime.allocation import MicroBatch
+from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.rows.lookups import LookupBlock
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from heterps_runtime.allocation import Allocation, MicroBatch, micro_batches
-from heterps_runtime.batches import Batches
+from heterps_runtime.partition.allocation import Allocation, MicroBatch, micro_batches
+from heterps_runtime.partition.batches import Batches
 
 __all__ = ["Schedule"]
 

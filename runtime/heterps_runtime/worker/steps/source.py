@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from heterps_runtime.allocation import MicroBatch
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder, Dataset
 from heterps_runtime.intake import StageModule
+from heterps_runtime.partition.allocation import MicroBatch
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import LABEL, Prepared

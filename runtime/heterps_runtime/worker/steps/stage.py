@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from heterps_runtime.intake import LossSum, StageModule
+from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
-from heterps_runtime.tables import Table
 from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.gradients import backward

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps_operator.cli.cluster import open_client
+from heterps_operator.cli.cluster.common import open_client
 from heterps_operator.cli.plans.files import write_document
 from heterps_operator.cli.plans.reasons import find_reasons
 from heterps_operator.client.client import HeterPSClient

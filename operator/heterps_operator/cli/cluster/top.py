@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from heterps_operator.cli.cluster import open_client
+from heterps_operator.cli.cluster.common import open_client
 from heterps_operator.cli.plans.files import write_document
 from heterps_operator.client.client import HeterPSClient
 from heterps_operator.client.views import JobView

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.failures import start_over
+from heterps_operator.control.disruptions.failures import start_over
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.values import Observed, ProcessView
 from heterps_runtime.contract import BEGUN_PHASES

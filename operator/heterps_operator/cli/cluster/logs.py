@@ -9,7 +9,7 @@ from argparse import Namespace
 
 from rich.text import Text
 
-from heterps_operator.cli.cluster import open_client
+from heterps_operator.cli.cluster.common import open_client
 from heterps_operator.terminal.console import make_console
 from heterps_runtime.contract import EXIT_INTERRUPTED, EXIT_OK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from heterps_operator.cli.cluster import cleaned, open_client
+from heterps_operator.cli.cluster.common import cleaned, open_client
 from heterps_operator.cli.plans.files import write_document
 from heterps_operator.errors import UsageError
 from heterps_operator.terminal.console import make_console

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.failures import is_current
+from heterps_operator.control.disruptions.failures import is_current
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.values import Action, Departure, Observed, ProcessView, StopProcess
 from heterps_runtime.contract import Role

@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import Namespace
 
-from heterps_operator.cli.cluster import open_client
+from heterps_operator.cli.cluster.common import open_client
 from heterps_operator.errors import UsageError
 from heterps_operator.terminal.console import make_console
 from heterps_runtime.contract import EXIT_OK

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heterps_runtime.allocation import Allocation
 from heterps_runtime.config import PoolConfig
 from heterps_runtime.contract import MemberState, PlanDocument
 from heterps_runtime.coordinator.effects import Effects
-from heterps_runtime.coordinator.members import Member, Roster
+from heterps_runtime.coordinator.membership.members import Member, Roster
 from heterps_runtime.coordinator.progress import Progress
+from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import FromCoordinator, Generation, Go, Join, Peer, Pulse, Rejoin, Restore, Shutdown
 
 __all__ = ["Membership"]

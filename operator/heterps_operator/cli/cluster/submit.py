@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from rich.status import Status as Spinner
 
-from heterps_operator.cli.cluster import cleaned, open_client
+from heterps_operator.cli.cluster.common import cleaned, open_client
 from heterps_operator.cli.plans.files import write_document
 from heterps_operator.client.client import HeterPSClient, Submitted
 from heterps_operator.client.manifests import read_submission

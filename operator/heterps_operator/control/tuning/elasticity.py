@@ -21,9 +21,9 @@ from decimal import Decimal
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control.calibration import calibrate, divide_workers
 from heterps_operator.control.machine import describe_cores, is_busy
 from heterps_operator.control.problem import build_problem, with_running_servers
+from heterps_operator.control.tuning.calibration import calibrate, divide_workers
 from heterps_operator.formatting import format_time
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status

@@ -1,0 +1,1 @@
+"""How samples are divided among steps and workers."""
