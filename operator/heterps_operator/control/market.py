@@ -1,12 +1,12 @@
 """Prices that change while a job trains: whether another plan pays, and when the job moves to it. Pure.
 
-The planner is asked when the prices differ from those that the running plan was made or judged with, and have held for
-`elasticity.cooldownSeconds`. Its plan is an offer. The job moves to it if both hold:
+The planner is asked when a price differs from the one that the running plan was made or judged with, and all have held
+for `elasticity.cooldownSeconds`. Changes within `_SAME` count as none. Its plan is an offer. The job moves to it if:
 
 - Over the remaining samples it saves more than the move costs, and more than `_MIN_SAVING` of what they would cost.
 - Since the prices are what they are, staying has already cost more than the move would have. This is the rule of ski
-  rental (Karlin et al., "Competitive snoopy caching", Algorithmica 1988): whatever prices do next, the job pays at most
-  twice what it would have paid with knowledge of the future, so a flapping price moves nothing.
+  rental (Karlin et al., "Competitive snoopy caching", Algorithmica 1988): whenever a price goes back, its rise has cost
+  at most twice what it would have with knowledge of the future. So a flapping price moves nothing.
 
 A move is an orderly stop with a checkpoint and a start of the new plan from it. It costs the running plan's price while
 it stops, and the new plan's until it trains.
@@ -14,13 +14,16 @@ it stops, and the new plan's until it trains.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.problem import build_problem, cost_per_sample
 from heterps_operator.formatting import format_money
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
+from heterps_operator.state.prices import PriceHistory
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.trials import Cause, Review
 from heterps_operator.state.values import ComputePlan, Observed
@@ -29,6 +32,7 @@ from heterps_runtime.contract import JobPhase
 __all__ = ["judge_prices", "note_start"]
 
 _MIN_SAVING = 0.05  # of what the rest of training costs; below it, predictions may be wrong
+_SAME = 0.05  # relative; a smaller change of a price changes no decision
 _STOP_SECONDS = 10.0  # until a job has saved a checkpoint and its processes have ended
 _START_SECONDS = 60.0  # until a plan trains, as long as no start of the job was measured
 
@@ -62,7 +66,7 @@ def judge_prices(
         plan = status.plan or plan
     if not status.judged_prices:  # a plan has just been made, or an earlier version made it
         status = replace(status, judged_prices=prices)
-    if status.offer is not None and status.offer.prices != prices:
+    if status.offer is not None and not _alike(status.offer.prices, prices):
         status = replace(status, offer=None)
     asked = status.review is not None and status.review.cause == Cause.PRICES
     follows = job.elasticity.mode == "Auto" and job.elasticity.price_policy == "Move" and not job.stages_by_hand
@@ -71,7 +75,7 @@ def judge_prices(
         return (replace(status, review=None) if asked else status), (), ()
     if asked:
         return _take_answer(job, observed, status, plan), (), ()
-    if status.judged_prices == prices and status.offer is None:
+    if _alike(status.judged_prices, prices) and status.offer is None:
         return status, (), ()
     if status.offer is not None:
         return _wait_or_move(job, observed, status, plan, status.offer)
@@ -148,9 +152,28 @@ def _wait_or_move(
 
 def _held(job: JobSpec, observed: Observed, status: Status, *, since_plan: bool = False) -> float:
     """Seconds since a price of the job changed last; `since_plan`: or since the job trains, if that is less."""
-    steps = [history[-1].since for pool, history in observed.prices.items() if pool in job.prices]
+    steps = [_since(history) for pool, history in observed.prices.items() if pool in job.prices]
     begins = [*steps, status.phase_since] if since_plan else steps
     return observed.time - max(begins, default=observed.time)
+
+
+def _since(history: PriceHistory) -> float:
+    """When a price took on about its present value."""
+    since = history[-1].since
+    for step in reversed(history):
+        if not _is_same(step.price, history[-1].price):
+            break
+        since = step.since
+    return since
+
+
+def _is_same(price: Decimal, other: Decimal) -> bool:
+    return abs(float(price) - float(other)) <= _SAME * float(other)
+
+
+def _alike(prices: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether two sets of prices lead to the same decisions."""
+    return prices.keys() == others.keys() and all(_is_same(Decimal(prices[p]), Decimal(others[p])) for p in prices)
 
 
 def _samples_left(job: JobSpec, observed: Observed) -> float:
@@ -169,14 +192,16 @@ def _repriced(job: JobSpec, plan: JobPlan) -> JobPlan:
 
 def _changes(job: JobSpec, status: Status) -> str:
     """Which prices differ from those that the plan was judged with."""
-    changed = [p for p in job.pools if status.judged_prices.get(p.name) != str(p.price_per_unit_hour)]
+    before = {name: Decimal(price) for name, price in status.judged_prices.items()}
+    changed = [p for p in job.pools if not _is_same(before.get(p.name, Decimal(0)), p.price_per_unit_hour)]
     return ", ".join(f"pool {pool.name} costs ${pool.price_per_unit_hour} per unit and hour" for pool in changed)
 
 
 def _describe_prices(job: JobSpec, observed: Observed) -> str:
-    """The price that changed last, with the one before."""
+    """The price that took on its present value last, with the one before."""
     moved = [(pool, steps) for pool, steps in observed.prices.items() if pool in job.prices and len(steps) > 1]
     if not moved:
         return "prices have changed"
-    pool, steps = max(moved, key=lambda item: item[1][-1].since)
-    return f"pool {pool} costs ${steps[-1].price} per unit and hour after ${steps[-2].price}"
+    pool, steps = max(moved, key=lambda item: _since(item[1]))
+    before = next((s.price for s in reversed(steps) if not _is_same(s.price, steps[-1].price)), steps[-2].price)
+    return f"pool {pool} costs ${steps[-1].price} per unit and hour after ${before}"

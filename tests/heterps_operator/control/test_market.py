@@ -126,6 +126,25 @@ def test_a_price_that_flaps_slowly_moves_nothing_as_long_as_staying_costs_less_t
     assert len(moves(world)) == 1, "then it holds, and staying has cost what the move costs"
 
 
+def test_a_price_that_trembles_is_one_price() -> None:
+    """A market's price is never the same for long: small changes begin nothing anew."""
+    world = following()
+    for number in range(12):
+        change(world, "gpu", "2.42" if number % 2 else "2.40")
+        wait(world, 10)
+    assert len(questions(world)) == 1
+    [text] = moves(world)
+    assert " per unit and hour after $0.10: " in text
+
+
+def test_a_small_change_asks_nothing() -> None:
+    world = following()
+    change(world, "gpu", "0.104")
+    wait(world, 600)
+    assert questions(world) == []
+    assert world.status.prices["gpu"] == "0.104"
+
+
 def test_a_price_that_goes_back_takes_the_offer_away() -> None:
     world = following()
     world.status = Status.from_json({**world.status.to_json(), "start_seconds": 36_000.0})
@@ -150,7 +169,7 @@ def test_a_move_has_to_pay_within_the_samples_that_are_left() -> None:
 
 def test_a_small_saving_moves_nothing() -> None:
     world = following()
-    change(world, "gpu", "0.101")
+    change(world, "gpu", "0.11")
     problem = build_problem(world.job, world.profiles)
     plan = copy.deepcopy(CHEAP)
     for units in range(1, 40):  # as many as make it hardly cheaper
