@@ -18,6 +18,7 @@ from heterps_planner.plans.plan import Contributions, Infeasible, Plan, build_pl
 from heterps_planner.plans.refusal import explain_infeasible, explain_unlucky_search
 from heterps_planner.plans.robust import check_error, robust_segments, robustness
 from heterps_planner.search.limits import shadow_prices
+from heterps_planner.search.points import cost_rate
 from heterps_planner.search.servers import cheapest_at, minimise
 
 __all__ = ["check_servers", "deadline_test", "plan"]
@@ -98,13 +99,13 @@ def plan(
         subject += f" with a margin for a profile error of {robust:.0%}" if robust else ""
         refusal = explain_infeasible(problem, found.segments or segments, method, should_stop, subject)
         return replace(refusal, seconds=clock() - began)
-    rate = found.choice.price / found.choice.throughput
+    rate = cost_rate(segments, found.choice)
     if found.lower_rate is None:
         yardstick = minimise(segments, rate=rate, should_stop=should_stop)
         best, lower = yardstick.choice or found.choice, yardstick.bound
     else:
         best, lower = found.choice, found.lower_rate
-    shadow = shadow_prices(segments, best, best.price / best.throughput, should_stop)
+    shadow = shadow_prices(segments, best, cost_rate(segments, best), should_stop)
     result = build_plan(
         problem,
         segments,

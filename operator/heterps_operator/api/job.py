@@ -31,6 +31,7 @@ class PoolSpec:
     max_units: int | None  # the smaller of the pool's and the job's limit; None: no limit
     units_per_pod: int
     autoscaled: bool = False  # nodes come when pods wait for them
+    interruptions_per_unit_hour: float = 0.0  # how often the provider takes a unit back
 
     @property
     def threads(self) -> int:
@@ -91,6 +92,7 @@ class Elasticity:
     cooldown_seconds: float  # between two changes
     max_scale_down_percent: float  # of a stage's units, in one change
     workers: int | None  # total of all stages, set by a user or an autoscaler; None: the floor decides
+    price_policy: str  # Move | Stay: what a running job does when prices change
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class JobSpec:
     planner_timeout_seconds: float
     stages_by_hand: tuple[Json, ...]  # empty: the planner chooses
     server_replicas: int | None  # None: the planner decides
+    checkpoint_steps: int  # between two checkpoints
     server_memory_bytes: Decimal | None  # limit of one server's pod; None: no limit
     run_policy: RunPolicy
     balancing: Balancing
@@ -129,6 +132,13 @@ class JobSpec:
             for pool in self.pools
         ]
         return replace(self, pools=tuple(pools))
+
+    def priced(self, prices: Mapping[str, Decimal]) -> JobSpec:
+        """Return the job with these prices of its pools; pools that are absent keep theirs."""
+        pools = tuple(
+            replace(pool, price_per_unit_hour=prices.get(pool.name, pool.price_per_unit_hour)) for pool in self.pools
+        )
+        return replace(self, pools=pools)
 
     @property
     def prices(self) -> dict[str, Decimal]:
@@ -165,6 +175,7 @@ class JobSpec:
             planner_timeout_seconds=float(scheduling["timeoutSeconds"]),
             stages_by_hand=tuple(scheduling["stages"]),
             server_replicas=servers.get("replicas"),
+            checkpoint_steps=int(spec["checkpoint"]["everySteps"]),
             server_memory_bytes=None if memory is None else parse_quantity(memory),
             run_policy=RunPolicy(
                 suspend=policy["suspend"],
@@ -189,6 +200,7 @@ class JobSpec:
                 cooldown_seconds=float(elasticity["cooldownSeconds"]),
                 max_scale_down_percent=float(elasticity["maxScaleDownPercent"]),
                 workers=elasticity["workers"] or None,
+                price_policy=str(elasticity["pricePolicy"]),
             ),
         )
 
@@ -211,6 +223,7 @@ def _pool(entry: Mapping[str, Any], spec: Mapping[str, Any]) -> PoolSpec:
         max_units=min(limits, default=None),
         units_per_pod=spec["unitsPerPod"],
         autoscaled=bool(spec.get("autoscaled")),
+        interruptions_per_unit_hour=float((spec.get("spot") or {}).get("interruptionsPerUnitHour", 0)),
     )
 
 

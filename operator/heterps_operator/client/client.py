@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ class HeterPSClient:
         """
         job, memory = self.get(name), self.state(name)
         manifest = None if memory is None else memory.manifest(job.document)
-        if manifest is None:
+        if memory is None or manifest is None:
             raise ClusterError("NotBegun", f"job {name}: no operator has begun with it")
         cache = ConfigMapProfileCache(self._server, self.namespace, pod_configuration(manifest))
         pools = [str(pool["metadata"]["name"]) for pool in manifest.pools]
@@ -264,7 +265,9 @@ class HeterPSClient:
             profiles = cache.load(pools)
         if missing := [pool for pool in pools if pool not in profiles]:
             raise ClusterError("NotProfiled", f"job {name}: there is no profile of pool {', '.join(missing)}")
-        return build_problem(JobSpec.from_manifests(manifest.job, manifest.pools), profiles)
+        spec = JobSpec.from_manifests(manifest.job, manifest.pools)
+        prices = {pool: Decimal(price) for pool, price in memory.status.prices.items()}  # that the operator has found
+        return build_problem(spec.priced(prices), profiles)
 
     def events(self, name: str) -> tuple[EventView, ...]:
         """Return the events of a job and its pods, the oldest first; clusters keep events for about an hour."""

@@ -45,6 +45,8 @@ def _cause(before: Status, after: Status) -> str:
     """Why there is a new plan: what the conditions say, of the units that changed or of the plan that was dropped."""
     if after.plan_reason == "UnitsChanged":
         return after.condition("Rescaled").message
+    if before.moving:  # to a cheaper plan
+        return before.moving
     planned = before.condition("Planned")
     return "" if planned.status == "True" else planned.message
 

@@ -9,19 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.api.shapes import UnreadableError, fields, items, number, optional, plain, real, table, text
 from heterps_operator.documents import Json
+from heterps_operator.state.plan import JobPlan
 from heterps_planner.errors import UnknownNameError
-from heterps_planner.model.problem import MAX_LAYERS
+from heterps_planner.model.problem import MAX_LAYERS, ParameterServer, Problem
+from heterps_planner.model.segments import build_segments
+from heterps_planner.plans.plan import choice_of
+from heterps_planner.search.points import cost_rate
 from heterps_runtime.contract import PROFILE_VERSION, ServersDocument
 
 __all__ = [
     "adapt_problem",
     "build_problem",
     "check_profile",
+    "cost_per_sample",
     "is_profile",
     "profile_digest",
     "profile_warnings",
@@ -57,12 +63,13 @@ _SERVER_COST = "coresPerSamplePerSecond"
 _NO_LIMIT_UNITS = 1_000_000
 
 
-def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
+def build_problem(job: JobSpec, profiles: Mapping[str, Json], restart_seconds: float | None = None) -> dict[str, Any]:
     """Merge the profiles of a job's pools into one planning problem (docs/cli.md).
 
     Args:
         job: names the pools, the floor and how much is trained.
         profiles: by pool; each of the job's pools.
+        restart_seconds: measured, of a start from a checkpoint; None: the planner's default counts.
 
     Raises:
         ValueError: the profiles do not describe the same layers or the same batch, or are of a newer runtime.
@@ -104,6 +111,8 @@ def build_problem(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
         "pools": [_pool(pool, profiles[pool.name].get("stage") or {}) for pool in job.pools],
         "layers": layers,
     }
+    if any(pool.interruptions_per_unit_hour for pool in job.pools):
+        problem["interruption"] = _interruption(job, restart_seconds)
     if job.max_cost_per_hour is not None:
         problem["maxCostPerHour"] = float(job.max_cost_per_hour)
     return problem
@@ -135,9 +144,33 @@ def adapt_problem(problem: Json, job: JobSpec) -> dict[str, Any]:
     adapted |= {"globalBatchSize": job.global_batch_size, "microBatches": job.micro_batches}
     adapted |= {"minSamplesPerSecond": job.min_samples_per_second}
     adapted.pop("maxCostPerHour", None)
+    if any(pool.interruptions_per_unit_hour for pool in job.pools):
+        adapted["interruption"] = {**adapted.get("interruption", {}), **_interruption(job, None)}
     if job.max_cost_per_hour is not None:
         adapted["maxCostPerHour"] = float(job.max_cost_per_hour)
     return adapted
+
+
+def cost_per_sample(problem: Json, plan: JobPlan) -> float:
+    """Dollars per sample that a plan costs by the measured times and the prices of a problem.
+
+    Args:
+        problem: by `build_problem`.
+        plan: of the same model; it may exceed the problem's limits.
+
+    Raises:
+        ValueError: the plan belongs to another model, or uses a pool that the problem does not have.
+    """
+    parsed = Problem.from_json(problem)
+    names = [pool.name for pool in parsed.pools]
+    if plan.stages[-1].lastLayer != len(parsed.layers) - 1 or not set(plan.units) <= set(names):
+        raise ValueError("the plan belongs to another model")
+    stages = [(stage.firstLayer, stage.lastLayer, names.index(stage.pool)) for stage in plan.stages]
+    servers = plan.servers.units // parsed.pools[names.index(plan.servers.pool)].units_per_pod
+    server = ParameterServer(plan.servers.pool, (problem["parameterServer"]).get(_SERVER_COST), plan.servers.units)
+    segments = build_segments(replace(parsed, parameter_server=server))
+    choice = choice_of(segments, stages, list(plan.pods), servers)
+    return cost_rate(segments, choice) / 3600
 
 
 def with_running_servers(problem: Json, servers: ServersDocument) -> dict[str, Any]:
@@ -169,8 +202,15 @@ def _pool(pool: PoolSpec, stage: Json) -> dict[str, Any]:
         "pricePerUnitHour": float(pool.price_per_unit_hour),
         "maxUnits": _NO_LIMIT_UNITS if pool.max_units is None else pool.max_units,
         "unitsPerPod": pool.units_per_pod,
+        **({"interruptionsPerUnitHour": pool.interruptions_per_unit_hour} if pool.interruptions_per_unit_hour else {}),
         **{key: stage[key] for key in _STAGE_FACTS if key in stage},
     }
+
+
+def _interruption(job: JobSpec, restart_seconds: float | None) -> dict[str, Any]:
+    """What an interruption costs the job, as far as that is known."""
+    known = {} if restart_seconds is None else {"serverSeconds": restart_seconds}
+    return {"checkpointSamples": job.checkpoint_steps * job.global_batch_size, **known}
 
 
 def _servers(job: JobSpec, profiles: Mapping[str, Json]) -> dict[str, Any]:
@@ -202,12 +242,13 @@ def _numbered(job: JobSpec, pool: PoolSpec, known: dict[str, Any]) -> dict[str, 
 def _server_pool(job: JobSpec) -> PoolSpec:
     """Parameter servers take whole pods of the cheapest CPU pool, or of the cheapest pool if none is a CPU pool.
 
-    A pool without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
+    A pool whose units are interrupted is only taken where no other is left: each loss costs the work since the last
+    checkpoint. One without room for them (other jobs have it, its nodes are gone) is only taken where no other has.
     """
     candidates = [pool for pool in job.pools if pool.device_type == "CPU"] or list(job.pools)
     number = job.server_replicas or 1
     fitting = [p for p in candidates if p.max_units is None or p.max_units >= number * p.units_per_pod]
-    return min(fitting or candidates, key=lambda p: (p.price_per_unit_hour, p.name))
+    return min(fitting or candidates, key=lambda p: (p.interruptions_per_unit_hour > 0, p.price_per_unit_hour, p.name))
 
 
 def profile_digest(configuration: Json, pool: str, source: str) -> str:

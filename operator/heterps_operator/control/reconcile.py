@@ -19,6 +19,7 @@ from heterps_operator.control.disruptions import failures, liveness
 from heterps_operator.control.disruptions.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.disruptions.departures import judge_departures
 from heterps_operator.control.history import record_plan
+from heterps_operator.control.market import judge_prices, note_start
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
@@ -97,6 +98,11 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         status, crowded = judge_crowding(job, observed, status)
         events += crowded
 
+    questions: tuple[Action, ...] = ()
+    if status.outcome is None and status.stopping_since is None and not hung:
+        status, questions, moves = judge_prices(job, observed, status)
+        events += moves
+
     # 2. Carry the end out, or go on.
     if status.outcome is not None:
         status, actions = termination.wind_down(job, observed, status)
@@ -104,7 +110,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         status, actions = termination.orderly_stop(observed, status)
     else:
         status, actions = _advance(job, observed, status, hung)
-        actions = leaves + actions
+        actions = leaves + questions + actions
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = termination.wind_down(job, observed, status)
     actions += queueing.give_back(job, observed, status)
@@ -220,7 +226,7 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
             status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
         return _fail(status, Failure(outcome.reason, outcome.message), now), ()
     reason = "Replanned" if status.plan_revision else "PlanComputed"
-    status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason)
+    status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason, judged_prices={}, offer=None)
     message = f"plan {status.plan_revision} by {plan.method}: {plan.summary}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
@@ -245,7 +251,7 @@ def _ask_planner(
     job: JobSpec, observed: Observed, status: Status, planned_with: Mapping[str, int]
 ) -> tuple[Status, tuple[Action, ...]]:
     try:
-        problem = build_problem(job, observed.profiles)
+        problem = build_problem(job, observed.profiles, status.start_seconds)
     except ValueError as error:
         return _fail(status, Failure("ProfileMismatch", str(error)), observed.time), ()
     return replace(status, planned_with=planned_with), (ComputePlan(problem, status.plan_revision + 1),)
@@ -308,7 +314,7 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
             actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)
     if training:
-        status = status.with_phase(Phase.RUNNING, now)
+        status = note_start(status, now).with_phase(Phase.RUNNING, now)
         if view.phase == JobPhase.TRAINING:
             status, submissions = rebalancing.rebalance(job, observed, status, plan)
             actions += submissions

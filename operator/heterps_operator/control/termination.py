@@ -14,6 +14,8 @@ from heterps_operator.control.disruptions.failures import start_over
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
 from heterps_operator.control.tuning.elasticity import stranded
+from heterps_operator.state.offers import Offer
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Failure, Phase, Status
 from heterps_operator.state.values import Action, FailJob, Observed, RequestStop, Shutdown, StopProcess, plan_request
 from heterps_runtime.contract import BEGUN_PHASES, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JobPhase
@@ -37,7 +39,7 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     now, view, policy = observed.time, observed.coordinator, job.run_policy
     suspended = observed.stop_requested or policy.suspend
     if suspended:
-        status = replace(status, moving="")
+        status = replace(status, moving="", offer=None)
     if view is not None:
         status = replace(status, result=view.document)
         if view.phase == JobPhase.SUCCEEDED:
@@ -106,8 +108,19 @@ def _begin_stop(observed: Observed, status: Status) -> Status:
 def _stopped(status: Status, observed: Observed, *, orderly: bool) -> Status:
     """What follows an orderly stop: a job that only leaves its nodes starts over, another one is suspended."""
     if status.moving:
-        return start_over(replace(status, moving="", stopping_since=None), observed.time, 0.0)
+        moved = replace(status, moving="", stopping_since=None, offer=None)
+        if status.offer is not None:
+            moved = _with_offer(moved, status.offer, observed.time)
+        return start_over(moved, observed.time, 0.0)
     return _end(status, Phase.SUSPENDED, observed.time, orderly=orderly)
+
+
+def _with_offer(status: Status, offer: Offer, now: float) -> Status:
+    """The status of a job that stopped in order to continue with a cheaper plan."""
+    plan, revision = JobPlan.from_json(offer.plan), status.plan_revision + 1
+    text = f"plan {revision} by {plan.method}: {plan.summary}"
+    status = replace(status, plan=plan, plan_revision=revision, plan_reason="Replanned")
+    return replace(status, planned_with={}, possible=False).with_condition("Planned", True, "Replanned", text, now)
 
 
 def orderly_stop(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from heterps_operator.controller.ledger import Ledger
 from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from heterps_operator.controller.pool_file import PoolFile
+from heterps_operator.controller.prices import PriceBook
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
@@ -61,6 +62,7 @@ class OperatorContext:
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
     pods: PodStore = field(default_factory=PodStore)
     ledger: Ledger = field(default_factory=Ledger)
+    prices: PriceBook = field(default_factory=PriceBook)
     planner_slots: FairSemaphore = field(init=False)
     active_jobs: int = 0  # that get regular turns
 

@@ -1,4 +1,4 @@
-"""Limits and status of the DevicePools, from their nodes and from the pods on them."""
+"""Limits, prices and status of the DevicePools, from their nodes, the pods on them, and where their prices are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 
 from heterps_operator.controller.context import OperatorContext
+from heterps_operator.controller.prices import PriceReader
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError
 from heterps_operator.kubernetes.names import object_path
+from heterps_operator.kubernetes.reading.complaints import price_complaint
 from heterps_operator.kubernetes.reading.pools import (
     Capacity,
     declared_capacity,
@@ -49,6 +51,7 @@ class PoolKeeper:
         self._on_change = on_change
         self._limits: tuple[dict[str, int], dict[str, dict[str, int | None]]] = ({}, {})  # of pools, and of namespaces
         self._capacities: dict[str, Capacity] = {}
+        self._prices = PriceReader(cluster.api, cluster.namespace, cluster.prices, cluster.clock, cluster.monotonic)
         self._counted: tuple[int, ...] = ()  # versions of the stores that the capacities were counted from
 
     def run(self, stop: threading.Event) -> None:
@@ -59,6 +62,7 @@ class PoolKeeper:
             if stop.wait(_GATHER_SECONDS):
                 return
             self.refresh()
+            self.read_prices()
             for pool in self._cluster.pools.all():
                 try:
                     self._publish(pool)
@@ -74,6 +78,16 @@ class PoolKeeper:
             changed = self._set_limits()
         if changed:
             self._on_change()
+
+    def read_prices(self) -> None:
+        """Read the prices that are due, and wake no one: a job looks at prices in each of its turns."""
+        pools = self._cluster.pools.all()
+        for pool in pools:
+            try:
+                self._prices.read(pool)
+            except Exception as error:  # one pool must not hold up the others
+                self._problems.tell_unreadable(POOL, pool, error)
+        self._cluster.prices.keep_only(str(pool["metadata"]["name"]) for pool in pools)
 
     def _set_limits(self) -> bool:
         cluster = self._cluster
@@ -109,12 +123,17 @@ class PoolKeeper:
         capacity = self._capacities.get(name)
         if capacity is None:  # a new pool
             return
+        price = self._cluster.prices.get(name)
+        if price is None:
+            return
+        if complaint := price_complaint(price):
+            self._problems.tell(POOL, pool, complaint)
         held = self._cluster.ledger.held(name)
         if self._cluster.pool_file is not None:  # there is no object for a status, and nothing is known of nodes
-            units = {"capacityUnits": capacity.units, "allocatedUnits": held}
+            units = {"capacityUnits": capacity.units, "allocatedUnits": held, "pricePerUnitHour": str(price.price)}
             self._cluster.metrics.update_pool(pool, units)
             return
-        status = pool_status(pool, capacity, held, now=self._cluster.clock())
+        status = pool_status(pool, capacity, held, price, now=self._cluster.clock())
         self._cluster.metrics.update_pool(pool, status)
         if status == pool.get("status"):
             return

@@ -90,6 +90,7 @@ class Supervisor:
             ApiError: the API server does not answer.
         """
         self.reflector.synchronize()
+        self.pools.read_prices()  # before jobs are charged
         for thread in self._threads:
             thread.start()
 

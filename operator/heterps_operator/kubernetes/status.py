@@ -5,7 +5,7 @@ Pure. The controller never reads it back: its state is in the job's state Config
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heterps_operator.addresses import redacted
@@ -13,7 +13,7 @@ from heterps_operator.control.disruptions.failures import describe_exit
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.names import job_selector, label_selector
-from heterps_operator.state.bill import Bill
+from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.status import CONDITION_TYPES, Condition, Status
 from heterps_operator.state.values import ProcessView
 from heterps_runtime.contract import ps_name
@@ -25,6 +25,7 @@ _LONGEST_SUMMARY = 1024
 _LONGEST_REASON = 128
 _LONGEST_REMARK = 1024  # characters of one worker's message
 _MOST_NOT_READY = 16
+_MOST_PRICES = 64  # of one pool
 # Conditions whose message explains what a job waits for, the most specific first.
 _WAITING = ("Failed", "Planned", "Profiled", "PodsReady")
 
@@ -66,10 +67,7 @@ def job_status(
         **_members(name, status, processes),
         "cost": {
             "total": _decimal(float(bill.cost), 6),
-            "pools": [
-                {"name": line.pool, "unitHours": _decimal(float(line.unit_hours), 6), "cost": f"{line.cost:.6f}"}
-                for line in bill.lines
-            ],
+            "pools": _charged(bill.lines),
         },
         "checkpoint": _checkpoint(result),
         "evaluation": _evaluation(result),
@@ -77,6 +75,27 @@ def job_status(
         "conditions": [_condition(status.condition(kind), status, generation) for kind in CONDITION_TYPES],
     }
     return {key: value for key, value in document.items() if value is not None}
+
+
+def _charged(lines: Sequence[BillLine]) -> list[dict[str, Any]]:
+    """Return what each pool has cost, at which prices."""
+    pools: dict[str, list[BillLine]] = {}
+    for line in lines:
+        pools.setdefault(line.pool, []).append(line)
+    found = []
+    for name, of_pool in pools.items():
+        most = sorted(of_pool, key=lambda line: line.cost, reverse=True)[:_MOST_PRICES]
+        prices = [
+            {
+                "pricePerUnitHour": str(line.price_per_unit_hour),
+                "unitHours": _decimal(float(line.unit_hours), 6),
+                "cost": f"{line.cost:.6f}",
+            }
+            for line in sorted(most, key=lambda line: line.price_per_unit_hour)
+        ]
+        hours, cost = sum(line.unit_hours for line in of_pool), sum(line.cost for line in of_pool)
+        found.append({"name": name, "unitHours": _decimal(float(hours), 6), "cost": f"{cost:.6f}", "prices": prices})
+    return found
 
 
 def timestamp(seconds: float | None) -> str | None:

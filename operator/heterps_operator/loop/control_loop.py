@@ -21,6 +21,7 @@ from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, 
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.state.prices import PriceHistory, PriceStep
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_operator.state.values import (
@@ -135,6 +136,7 @@ class ControlLoop:
         self._unsaved = False
         self._acted = False  # in the turn before
         self._pending: list[Event] = []
+        self._prices: dict[str, PriceHistory] = {}
 
     def request_stop(self) -> None:
         """End the job in order; a second call ends its processes at once. Safe in a signal handler."""
@@ -168,15 +170,22 @@ class ControlLoop:
             self._charge(self._substrate.processes(), self._clock())
             self._store(self.status, self._clock())
 
-    def turn(self, capacity: PoolCapacity = PoolCapacity()) -> Turn:  # noqa: B008  # a frozen value
+    def turn(
+        self,
+        capacity: PoolCapacity = PoolCapacity(),  # noqa: B008  # a frozen value
+        prices: Mapping[str, PriceHistory] | None = None,
+    ) -> Turn:
         """Observe, decide and act once.
 
         Args:
             capacity: of the device pools; without one they have no limits.
+            prices: of the pools whose prices may change; the others have those of the job.
         """
+        self._prices = dict(prices or {})
+        job = self.job.priced({pool: history[-1].price for pool, history in self._prices.items()})
         observed = self._observe(capacity)
         self._charge(observed.processes, observed.time)
-        decision = reconcile(self.job, observed)
+        decision = reconcile(job, observed)
         # What was decided is kept before it is done: a controller killed in between must not count a death twice.
         # What was done is kept at the next turn: a process that ends unseen must be known to have been there.
         matters = decision.status.phase != observed.status.phase or decision.actions or decision.events or self._acted
@@ -188,7 +197,7 @@ class ControlLoop:
         for action in decision.actions:
             self._act(action, observed.time)
         events, self._pending = tuple(self._pending), []
-        return Turn(self.job, observed, self.status, self.bill, events)
+        return Turn(job, observed, self.status, self.bill, events)
 
     # --- observing ----------------------------------------------------------------------------------------------------
 
@@ -215,6 +224,7 @@ class ControlLoop:
             outcome=self._outcome,
             stop_requested=self._stop_requested,
             capacity=capacity,
+            prices=self._prices,
             quota=None if self._queue is None else self._queue.requests(),
         )
 
@@ -286,6 +296,7 @@ class ControlLoop:
                 assert self._queue is not None, "only a job in a queue asks for quota"
                 self._queue.carry_out(action)
             case ComputePlan(problem, revision, stages):
+                self._outcome = None  # an earlier answer may have the same revision
                 self._planner.start(problem, revision, stages)
             case _:
                 self._send(action, now)
@@ -307,7 +318,8 @@ class ControlLoop:
             self._accepted.add(kind)
 
     def _charge(self, processes: Iterable[ProcessView], now: float) -> None:
-        self.bill = self.bill.accrue(processes, self.job.prices, now)
+        fixed = {pool: (PriceStep(price),) for pool, price in self.job.prices.items()}
+        self.bill = self.bill.accrue(processes, fixed | self._prices, now)
 
     def _store(self, status: Status, now: float) -> None:
         """Keep status and bill; a full disk must not end a training that can go on."""

@@ -113,7 +113,7 @@ _CAPACITY = _pool("capacity_units", "Units that its nodes offer")
 _ALLOCATED = _pool("allocated_units", "Units that jobs hold")
 _NODES = _pool("nodes", "Ready nodes")
 _READY = _pool("ready", "1 if jobs can use the pool, 0 if not, with the reason of its condition", "reason")
-_PRICE = _pool("price_per_unit_hour", "Price of one unit for one hour")
+_PRICE = _pool("price_per_unit_hour", "Price in force of one unit for one hour")
 POOL_SERIES = (_MAX_UNITS, _CAPACITY, _ALLOCATED, _NODES, _READY, _PRICE)
 
 # Reasons of events that adopt a plan.
@@ -329,7 +329,7 @@ def _pool_rows(spec: Json, status: Json) -> Iterator[Row]:
     yield _ALLOCATED, (), float(status.get("allocatedUnits") or 0)
     if "nodes" in status:
         yield _NODES, (), float(status["nodes"])
-    yield _PRICE, (), float(spec["pricePerUnitHour"])
+    yield _PRICE, (), float(status["pricePerUnitHour"])
     for condition in status.get("conditions") or ():
         if condition["type"] == "Ready":
             yield _READY, (str(condition["reason"]),), float(condition["status"] == "True")

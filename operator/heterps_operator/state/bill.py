@@ -5,16 +5,18 @@ profiling, starting and checkpointing. Time is kept in whole microseconds and pr
 lines is the total to the last digit however often it was saved, read back and continued.
 
 `Bill.accrue` may be called at any moments: it charges the time since the last call (`billed_until`) that each process
-existed in, so calling it twice charges nothing twice, and a restart of the controller goes on where the file ends.
+existed in, so calling it twice charges nothing twice, and a restart of the controller goes on where the file ends. If a
+price changes in between, each part is charged with the price that was in force then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from heterps_operator.state.prices import PriceHistory, periods
 from heterps_operator.state.values import ProcessView
 
 __all__ = ["Bill", "BillLine"]
@@ -47,18 +49,19 @@ class Bill:
 
     lines: tuple[BillLine, ...] = ()
     billed_until: float | None = None  # Unix seconds; None: nothing was charged yet
+    prices: Mapping[str, Decimal] = field(default_factory=dict)  # by pool: in force at that moment
 
     @property
     def cost(self) -> Decimal:
         """Sum of the lines."""
         return sum((line.cost for line in self.lines), Decimal(0))
 
-    def accrue(self, processes: Iterable[ProcessView], prices: Mapping[str, Decimal], now: float) -> Bill:
+    def accrue(self, processes: Iterable[ProcessView], prices: Mapping[str, PriceHistory], now: float) -> Bill:
         """Charge the time up to `now`.
 
         Args:
             processes: those that run, and those that ended since the last call.
-            prices: price per unit and hour of each pool.
+            prices: by pool. Before the first step of a history, the last price that was charged counts.
             now: Unix seconds; a clock that was set back charges nothing until it has caught up.
 
         Returns:
@@ -74,18 +77,21 @@ class Bill:
             end = now if process.ended is None else min(process.ended, now)
             if end <= begin:
                 continue
-            key = (pool, prices[pool])
-            line = lines.get(key) or BillLine(pool, prices[pool])
-            # Rounding the two ends, not their difference, lets adjacent intervals add up exactly.
-            microseconds = (round(end * 1e6) - round(begin * 1e6)) * process.spec.units
-            lines[key] = replace(line, unit_microseconds=line.unit_microseconds + microseconds)
-        return Bill(tuple(lines[key] for key in sorted(lines)), now if since is None else max(now, since))
+            for first, last, price in periods(prices[pool], begin, end, self.prices.get(pool)):
+                line = lines.get((pool, price)) or BillLine(pool, price)
+                # Rounding the two ends, not their difference, lets adjacent intervals add up exactly.
+                microseconds = (round(last * 1e6) - round(first * 1e6)) * process.spec.units
+                lines[pool, price] = replace(line, unit_microseconds=line.unit_microseconds + microseconds)
+        until = now if since is None else max(now, since)
+        present = {pool: _price_at(history, until, self.prices.get(pool)) for pool, history in prices.items()}
+        return Bill(tuple(lines[key] for key in sorted(lines)), until, present)
 
     def to_json(self) -> dict[str, Any]:
         """The bill for reports and the state file; decimals as strings."""
         return {
             "cost": format_decimal(self.cost),
             "billedUntil": self.billed_until,
+            "prices": {pool: str(price) for pool, price in sorted(self.prices.items())},
             "pools": [
                 {
                     "pool": line.pool,
@@ -111,9 +117,19 @@ class Bill:
                 for p in value["pools"]
             )
             until = value["billedUntil"]
-            return cls(lines, None if until is None else float(until))
-        except (KeyError, TypeError, ArithmeticError) as error:
+            prices = {str(pool): Decimal(price) for pool, price in (value.get("prices") or {}).items()}
+            return cls(lines, None if until is None else float(until), prices)
+        except (AttributeError, KeyError, TypeError, ArithmeticError) as error:
             raise ValueError(f"bill: missing or malformed {error}") from error
+
+
+def _price_at(history: PriceHistory, moment: float, before: Decimal | None) -> Decimal:
+    """The price in force at a moment; `before`: that before the first step, if it is known."""
+    present = history[0].price if before is None else before
+    for step in history:
+        if step.since <= moment:
+            present = step.price
+    return present
 
 
 def format_decimal(value: Decimal) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from heterps_operator.documents import Json, known_fields
 from heterps_operator.state.history import PlanRecord
+from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.throughput import Sample, ThroughputSeries
 from heterps_operator.state.trials import Review, Trial
@@ -163,6 +164,10 @@ class Status:
     reviewed: float | None = None  # when the planner was asked last, or the number of units changed
     series: ThroughputSeries = field(default_factory=ThroughputSeries)  # measured since the plan came into force
     trials: tuple[Trial, ...] = ()  # numbers of units that did not do
+    prices: Mapping[str, str] = field(default_factory=dict)  # by pool, as decimals: in force at the last turn
+    judged_prices: Mapping[str, str] = field(default_factory=dict)  # with which the plan was made, or judged last
+    offer: Offer | None = None  # a cheaper plan at the present prices
+    start_seconds: float | None = None  # of the last start of a plan, until it trained; None: none was measured
     result: Json | None = None  # the coordinator's last status
 
     @property
@@ -214,6 +219,8 @@ class Status:
             plan_reason=self.plan_reason,
             history=self.history,
             incarnation=self.incarnation + 1,
+            judged_prices=self.judged_prices,
+            start_seconds=self.start_seconds,
             result=self.result,
         ).with_condition("Suspended", False, "Running", "", now)
 
@@ -273,6 +280,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "pace": lambda value: Pace.from_json(known_fields(Pace, value)),
     "review": lambda value: Review.from_json(known_fields(Review, value)),
     "series": _series,
+    "offer": lambda value: Offer(**known_fields(Offer, value)),
     "trials": lambda value: tuple(Trial.from_json(known_fields(Trial, item)) for item in value),
 }
-_OPTIONAL = frozenset({"plan", "outcome", "failure", "review"})  # that may be null
+_OPTIONAL = frozenset({"plan", "outcome", "failure", "review", "offer"})  # that may be null

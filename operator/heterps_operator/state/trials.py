@@ -27,21 +27,22 @@ _MOST = 8  # trials that are kept
 
 
 class Cause(StrEnum):
-    """Why the number of workers is reviewed."""
+    """Why the plan is reviewed."""
 
     MISSED = "missed"  # the throughput is below the floor
     EXCESS = "excess"  # fewer units may do
     WORKERS = "workers"  # `elasticity.workers` asks for another number
+    PRICES = "prices"  # prices have changed, and another plan may be cheaper
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A question to the planner about the stages that run.
+    """A question to the planner while the job trains.
 
     Attributes:
         cause: why it was asked.
         message: why, for people.
-        rate: samples/s that the present workers can be relied on for; 0 for `Cause.WORKERS`.
+        rate: samples/s that the present workers can be relied on for; 0 for `Cause.WORKERS` and `PRICES`.
         basis: as in `Trial`.
         revision: of the plan that was asked for.
     """

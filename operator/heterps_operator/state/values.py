@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import JobPlan, PlanOutcome
+from heterps_operator.state.prices import PriceHistory
 from heterps_operator.state.status import Event, Status
 from heterps_runtime.contract import FINAL_PHASES, REASON_HANG, JobPhase, Role
 
@@ -247,6 +248,7 @@ class Observed:
     outcome: PlanOutcome | None = None  # what the planner answered
     stop_requested: bool = False  # the job is to end now, resumable
     capacity: PoolCapacity = field(default_factory=PoolCapacity)
+    prices: Mapping[str, PriceHistory] = field(default_factory=dict)  # by pool, of those whose price may change
     quota: tuple[QuotaRequest, ...] | None = None  # the job's requests to its queue; None: it has no queue
 
     def process(self, name: str) -> ProcessView | None:

@@ -12,7 +12,14 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.plans.explain import Explanation
 from heterps_planner.plans.plan import Plan
 
-__all__ = ["describe_contributions", "describe_margin", "describe_proof", "describe_shadow_prices", "render_plan"]
+__all__ = [
+    "describe_contributions",
+    "describe_interruptions",
+    "describe_margin",
+    "describe_proof",
+    "describe_shadow_prices",
+    "render_plan",
+]
 
 _PADDING = (0, 2, 0, 0)
 
@@ -34,7 +41,7 @@ def render_plan(
         stopped: whether the search was cut short, so that the binding limits may be unknown.
         without_margin: cost in dollars of the cheapest plan that trusts the profile, if this one does not.
     """
-    seconds = problem.samples / plan.throughput
+    seconds = problem.samples / plan.throughput * (1 + plan.lost_time)
     summary = Table.grid(padding=_PADDING)
     summary.add_column(style="bold", no_wrap=True)
     summary.add_column(overflow="fold")
@@ -45,6 +52,8 @@ def render_plan(
         f"{format_money(plan.cost)} for {problem.samples:,.0f} samples: {format_money(plan.cost_per_hour)}/h "
         f"for {format_duration(seconds)}",
     )
+    if sentence := describe_interruptions(problem, plan):
+        summary.add_row("interruptions", sentence)
     summary.add_row("proof", describe_proof(plan))
     for sentence in describe_contributions(plan):
         summary.add_row("found by", sentence)
@@ -63,6 +72,18 @@ def render_plan(
     if explanation.alternatives:
         parts += [Text(), _alternatives(plan, explanation)]
     return Group(*parts)
+
+
+def describe_interruptions(problem: Problem, plan: Plan) -> str:
+    """Describe what interruptions are expected to cost; empty: no unit of the plan is interrupted."""
+    if not plan.lost_time:
+        return ""
+    rates = {pool.name: pool.interruptions_per_unit_hour for pool in problem.pools}
+    units = sum(rates[stage.pool] * stage.units for stage in plan.stages)
+    if problem.parameter_server is not None:
+        units += rates[plan.parameter_server.pool] * plan.parameter_server.units
+    lost = plan.cost * plan.lost_time / (1 + plan.lost_time)
+    return f"{units:.3g} per hour are expected to cost {plan.lost_time:.2%} of the time and {format_money(lost)}"
 
 
 def describe_proof(plan: Plan) -> str:

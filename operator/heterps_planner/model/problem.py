@@ -8,7 +8,7 @@ are in `cost_model`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from heterps_planner.errors import ProblemError, UnknownNameError
@@ -17,10 +17,12 @@ from heterps_planner.model.fields import Fields, check_integer, check_number
 __all__ = [
     "DEVICE_TYPES",
     "MAX_COUNTS",
+    "MAX_INTERRUPTIONS",
     "MAX_LAYERS",
     "MAX_POOLS",
     "MAX_SEGMENTS",
     "MAX_UNITS",
+    "Interruption",
     "Layer",
     "LayerTimes",
     "MeasuredTimes",
@@ -45,6 +47,8 @@ MAX_SECONDS = 1e9
 MAX_PRICE = 1e9
 MAX_RATE = 1e18  # samples per second
 MAX_BYTES = 1e18
+MAX_INTERRUPTIONS = 1e3  # per unit and hour
+MAX_SAMPLES = 1e18  # between two checkpoints
 _ROUNDING = 1e-9
 
 
@@ -105,6 +109,7 @@ class Pool:
     stage_processor_seconds: float = 0.0  # of each worker of a stage, per batch, besides those of its layers
     stage_serial_seconds: float = 0.0  # of a batch, in which one processor of a machine works and the others wait
     memory_bytes_per_pod: float | None = None  # None: not limited
+    interruptions_per_unit_hour: float = 0.0  # how often the provider takes a unit back
 
     @property
     def max_pods(self) -> int:
@@ -125,6 +130,16 @@ class ParameterServer:
 
 
 @dataclass(frozen=True)
+class Interruption:
+    """What an interruption costs the job: time in which it repeats what it has trained, or does not train."""
+
+    # Seconds of the job: its other workers go on without the lost one, and repeat a step at most.
+    worker_seconds: float = 10.0
+    server_seconds: float = 60.0  # the job starts again from its last checkpoint
+    checkpoint_samples: float = 0.0  # samples between two checkpoints, of which half are lost then
+
+
+@dataclass(frozen=True)
 class Problem:
     """Input of all planning methods."""
 
@@ -137,12 +152,19 @@ class Problem:
     global_batch_size: int | None = None  # B: the batch size to train with; None: batch_size
     micro_batches: int = 1  # pieces of a worker's share of a batch in a pipelined stage
     parameter_server: ParameterServer | None = None  # None: servers are not charged
+    interruption: Interruption = Interruption()  # of units of pools that are interrupted
     provenance: Mapping[str, Any] = field(default_factory=dict)  # free form
 
     @property
     def training_batch_size(self) -> int:
         """B, the batch size that the plan is for."""
         return self.global_batch_size or self.batch_size
+
+    def without_interruptions(self) -> Problem:
+        """The problem as if no unit were interrupted."""
+        if not any(pool.interruptions_per_unit_hour for pool in self.pools):
+            return self
+        return replace(self, pools=tuple(replace(pool, interruptions_per_unit_hour=0.0) for pool in self.pools))
 
     def pool_index(self, name: str) -> int:
         """Index of the pool called `name`, which must exist."""
@@ -184,6 +206,7 @@ class Problem:
             global_batch_size=global_batch_size,
             micro_batches=top.take_integer("microBatches", 1, least=1, most=2**20),
             parameter_server=_read_servers(top, pools),
+            interruption=_read_interruption(top),
             provenance=_read_provenance(top),
         )
         top.finish()
@@ -208,6 +231,12 @@ class Problem:
             numbers = {"units": server.units, "coresPerSamplePerSecond": server.cores_per_sample_per_second}
             known = {name: number for name, number in numbers.items() if number is not None}
             result["parameterServer"] = {"pool": server.pool, **known}
+        if self.interruption != Interruption():
+            result["interruption"] = {
+                "workerSeconds": self.interruption.worker_seconds,
+                "serverSeconds": self.interruption.server_seconds,
+                "checkpointSamples": self.interruption.checkpoint_samples,
+            }
         if self.provenance:
             result["provenance"] = dict(self.provenance)
         result["pools"] = [_pool_json(pool) for pool in self.pools]
@@ -264,6 +293,7 @@ def _read_pool(path: str, value: Any) -> Pool:
         memory_bytes_per_pod=None
         if item.take("memoryBytesPerPod", None) is None
         else item.take_number("memoryBytesPerPod", above=0, most=MAX_BYTES),
+        interruptions_per_unit_hour=item.take_number("interruptionsPerUnitHour", 0, least=0, most=MAX_INTERRUPTIONS),
     )
     item.finish()
     return pool
@@ -387,6 +417,18 @@ def _read_servers(top: Fields, pools: tuple[Pool, ...]) -> ParameterServer | Non
     return ParameterServer(name, rate, units)
 
 
+def _read_interruption(top: Fields) -> Interruption:
+    usual = Interruption()
+    item = Fields(top.take("interruption", {}), top.at("interruption"))
+    found = Interruption(
+        worker_seconds=item.take_number("workerSeconds", usual.worker_seconds, least=0, most=MAX_SECONDS),
+        server_seconds=item.take_number("serverSeconds", usual.server_seconds, least=0, most=MAX_SECONDS),
+        checkpoint_samples=item.take_number("checkpointSamples", 0, least=0, most=MAX_SAMPLES),
+    )
+    item.finish()
+    return found
+
+
 def _read_provenance(top: Fields) -> dict[str, Any]:
     value = top.take("provenance", {})
     return Fields(value, top.at("provenance")).value
@@ -410,6 +452,8 @@ def _pool_json(pool: Pool) -> dict[str, Any]:
         result["stageSerialSeconds"] = pool.stage_serial_seconds
     if pool.memory_bytes_per_pod is not None:
         result["memoryBytesPerPod"] = pool.memory_bytes_per_pod
+    if pool.interruptions_per_unit_hour:
+        result["interruptionsPerUnitHour"] = pool.interruptions_per_unit_hour
     return result
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class Segments:
     # Seconds per sample that a segment waits for one server, a part of c_seq. m servers divide them by m. None: 0.
     wait_LLT: FloatArray | None = None  # noqa: N815
     least_LLT: FloatArray | None = None  # noqa: N815  # pods that the memory asks for; infinite: fits nowhere
+    # Seconds of training that interruptions are expected to cost per second, for each pod of a stage. None: 0.
+    loss_T: FloatArray | None = None  # noqa: N815
+    server_loss: float = 0.0  # the same for each pod of the servers, whatever the throughput
+    server_loss_samples: float = 0.0  # in addition, times the throughput in samples per second
     pieces: tuple[Piece, ...] = ()  # with tables: shapes (T,) and (L, L, T); seq_LLT, par_LLT are the first one's
 
     @property
@@ -64,6 +69,15 @@ class Segments:
     def num_pools(self) -> int:
         """T."""
         return int(self.seq_LLT.shape[2])
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether units of a pool are interrupted."""
+        return self.loss_T is not None
+
+    def loss_of_server(self, throughput: float) -> float:
+        """Return the seconds of training that each pod of the servers is expected to cost per second."""
+        return self.server_loss + self.server_loss_samples / throughput
 
     def pods(self, theta_S: FloatArray) -> FloatArray:  # noqa: N803
         """Return the least pods per segment for each throughput.
@@ -167,6 +181,7 @@ class Segments:
             server_pool=int(np.flatnonzero(pools == self.server_pool)[0]),
             least_LLT=None if self.least_LLT is None else self.least_LLT[:, :, pools],
             wait_LLT=None if self.wait_LLT is None else self.wait_LLT[:, :, pools],
+            loss_T=None if self.loss_T is None else self.loss_T[pools],
             pieces=tuple(
                 Piece(p.low[pools], p.high[pools], p.seq[:, :, pools], p.par[:, :, pools]) for p in self.pieces
             ),
@@ -232,8 +247,22 @@ def build_segments(problem: Problem) -> Segments:
         wait_LLT=_waits(problem) if server else None,
         least_LLT=least,
         pieces=tuple(pieces) if len(pieces) > 1 else (),
+        **_losses(problem, server_pool),
     )
     return segments if units is None else segments.for_servers(units // pod)
+
+
+def _losses(problem: Problem, server_pool: int) -> dict[str, Any]:
+    """Return the fields of `Segments` that say what interruptions cost; none if there are none."""
+    per_second = [pool.interruptions_per_unit_hour * pool.units_per_pod / 3600 for pool in problem.pools]
+    if not any(per_second):
+        return {}
+    cost, of_server = problem.interruption, per_second[server_pool] if problem.parameter_server is not None else 0.0
+    return {
+        "loss_T": np.array(per_second) * cost.worker_seconds,
+        "server_loss": of_server * cost.server_seconds,
+        "server_loss_samples": of_server * cost.checkpoint_samples / 2,
+    }
 
 
 def _waits(problem: Problem) -> FloatArray | None:

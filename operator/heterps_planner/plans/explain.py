@@ -20,7 +20,7 @@ from heterps_planner.plans.machine import throughput_on_cores
 from heterps_planner.plans.plan import Plan, choice_of
 from heterps_planner.plans.robust import robust_segments
 from heterps_planner.search.path import Stage
-from heterps_planner.search.points import Choice
+from heterps_planner.search.points import Choice, lost_time
 from heterps_planner.search.servers import minimise, provision_stages
 
 __all__ = ["Alternative", "Explanation", "StageBudget", "explain"]
@@ -103,7 +103,7 @@ def explain(problem: Problem, plan: Plan, should_stop: Callable[[], bool] = lamb
     if plan.robust is not None:
         segments = robust_segments(problem, segments, plan.robust.error, should_stop)
     alternatives = [
-        _alternative(problem, plan, name, choice) for name, choice in _kinds(problem, segments, should_stop)
+        _alternative(problem, segments, plan, name, choice) for name, choice in _kinds(problem, segments, should_stop)
     ]
     segments = segments.for_servers(plan.parameter_server.replicas)
     budgets = tuple(_budget(problem, segments, plan, i) for i in range(len(plan.stages)))
@@ -159,13 +159,13 @@ def _provisioned(segments: Segments, stages: list[Stage]) -> Choice | None:
     return choice_of(segments, stages, pods[:-1], pods[-1])
 
 
-def _alternative(problem: Problem, plan: Plan, name: str, choice: Choice | None) -> Alternative:
+def _alternative(problem: Problem, segments: Segments, plan: Plan, name: str, choice: Choice | None) -> Alternative:
     if choice is None:
         return Alternative(name, False, None, None, None, None)
     throughput = choice.throughput
     if plan.machine is not None:
         throughput = throughput_on_cores(problem, choice.stages, choice.pods, throughput, plan.machine.cores)
-    cost = cost_of_training(problem.samples, throughput, choice.price)
+    cost = cost_of_training(problem.samples, throughput, choice.price) * (1 + lost_time(segments, choice))
     extra = (cost / plan.cost - 1) * 100 if plan.cost > 0 else (0.0 if cost == 0 else None)
     return Alternative(name, True, cost, choice.price, throughput, extra)
 

@@ -17,7 +17,7 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import build_segments
 from heterps_planner.plans.plan import Plan, build_plan
 from heterps_planner.search.limits import fastest
-from heterps_planner.search.points import lowest_throughput
+from heterps_planner.search.points import cost_rate, lowest_throughput
 from heterps_planner.search.servers import cheapest_at
 from heterps_planner.search.sweep import Multipliers
 
@@ -109,7 +109,7 @@ def frontier(
             complete = complete and found.finished
             break
         reached = found.choice.throughput
-        plan = build_plan(free, segments, found.choice, method="frontier", lower_rate=found.choice.price / reached)
+        plan = build_plan(free, segments, found.choice, method="frontier", lower_rate=cost_rate(segments, found.choice))
         point = FrontierPoint(plan.throughput, plan.cost_per_hour, plan.cost, plan)
         if points and point.cost_per_hour <= points[-1].cost_per_hour * (1 + 1e-9):
             points[-1] = point  # equally cheap and faster

@@ -101,6 +101,7 @@ def share_cores(problem: Problem, plan: Plan, cores: float) -> Plan:
     plan = replace(plan, machine=Machine(cores, busy, plan.throughput))
     if throughput == plan.throughput:
         return plan
-    cost = cost_of_training(problem.samples, throughput, plan.cost_per_hour)
+    # Those of the pools: sharing cores makes checkpoints rarer, which changes the lost time by next to nothing.
+    cost = cost_of_training(problem.samples, throughput, plan.cost_per_hour) * (1 + plan.lost_time)
     gap = (cost - plan.lower_bound) / cost if cost > 0 else 0.0
     return replace(plan, throughput=throughput, cost=cost, gap=gap, optimal=gap == 0.0)

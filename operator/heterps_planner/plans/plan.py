@@ -18,7 +18,7 @@ from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments
 from heterps_planner.plans.task import Learned
 from heterps_planner.search.path import Stage
-from heterps_planner.search.points import Choice
+from heterps_planner.search.points import Choice, lost_time
 
 __all__ = [
     "COST_CEILING_EXCEEDED",
@@ -150,7 +150,7 @@ class Plan:
     parameter_server: Servers
     throughput: float  # samples per second, predicted
     cost_per_hour: float  # dollars
-    cost: float  # dollars for all samples
+    cost: float  # dollars for all samples, with what interruptions are expected to cost
     lower_bound: float  # dollars; no plan that meets floor, limits and ceiling costs less
     gap: float  # (cost - lower bound) / cost
     optimal: bool
@@ -159,6 +159,7 @@ class Plan:
     robust: Robustness | None = None  # if set, throughput and cost hold in spite of profile errors
     machine: Machine | None = None  # if set, throughput and cost are those that this machine's cores allow
     learned: Contributions | None = None  # if a method with a policy found it
+    lost_time: float = 0.0  # seconds that interruptions are expected to cost per second of training
     seconds: float = 0.0  # planning time
     feasible: bool = field(default=True, init=False)
 
@@ -180,6 +181,8 @@ class Plan:
             "bindingLimits": list(self.binding_limits),
             "shadowPrices": dict(self.shadow_prices),
         }
+        if self.lost_time:
+            document["lostTime"] = self.lost_time
         optional = {"robust": self.robust, "machine": self.machine, "learned": self.learned}
         return document | {name: part.to_json() for name, part in optional.items() if part is not None}
 
@@ -275,7 +278,8 @@ def build_plan(
                 throughput=1 / segments.stage_time(first, last, pool, pods),
             )
         )
-    cost = cost_of_training(problem.samples, exact.throughput, exact.price)
+    lost = lost_time(segments, exact)
+    cost = cost_of_training(problem.samples, exact.throughput, exact.price) * (1 + lost)
     lower = min(cost, cost_of_training(problem.samples, 1.0, lower_rate))
     gap = (cost - lower) / cost if cost > 0 else 0.0
     if gap <= 2 * _PROVEN:
@@ -289,6 +293,7 @@ def build_plan(
         throughput=exact.throughput,
         cost_per_hour=exact.price,
         cost=cost,
+        lost_time=lost,
         lower_bound=lower,
         gap=gap,
         optimal=gap == 0.0,

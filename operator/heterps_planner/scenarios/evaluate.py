@@ -36,6 +36,7 @@ from heterps_planner.plans.plan import (
 from heterps_planner.plans.refusal import describe_servers
 from heterps_planner.search.limits import shadow_prices
 from heterps_planner.search.path import Stage
+from heterps_planner.search.points import cost_rate
 from heterps_planner.search.provisioning import fastest_provision, provision, schedule_of
 from heterps_planner.search.servers import MAX_SERVERS, minimise, provision_stages
 
@@ -82,7 +83,7 @@ def evaluate(
         return replace(_refuse(problem, segments, parsed, fixed), seconds=clock() - began)
     pods = [int(n) for n in found.pods[0]]
     choice = choice_of(segments, parsed, pods[:-1], pods[-1])
-    rate = choice.price / choice.throughput
+    rate = cost_rate(segments, choice)
     optimum = minimise(segments, rate=rate, should_stop=should_stop)
     best = optimum.choice or choice
     plan = build_plan(
@@ -91,7 +92,7 @@ def evaluate(
         choice,
         method=METHOD,
         lower_rate=optimum.bound,
-        shadow=shadow_prices(segments, best, best.price / best.throughput, should_stop),
+        shadow=shadow_prices(segments, best, cost_rate(segments, best), should_stop),
         ps_pool=ps_pool,
         ps_replicas=ps_replicas,
     )

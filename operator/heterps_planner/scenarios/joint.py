@@ -101,7 +101,7 @@ def plan_together(
     """Plan several jobs at once.
 
     Jobs whose workers wait for parameter servers get as many of them as the job would have alone; the bound and the gap
-    are those of plans with these numbers.
+    are those of plans with these numbers. What interruptions cost is not counted.
 
     Args:
         problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
@@ -117,6 +117,7 @@ def plan_together(
     labels = list(names) or [f"job {i}" for i in range(len(problems))]
     if not 1 <= len(problems) <= MAX_JOBS:
         raise ProblemError("problems", f"must be 1 to {MAX_JOBS} jobs, are {len(problems)}")
+    problems = [problem.without_interruptions() for problem in problems]
     pools = _shared_pools(problems, labels)
     all_segments = [build_segments(problem) for problem in problems]
     alone: list[SweepResult] = []

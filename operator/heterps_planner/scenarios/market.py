@@ -3,7 +3,8 @@
 A tick changes fields of the problem from its time on (`what_if` names them), permanently. Two policies see the same
 ticks: one calls `migration.plan_from` at every tick; the other keeps its plan until it is impossible (an interruption:
 a limit has dropped below the plan's use, or the ceiling is exceeded), and only then changes. Neither knows the future:
-a change has to pay at current prices, on the remaining samples or on those of the next `horizon_seconds`.
+a change has to pay at current prices, on the remaining samples or on those of the next `horizon_seconds`. What
+interruptions cost is not counted, as in `migration`.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def follow(
     start = check_number("podStartSeconds", pod_start_seconds, least=0, most=1e9)
     if horizon_seconds is not None:
         check_number("horizonSeconds", horizon_seconds, above=0, most=1e12)
-    worlds = _worlds(problem, ticks)
+    worlds = [(seconds, world.without_interruptions()) for seconds, world in _worlds(problem, ticks)]
     left, spent, now = problem.samples, 0.0, 0.0
     running: Plan | None = None
     steps: list[MarketStep] = []

@@ -126,7 +126,8 @@ def plan_from(
 ) -> Move | Infeasible:
     """Decide whether and how a running job should change its plan.
 
-    If its workers wait for parameter servers, a new plan has as many of them as the cheapest plan afresh.
+    If its workers wait for parameter servers, a new plan has as many of them as the cheapest plan afresh. What
+    interruptions cost is not counted.
 
     Args:
         problem: the current problem: prices, limits, measured times and floor.
@@ -150,6 +151,7 @@ def plan_from(
     start = check_number("podStartSeconds", pod_start_seconds, least=0, most=1e9)
     if samples_left is not None:
         problem = replace(problem, samples=check_number("samplesLeft", samples_left, above=0, most=1e30))
+    problem = problem.without_interruptions()
     segments = build_segments(problem)
     hours_per_rate = problem.samples / 3600
     stay = running_choice(problem, segments, running)

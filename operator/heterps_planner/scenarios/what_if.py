@@ -1,7 +1,7 @@
 """A problem with a few numbers changed: `v100.maxUnits=16`.
 
-A setting is a pool's field (`POOL.maxUnits`, `POOL.pricePerUnitHour`), or a field of the problem without a pool. The
-changed problem is validated like one from a file.
+A setting is a pool's field (`POOL.maxUnits`, `POOL.pricePerUnitHour`, `POOL.interruptionsPerUnitHour`), or a field of
+the problem without a pool. The changed problem is validated like one from a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heterps_planner.model.problem import Problem
 
 __all__ = ["POOL_FIELDS", "PROBLEM_FIELDS", "change", "read_setting"]
 
-POOL_FIELDS = ("maxUnits", "pricePerUnitHour")
+POOL_FIELDS = ("maxUnits", "pricePerUnitHour", "interruptionsPerUnitHour")
 PROBLEM_FIELDS = ("minSamplesPerSecond", "maxCostPerHour", "parameterServer")
 _SERVER_FIELDS = ("pool", "units", "coresPerSamplePerSecond")
 _FORM = "must be NAME=VALUE, such as v100.maxUnits=16 or minSamplesPerSecond=50000"

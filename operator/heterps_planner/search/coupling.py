@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from heterps_planner.model.pieces import FloatArray
 from heterps_planner.search.points import Choice
@@ -91,11 +90,7 @@ class _MasterProblem:
         self.members = members
         self.tariff = tariff
         self.columns = [_Columns() for _ in members]
-        # No plan within the limits costs as much as all pods for the duration of the slowest training.
-        self.ceilings = [
-            float(m.job.price_T @ m.job.segments.limit_T) * (m.job.hours_per_rate / m.job.lowest + m.job.hours)
-            for m in members
-        ]
+        self.ceilings = [m.job.most_dollars for m in members]
         self.worst = sum(self.ceilings) + float(tariff.charge @ tariff.limit)
         self.best: tuple[Choice, ...] | None = None
         self.dollars = math.inf
@@ -127,6 +122,9 @@ class _MasterProblem:
 
         Each member may also have no plan, at a price above all plans, so that the programme is always feasible.
         """
+        # Imported here: it takes 100 MB of a planner's address space, and only limits that bind need it.
+        from scipy.optimize import linprog
+
         num_pools, tariff = len(self.tariff.limit), self.tariff
         costs, usage, owner = [], [], []
         for i, columns in enumerate(self.columns):

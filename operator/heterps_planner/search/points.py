@@ -14,7 +14,16 @@ from heterps_planner.model.pieces import FloatArray, fastest, least_product, tim
 from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Stage, cheapest_paths
 
-__all__ = ["Choice", "Points", "fastest_bound", "least_rate", "lowest_throughput", "search_prices"]
+__all__ = [
+    "Choice",
+    "Points",
+    "cost_rate",
+    "fastest_bound",
+    "least_rate",
+    "lost_time",
+    "lowest_throughput",
+    "search_prices",
+]
 
 # Free units still get a tiny price, so that the search has no ties between using and wasting them.
 _TINY_PRICE = 1e-13
@@ -29,6 +38,19 @@ class Choice:
     server_pods: int
     throughput: float  # samples per second
     price: float  # dollars per hour, at search prices
+
+
+def lost_time(segments: Segments, choice: Choice) -> float:
+    """Return the seconds that interruptions are expected to cost per second of training."""
+    if segments.loss_T is None:
+        return 0.0
+    workers = sum(segments.loss_T[pool] * pods for (_, _, pool), pods in zip(choice.stages, choice.pods, strict=True))
+    return float(workers + choice.server_pods * segments.loss_of_server(choice.throughput))
+
+
+def cost_rate(segments: Segments, choice: Choice) -> float:
+    """Return the cost of a plan in dollars per hour and (sample per second), with what interruptions cost."""
+    return choice.price / choice.throughput * (1 + lost_time(segments, choice))
 
 
 def search_prices(segments: Segments) -> FloatArray:

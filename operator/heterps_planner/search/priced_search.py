@@ -5,9 +5,10 @@ A plan with price p, throughput a and u_t pods of pool t costs
     p * (hours_per_rate / a + hours) + sum over t of once_t * u_t                                   dollars,
 
 where `hours_per_rate / a` hours of training follow `hours` of waiting at the same price. `once` are multipliers of
-limits that several jobs share, or of running pods (`coupling`). At a given throughput this is a cheapest path; over all
-throughputs it is branch and bound, as in `sweep`: in [lo, hi) a plan takes at least the pods of lo and trains at least
-as long as at hi. Limits are not enforced here; the caller has priced them.
+limits that several jobs share, or of running pods (`coupling`). A job may have one-time fees of its own in addition. At
+a given throughput this is a cheapest path; over all throughputs it is branch and bound, as in `sweep`: in [lo, hi) a
+plan takes at least the pods of lo and trains at least as long as at hi. Limits are not enforced here; the caller has
+priced them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from heterps_planner.model.segments import Segments
 from heterps_planner.search.path import Paths, Stage, cheapest_paths
 from heterps_planner.search.points import Choice, Points, fastest_bound, lowest_throughput, search_prices
 
-__all__ = ["Priced", "PricedJob", "cheapest", "plans_below"]
+__all__ = ["Fees", "Priced", "PricedJob", "cheapest", "plans_below"]
 
 _CLOSE = 2e-9  # relative; intervals closer to the best value are not searched
 _STEP = 1 + 1e-9  # the next throughput beyond a breakpoint
@@ -37,12 +38,27 @@ _PATHS_PER_INTERVAL = 48  # more than these require narrower intervals
 
 
 @dataclass(frozen=True)
+class Fees:
+    """What each pod of a plan costs once besides its price, all >= 0."""
+
+    pod_T: FloatArray  # noqa: N815  # dollars per pod of a stage
+    server: float  # dollars per pod of the parameter servers
+    server_samples: float  # the same, times the throughput in samples per second: what a slower job pays more
+
+    def of_server(self, throughput: FloatArray) -> FloatArray:
+        """Return dollars per pod of the servers at these throughputs."""
+        result: FloatArray = self.server + self.server_samples / throughput
+        return result
+
+
+@dataclass(frozen=True)
 class PricedJob:
     """A problem's segments, and the duration for which its pods are paid."""
 
     segments: Segments
     hours_per_rate: float  # hours of training x (samples/s): samples / 3600
     hours: float = 0.0  # paid in addition, without training
+    fees: Fees | None = None
     lowest: float = field(init=False)  # lowest throughput to search, samples per second
     highest: float = field(init=False)
     price_T: FloatArray = field(init=False)  # noqa: N815  # dollars per pod and hour, none of them 0
@@ -54,8 +70,24 @@ class PricedJob:
         object.__setattr__(self, "price_T", search_prices(self.segments))
 
     def dollars(self, choice: Choice) -> float:
-        """Cost of a plan, without one-time prices."""
-        return choice.price * (self.hours_per_rate / choice.throughput + self.hours)
+        """Cost of a plan with its fees, without one-time prices."""
+        return choice.price * (self.hours_per_rate / choice.throughput + self.hours) + self.fee(choice)
+
+    def fee(self, choice: Choice) -> float:
+        """Fees of a plan in dollars."""
+        if self.fees is None:
+            return 0.0
+        pods = math.fsum(self.fees.pod_T[t] * n for n, (_, _, t) in zip(choice.pods, choice.stages, strict=True))
+        return pods + choice.server_pods * float(self.fees.of_server(np.array(choice.throughput)))
+
+    @property
+    def most_dollars(self) -> float:
+        """No plan within the limits costs more: all pods for the duration of the slowest training."""
+        limit, pool = self.segments.limit_T, self.segments.server_pool
+        dollars = float(self.price_T @ limit) * (self.hours_per_rate / self.lowest + self.hours)
+        if self.fees is not None:
+            dollars += float(self.fees.pod_T @ limit) + float(limit[pool] * self.fees.of_server(np.array(self.lowest)))
+        return dollars
 
     def used(self, choice: Choice) -> FloatArray:
         """Pods per pool of a plan, shape (T,)."""
@@ -87,9 +119,13 @@ class _Rows:
         self.points = Points(job.segments, job.price_T, lo)
         hours = job.hours_per_rate / hi + job.hours
         unit_price = job.price_T * hours[:, None] + once_T  # (S, T) dollars per pod
+        server_price = unit_price[:, job.segments.server_pool]
+        if job.fees is not None:
+            server_price = server_price + job.fees.of_server(hi)
+            unit_price = unit_price + job.fees.pod_T
         self.weight = self.points.pods * unit_price[:, None, None, :]
         self.paths: Paths = cheapest_paths(self.weight)
-        self.servers = self.points.server * unit_price[:, job.segments.server_pool]
+        self.servers = self.points.server * server_price
         self.value = self.paths.value_S + self.servers
         self.value[(self.points.room < 0).any(axis=1)] = math.inf
 

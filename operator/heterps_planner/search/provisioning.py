@@ -47,6 +47,8 @@ class Schedules:
     # (n, K) least pods: 1, 0 for padding, the number that the memory requires, or a number fixed by the user
     least: FloatArray
     most: FloatArray  # (n, K) most pods, infinite unless fixed
+    loss: FloatArray  # (n, K) seconds lost per second and pod
+    loss_samples: FloatArray  # (n, K) the same, times the throughput
     pieces: FloatArray  # (n, R, 4, K) low, high, seq, par of R ranges of pods, with tables; seq and par are the first's
 
     def select(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Schedules:
@@ -92,7 +94,10 @@ def make_schedules(
         pieces[:, r, 1] = column(piece.high[pool], np.inf, np.inf)
         pieces[:, r, 2] = column(seq, 0.0)
         pieces[:, r, 3] = column(piece.par[first, last, pool], segments.server_par)
+    none = np.zeros(segments.num_pools)
     return Schedules(
+        loss=column((none if segments.loss_T is None else segments.loss_T)[pool], segments.server_loss),
+        loss_samples=column(none[pool], segments.server_loss_samples),
         seq=column(np.where(fits, segments.seq_LLT[first, last, pool], np.inf), 0.0),
         par=column(segments.par_LLT[first, last, pool], segments.server_par),
         send_seq=column(segments.send_seq_LT[last, pool], 0.0),
@@ -187,8 +192,9 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         allowed = reachable & (_usage(part, pods, segments.num_pools) <= segments.limit_T).all(axis=1)
         allowed &= dollars <= segments.ceiling * (1 + FLOOR_TOLERANCE)
         reached = 1 / _time(part, pods).max(axis=1)
+        always = 1 + (part.loss * pods).sum(axis=1)  # and what a slower job loses in addition
         with np.errstate(divide="ignore", invalid="ignore"):  # impossible stages have no throughput
-            cost = dollars / reached
+            cost = dollars / reached * (always + (part.loss_samples * pods).sum(axis=1) / reached)
         better = allowed & (cost < best[index])
         best[index[better]] = cost[better]
         best_pods[index[better]] = pods[better]
@@ -197,9 +203,11 @@ def provision(schedules: Schedules, segments: Segments, rate: float = math.inf) 
         # fall.
         with np.errstate(divide="ignore", invalid="ignore"):
             open_stage = np.isinf(part.most) & (price > 0)
-            bound = (price * np.where(open_stage, _least_product(part, pods), 0.0)).sum(axis=1)
+            bound = (price * np.where(open_stage, _least_product(part, pods), 0.0)).sum(axis=1) * always
             # Rounding may let pods pass for a throughput that they do not quite reach, so theta itself is a bound too.
-            onward = np.maximum(np.maximum(reached, theta), np.where(target > 0, dollars / target, 0.0)) * _STEP
+            onward = (
+                np.maximum(np.maximum(reached, theta), np.where(target > 0, dollars * always / target, 0.0)) * _STEP
+            )
         going = allowed & (bound < target * (1 - _TOLERANCE)) & (target > 0)
         index, theta, part = index[going], onward[going], part.select(going)
     return Provisioned(best, best_pods)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from heterps_planner.model.cost_model import SLACK
 from heterps_planner.model.segments import Segments
-from heterps_planner.search import sweep
+from heterps_planner.search import interruptions, sweep
 from heterps_planner.search.path import Stage
 from heterps_planner.search.points import least_rate, search_prices
 from heterps_planner.search.provisioning import Provisioned, provision, schedule_of
@@ -90,13 +90,15 @@ def minimise(
 ) -> SweepResult:
     """Find the cheapest plan per sample, with the best number of servers; arguments and result as `sweep.minimise`."""
     if segments.wait_LLT is None:
-        return sweep.minimise(
+        return interruptions.minimise(
             segments, eps=eps, rate=rate, should_stop=should_stop, any_plan=any_plan, multipliers=multipliers
         )
     known: Multipliers = list(multipliers or ())
 
     def solve(fixed: Segments, value: float) -> tuple[SweepResult, float, float]:
-        found = sweep.minimise(fixed, eps=eps, rate=min(rate, value), should_stop=should_stop, multipliers=known)
+        found = interruptions.minimise(
+            fixed, eps=eps, rate=min(rate, value), should_stop=should_stop, multipliers=known
+        )
         known[:] = found.multipliers
         return found, math.inf if found.choice is None else found.rate, found.bound
 

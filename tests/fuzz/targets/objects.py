@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.reading.complaints import pod_complaint
 from heterps_operator.kubernetes.reading.observe import runs_well, view
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
+from heterps_operator.kubernetes.reading.prices import PoolPrice, read_quote
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.reading.readable import API_VERSIONS, JOB, NODE, POD, POOL, check
 from heterps_operator.kubernetes.reading.taints import departure
@@ -49,7 +51,7 @@ def _read_pool(data: bytes) -> None:
     check(POOL, pool)
     capacity = pool_capacity(pool, [mutants.node()])
     pool_limit(pool, capacity)
-    pool_status(pool, capacity, 1, now=_NOW)
+    pool_status(pool, capacity, 1, PoolPrice(Decimal(1), _NOW, read_quote(pool["spec"], None, _NOW)), now=_NOW)
 
 
 def _read_node(data: bytes) -> None:
@@ -90,6 +92,20 @@ def _read_token(data: bytes) -> None:
     OwnedObjects(cluster, ("ml", "x")).token(job)
 
 
+def _read_price(data: bytes) -> None:
+    """Read the price of a pool from a ConfigMap; whatever is there, there is a quote with a message."""
+    price_from = {"configMapKeyRef": {"name": "heterps-prices", "key": "gpu"}, "staleAfterSeconds": 3600}
+    quote = read_quote({"pricePerUnitHour": "0.04", "priceFrom": price_from}, parse(data), _NOW)
+    assert quote.message
+    assert quote.current == (quote.price is not None)
+    assert quote.price is None or Decimal("0.0008") <= quote.price <= Decimal("0.4")
+
+
+def _prices() -> dict[str, Any]:
+    annotations = {"heterps.io/updated": "2026-01-01T00:00:00Z"}
+    return {"metadata": {"name": "heterps-prices", "annotations": annotations}, "data": {"gpu": "0.02"}}
+
+
 def _lease() -> dict[str, Any]:
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
     return {"metadata": {"name": "operator", "resourceVersion": "1"}, "spec": spec}
@@ -108,6 +124,7 @@ TARGETS = [
     Target("objects.pool", _read_pool, _ERRORS, _seed(mutants.pool), Form.JSON),
     Target("objects.node", _read_node, _ERRORS, _seed(mutants.node), Form.JSON),
     Target("objects.job", _read_job, _ERRORS, _seed(mutants.job), Form.JSON),
+    Target("objects.price", _read_price, (NotJsonError,), _seed(_prices), Form.JSON, longest=4096),
     Target("objects.lease", _read_lease, (NotJsonError,), _seed(_lease), Form.JSON, longest=4096),
     Target(
         "objects.token",

@@ -26,6 +26,8 @@ FULL_POOL: Json = {
         "namespaces": [{"name": "team-a", "maxUnits": 4}],
         "autoscaled": False,
         "pricePerUnitHour": "2.42",
+        "priceFrom": {"configMapKeyRef": {"name": "heterps-prices", "key": "v100"}, "staleAfterSeconds": 3600},
+        "spot": {"interruptionsPerUnitHour": "0.002"},
         "nodeSelector": {"gpu": "v100"},
         "tolerations": [
             {"key": "gpu", "operator": "Equal", "value": "v100", "effect": "NoExecute", "tolerationSeconds": 3}
@@ -89,7 +91,13 @@ FULL_JOB: Json = {
         },
         "pools": [{"name": "v100", "maxUnits": 4, "podTemplate": {"metadata": {}, "spec": {}}}],
         "balancing": {"policy": "optimal", "intervalSeconds": 10, "minGainPercent": 5},
-        "elasticity": {"workers": 0, "mode": "Auto", "cooldownSeconds": 60, "maxScaleDownPercent": 25},
+        "elasticity": {
+            "workers": 0,
+            "mode": "Auto",
+            "pricePolicy": "Move",
+            "cooldownSeconds": 60,
+            "maxScaleDownPercent": 25,
+        },
         "parameterServer": {"replicas": 2, "memoryLimit": "8Gi", "wirePrecision": "fp16"},
         "encryption": "Disabled",
         "podTemplates": {

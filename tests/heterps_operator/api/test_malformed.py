@@ -28,12 +28,12 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         "job.yaml:18: HeterPSJob flights: spec.gpus: is not a field (found 3); remove it, or use one of image, code, "
         "credentials, model, data, training, objective, scheduling, pools, balancing, elasticity, parameterServer, "
         "encryption, podTemplates, checkpoint, runPolicy, mode, paused, managedBy"]),
-    ("pricePerUnitHour: \"2.42\"", "price: \"2.42\"", [
+    ("pricePerUnitHour: \"2.42\"", "dollars: \"2.42\"", [
         "job.yaml:9: DevicePool v100: spec.pricePerUnitHour: is required; "
         "add it, for example pricePerUnitHour: \"2.42\"",
-        "job.yaml:9: DevicePool v100: spec.price: is not a field (found \"2.42\"); remove it, or use one of "
+        "job.yaml:9: DevicePool v100: spec.dollars: is not a field (found \"2.42\"); remove it, or use one of "
         "deviceType, resourceName, torchDevice, unitsPerPod, maxUnits, namespaces, autoscaled, pricePerUnitHour, "
-        "nodeSelector, tolerations"]),
+        "priceFrom, spot, nodeSelector, tolerations"]),
     ("metadata: {name: flights}", "metadata: {name: flights, lables: {}}", [
         "job.yaml:13: HeterPSJob flights: metadata.lables: is not a field (found {}); did you mean labels?"]),
     ("  pools:", "  podTemplates: {all: {containers: []}}\n  pools:", [

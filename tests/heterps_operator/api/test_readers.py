@@ -18,6 +18,7 @@ from heterps_operator.control.members import coordinator, profiler
 from heterps_operator.kubernetes.building.objects import pod_groups
 from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.reading.pools import Capacity, namespace_limits, pool_limit
+from heterps_operator.kubernetes.reading.prices import ANNOTATION_UPDATED, price_source, read_quote
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.config import PoolConfig, RunConfig
@@ -35,6 +36,9 @@ PLAN = JobPlan.from_json({
     ],
     "parameterServer": {"pool": "v100", "replicas": 1, "units": 1},
 })  # fmt: skip
+PRICES = {  # updated at 400
+    "metadata": {"annotations": {ANNOTATION_UPDATED: "1970-01-01T00:06:40Z"}}, "data": {"v100": "2.00"},
+}  # fmt: skip
 # Read by one line each, which needs a cluster around it.
 ELSEWHERE = {"HeterPSJob": {"spec.managedBy": "controller/jobs/controller.py"}, "DevicePool": {}}
 
@@ -88,6 +92,7 @@ def readings(job: Json, pool: Json) -> dict[str, Any]:
         "gangs": pod_groups(owner, PLAN, 1, {"v100": pool}),
         "capacity": pool_limit(pool, Capacity(4)),
         "limits": namespace_limits(pool),
+        "prices": [price_source(pool["spec"]), read_quote(pool["spec"], PRICES, 4000.5)],
     }
 
 

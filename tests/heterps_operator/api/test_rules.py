@@ -112,6 +112,8 @@ CREATE: list[tuple[dict[str, Any], str, Any, Any, str]] = [
     (JOB_VALUE, GANG, {"gang": "Kueue", "queue": "a"}, {"gang": "Kueue"}, "queue: gang Kueue needs a queue; name a"),
     (JOB_VALUE, GANG, {"gang": "Volcano", "queue": "a"}, {"gang": "Coscheduling", "queue": "a"},
      'queue: queue is used only with gang Kueue or Volcano (found "a")'),
+    (CPU_VALUE, "spec.spot", {"interruptionsPerUnitHour": "0"}, {"interruptionsPerUnitHour": "-0.1"},
+     'interruptionsPerUnitHour: must be 0 to 1000 interruptions per unit and hour, is "-0.1"; give the mean of the'),
     (CPU_VALUE, "metadata.name", "a" * 63, "a" * 64, "metadata.name: a pool's name must have at most 63 characters"),
     (CPU_VALUE, "spec.resourceName", "cpu", "nvidia.com/gpu", "a CPU pool's resourceName must be cpu"),
     (GPU_VALUE, "spec.resourceName", "amd.com/gpu", "cpu", "a GPU or XPU pool's resourceName must not be cpu"),

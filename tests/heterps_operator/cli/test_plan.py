@@ -294,3 +294,21 @@ def test_a_second_ctrl_c_ends_the_command() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_interruptions_cost_is_part_of_the_cost_and_of_the_text(tmp_path: Path, capsys: Any) -> None:
+    pools = document()["pools"]
+    pools[1] |= {"interruptionsPerUnitHour": 2.0}
+    path = write(tmp_path, "spot.json", pools=pools, interruption={"workerSeconds": 36})
+    before, after = answer(capsys, "--problem", write(tmp_path, "plain.json")), answer(capsys, "--problem", path)
+    [card] = [stage for stage in after["stages"] if stage["pool"] == "gpu"]
+    lost = 2.0 * card["units"] * 36 / 3600
+    assert after["lostTime"] == pytest.approx(lost)
+    assert after["cost"] == pytest.approx(before["cost"] * (1 + lost))
+    assert after["optimal"]
+    money = after["cost"] - before["cost"]
+    text = " ".join(table(capsys, "--problem", path).split())
+    assert f"interruptions 2 per hour are expected to cost 2.00% of the time and ${money:.2f}" in text
+    assert "interruptions" not in table(capsys, "--problem", str(tmp_path / "plain.json"))
+    other = answer(capsys, "--problem", path, "--what-if", "gpu.interruptionsPerUnitHour=0")
+    assert other["whatIf"]["cost"] == pytest.approx(before["cost"])

@@ -528,3 +528,6 @@ def test_the_problem_of_a_job_is_made_from_its_profiles(
     assert problem["minSamplesPerSecond"] == 20_000
     assert [pool["name"] for pool in problem["pools"]] == ["cpu", "accelerator"]
     assert [layer["name"] for layer in problem["layers"]] == ["embedding", "mlp", "head"]
+    [path] = [path for path in server.objects if path.endswith("/devicepools/accelerator")]
+    server.objects[path]["status"] = {"pricePerUnitHour": "0.75"}  # of a market, as the operator has read it
+    assert client.problem("tiny")["pools"][1]["pricePerUnitHour"] == 0.75

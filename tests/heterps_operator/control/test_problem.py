@@ -95,3 +95,32 @@ def test_servers_sustain_at_least_what_is_measured() -> None:
     assert slow["parameterServer"] == problem["parameterServer"]
     fast = calibrate(problem, JOB_PLAN, 50_000.0, [60_000.0, 60_000.0])
     assert fast["parameterServer"]["coresPerSamplePerSecond"] == pytest.approx(1 / 50_000)
+
+
+def spot(job: JobSpec, *names: str) -> JobSpec:
+    """The job with pools whose units are interrupted."""
+    pools = [replace(p, interruptions_per_unit_hour=0.5) if p.name in names else p for p in job.pools]
+    return replace(job, pools=tuple(pools))
+
+
+def test_a_problem_says_what_interruptions_cost() -> None:
+    job = spot(make_job(checkpoint_steps=200), "gpu")
+    problem = build_problem(job, PROFILES)
+    assert [pool.get("interruptionsPerUnitHour") for pool in problem["pools"]] == [None, 0.5]
+    assert problem["interruption"] == {"checkpointSamples": 200 * 512}
+    measured = build_problem(job, PROFILES, restart_seconds=17.5)
+    assert measured["interruption"] == {"checkpointSamples": 200 * 512, "serverSeconds": 17.5}
+    assert Problem.from_json(measured).interruption.server_seconds == 17.5
+    assert "interruption" not in build_problem(make_job(), PROFILES, restart_seconds=17.5)
+    by_hand = {**problem, "interruption": {"workerSeconds": 3.0, "checkpointSamples": 7}}
+    assert adapt_problem(by_hand, job)["interruption"] == {"workerSeconds": 3.0, "checkpointSamples": 200 * 512}
+
+
+def test_servers_avoid_pools_whose_units_are_interrupted() -> None:
+    cpu = make_job().pool("cpu")
+    cheap = replace(cpu, name="spot", price_per_unit_hour=cpu.price_per_unit_hour / 4, interruptions_per_unit_hour=0.5)
+    profiles = dict.fromkeys(("cpu", "spot"), MEASURED)
+    assert build_problem(make_job(pools=(cheap, cpu)), profiles)["parameterServer"]["pool"] == "cpu"
+    assert build_problem(make_job(pools=(cheap,)), profiles)["parameterServer"]["pool"] == "spot"
+    full = make_job(pools=(cheap, replace(cpu, max_units=0)))
+    assert build_problem(full, profiles)["parameterServer"]["pool"] == "spot"

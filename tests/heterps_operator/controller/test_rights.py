@@ -130,6 +130,7 @@ def test_every_verb_is_used_and_every_use_is_granted(
         owned.keep_plan(life.job, pools, status, plan, tuple(range(1, 13)), policy=defaulted_job().run_policy)
     keeper = PoolKeeper(life.cluster, ProblemRecorder(life.server, life.cluster.clock), lambda: None)
     keeper.refresh()
+    keeper.read_prices()
     assert life.cluster.pools.all()
     for pool in life.cluster.pools.all():
         life.server.put(f"{object_path(pool)}/status", **pool)  # the answer is the whole pool
@@ -171,6 +172,15 @@ def test_no_other_group_of_events_is_needed() -> None:
     text = HELPERS.read_text()
     assert "events.k8s.io" not in text
     assert "*" not in re.sub(r"{{.*?}}", "", text).replace("/*", "").replace("*/", "")
+
+
+def test_prices_are_read_by_the_names_that_the_chart_lists() -> None:
+    """The operator's namespace may hold ConfigMaps of others."""
+    role = re.findall(r"-prices\n.*?rules:\n(.*?)---", (HELPERS.parent / "roles.yaml").read_text(), re.S)[0]
+    rule = yaml.safe_load(role.replace("{{ toJson . }}", '["heterps-prices"]'))
+    assert rule == [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["heterps-prices"], "verbs": ["get"]}
+    ]
 
 
 def test_a_secret_is_only_read_by_its_name_and_created() -> None:

@@ -33,6 +33,7 @@ from heterps_operator.measure.metrics import OperatorMetrics
 from tests.heterps_operator.helpers.documents import CPU_WORKER, NOW, owner, stranger
 from tests.heterps_operator.helpers.lists import JOBS, NODES, PODS, POOLS, SECONDS, Server
 from tests.heterps_operator.helpers.mutants import GOOD, mutants, node, pool
+from tests.heterps_operator.helpers.nodes import price_of
 
 Json = dict[str, Any]
 
@@ -133,7 +134,7 @@ def read_node(item: Json) -> None:
     cluster.nodes.put(item)
     [kept] = cluster.nodes.all()
     capacity = pool_capacity(pool(), [kept])
-    pool_status(pool(), capacity, 1, now=NOW)
+    pool_status(pool(), capacity, 1, price_of(pool()), now=NOW)
     cluster.hears_of("n")
     cluster.nodes.remove(item)
 
@@ -143,7 +144,7 @@ def read_pool(item: Json) -> None:
     store.put(item)
     capacity = pool_capacity(item, [slim_node(node())])
     pool_limit(item, capacity)
-    status = pool_status(item, capacity, 1, now=NOW)
+    status = pool_status(item, capacity, 1, price_of(item), now=NOW)
     json.dumps(status)
     OperatorMetrics("test").update_pool(item, status)
 

@@ -48,6 +48,12 @@ def _plan() -> Json:
     return plan
 
 
+def cores_only() -> Json:
+    """The plan without the card."""
+    first = {**PLAN["stages"][0], "lastLayer": 2, "layers": ["embedding", "mlp", "head"], "units": 4, "pods": 4}
+    return {**PLAN, "stages": [first], "throughput": 50_000.0, "costPerHour": 0.2}
+
+
 @dataclass
 class Coordinator:
     """State of a fake coordinator."""
@@ -56,6 +62,7 @@ class Coordinator:
     members: list[Json] = field(default_factory=list)
     profiles: Json = field(default_factory=dict)
     step: int = 0
+    total: int = 100  # steps of the job
     error: Json | None = None
     ends: bool = False  # it was asked to stop
     silent: bool = False
@@ -64,7 +71,7 @@ class Coordinator:
     def document(self) -> Json:
         """Return its status document."""
         return copy.deepcopy(
-            {"phase": self.phase, "members": self.members, "committedSteps": self.step, "totalSteps": 100,
+            {"phase": self.phase, "members": self.members, "committedSteps": self.step, "totalSteps": self.total,
              "generation": 1, "samplesPerSecond": 50_000.0 if self.step else 0.0, "error": self.error}
         )  # fmt: skip
 
@@ -117,6 +124,7 @@ class Life(World):
         self.coordinators: dict[str, Coordinator] = {}
         self.sent: list[Action] = []
         self.asked = 0  # number of status requests to the coordinator
+        self.follows_prices = False  # the planner has another plan for a dear card
         self.patience = 0.0  # seconds of waiting for a silent coordinator
         life = self
 
@@ -154,7 +162,10 @@ class Life(World):
                 return self._answer is not None
 
             def start(self, problem: Mapping[str, Any], revision: int = 1, stages: Any = ()) -> None:
-                self._answer = PlanOutcome.from_json(_plan(), revision)
+                # Four cores are the cheaper plan while a card costs more than one of them.
+                prices = {pool["name"]: pool["pricePerUnitHour"] for pool in problem["pools"]}
+                plan = _plan() if prices["accelerator"] <= 1 or not life.follows_prices else cores_only()
+                self._answer = PlanOutcome.from_json(plan, revision)
 
             def poll(self) -> PlanOutcome | None:
                 answer, self._answer = self._answer, None

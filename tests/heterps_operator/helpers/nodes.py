@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_status
+from heterps_operator.kubernetes.reading.prices import PoolPrice, read_quote
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec
 from tests.heterps_operator.helpers.documents import COORDINATOR, NOW, owner
@@ -54,8 +56,14 @@ def pod_on(node: str, name: str, cpu: str, process: ProcessSpec = COORDINATOR, *
     }  # fmt: skip
 
 
+def price_of(pool: dict[str, Any]) -> PoolPrice:
+    """The price of a pool's spec."""
+    quote = read_quote(pool["spec"], None, NOW)
+    return PoolPrice(Decimal(str(pool["spec"]["pricePerUnitHour"])), NOW, quote)
+
+
 def status_of(pool: dict[str, Any], nodes: list[dict[str, Any]], held: int = 0, now: float = NOW) -> dict[str, Any]:
-    return pool_status(pool, pool_capacity(pool, nodes), held, now=now)
+    return pool_status(pool, pool_capacity(pool, nodes), held, price_of(pool), now=now)
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:

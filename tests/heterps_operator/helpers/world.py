@@ -11,6 +11,7 @@ from heterps_operator.api.job import JobSpec, PoolSpec
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.control.reconcile import reconcile
 from heterps_operator.state.plan import JobPlan, PlanOutcome
+from heterps_operator.state.prices import PriceHistory
 from heterps_operator.state.status import Event, Status
 from heterps_operator.state.values import (
     Action,
@@ -113,6 +114,7 @@ class World:
         self.most_units: dict[str, int] = {}
         self.room: dict[str, int] = {}
         self.holders: dict[str, tuple[tuple[str, int], ...]] = {}
+        self.prices: dict[str, PriceHistory] = {}  # of pools whose price may change
         self.quota: dict[str, QuotaRequest] | None = None  # the requests of a job in a queue
         self.actions: list[Action] = []
         self.events: list[Event] = []
@@ -138,13 +140,15 @@ class World:
             outcome=self.outcome,
             stop_requested=self.stop_requested,
             capacity=PoolCapacity(dict(self.free_units), dict(self.most_units), dict(self.room), dict(self.holders)),
+            prices=dict(self.prices),
             quota=None if self.quota is None else tuple(self.quota.values()),
         )
 
     def turn(self) -> Decision:
         observed = self.observed()
-        decision = reconcile(self.job, observed)
-        assert reconcile(self.job, observed) == decision, "the same observation gives the same decision"
+        job = self.job.priced({pool: history[-1].price for pool, history in self.prices.items()})
+        decision = reconcile(job, observed)
+        assert reconcile(job, observed) == decision, "the same observation gives the same decision"
         self.status = decision.status
         self.events += decision.events
         self.actions += decision.actions
@@ -201,6 +205,7 @@ class World:
                 self.asked = revision
                 assert not self.planning
                 self.planning = True
+                self.outcome = None
             case SubmitPlan(plan, _):
                 assert self.document is not None
                 self.accepted.add(action.request)

@@ -23,7 +23,7 @@ from tests.heterps_operator.helpers.documents import (
     observed,
     pod_of,
 )
-from tests.heterps_operator.helpers.nodes import condition, make_node, make_pool, pod_on
+from tests.heterps_operator.helpers.nodes import condition, make_node, make_pool, pod_on, price_of
 
 Json = dict[str, Any]
 
@@ -78,7 +78,7 @@ def test_units_of_the_pool_itself_are_counted_by_the_ledger_and_those_of_another
 def test_the_pool_says_what_is_missing() -> None:
     store = store_of(pod_on("a", "coordinator", "100m"))
     capacity = pool_capacity(make_pool(), [make_node("a", "4")], store.claimed())
-    status = pool_status(make_pool(), capacity, 0, now=NOW)
+    status = pool_status(make_pool(), capacity, 0, price_of(make_pool()), now=NOW)
     assert status["capacityUnits"] == 3
     said = condition(status, "Ready")["message"]
     assert said == "1 node with 3 units besides 1 in use by other HeterPS pods, such as coordinators"
@@ -170,7 +170,7 @@ def test_pods_of_a_job_that_nobody_knows_count_against_the_limit_only_as_far_as_
     assert pool_limit(make_pool(maxUnits=3), capacity) == 1
     autoscaled = make_pool(maxUnits=3, autoscaled=True)
     assert pool_limit(autoscaled, capacity) == 1
-    status = pool_status(make_pool(), capacity, 0, now=NOW)
+    status = pool_status(make_pool(), capacity, 0, price_of(make_pool()), now=NOW)
     assert "2 units belong to pods whose jobs are gone, until they end" in condition(status, "Ready")["message"]
     store.put(pod_on("a", "liar", "900", CPU_WORKER))  # more than its node has: no kubelet has accepted it
     assert pool_capacity(make_pool(), nodes, store.claimed()).orphaned == 4
@@ -231,6 +231,9 @@ def test_the_coordinator_leaves_the_nodes_of_pools_to_them() -> None:
     assert weights(POOLS["cpu"], POOLS["v100"], cheap) == [
         (100, "node.example.com/gpu", "v100"), (62, "kind", "k80"), (62, "zone", "a"),
     ]  # fmt: skip
+    spot = copy.deepcopy(cheap)
+    spot["spec"] |= {"spot": {"interruptionsPerUnitHour": "0.002"}, "nodeSelector": {"kind": "k80-spot"}}
+    assert weights(POOLS["v100"], spot)[1] == (100, "kind", "k80-spot"), "its loss would cost more than a card"
     free = copy.deepcopy(POOLS["v100"])
     free["spec"]["pricePerUnitHour"] = "0"
     assert weights(free) == [(100, "node.example.com/gpu", "v100")]

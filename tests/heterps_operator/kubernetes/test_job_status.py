@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.structure import structural_faults
 from heterps_operator.kubernetes.status import job_status
-from heterps_operator.state.bill import Bill
+from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import PodProblem
@@ -20,9 +21,9 @@ from tests.heterps_operator.helpers.world import PLAN, World
 KIND = load_schemas()["HeterPSJob"]
 
 
-def shown(world: World) -> dict[str, Any]:
+def shown(world: World, bill: Bill = Bill()) -> dict[str, Any]:  # noqa: B008  # a frozen value
     """Return the status of a job, validated against its schema."""
-    document = job_status(world.job.name, world.status, Bill(), tuple(world.processes.values()), generation=1)
+    document = job_status(world.job.name, world.status, bill, tuple(world.processes.values()), generation=1)
     job = KIND.with_defaults(parsed(JOB)) | {"status": document}
     assert list(structural_faults(KIND.openapi, job, {})) == []
     return document
@@ -31,6 +32,26 @@ def shown(world: World) -> dict[str, Any]:
 def test_an_autoscaler_finds_the_worker_pods_from_the_start() -> None:
     workers = shown(World())["workers"]
     assert workers == {"selector": "heterps.io/job=tiny,heterps.io/role=worker", "desired": 0, "current": 0, "ready": 0}
+
+
+def test_a_pool_has_one_entry_whatever_its_prices_were() -> None:
+    """The API server refuses a status with two entries of one name."""
+    lines = [("cpu", "0.04", 1), ("spot", "0.02", 4), ("spot", "0.05", 2)]
+    bill = Bill(tuple(BillLine(pool, Decimal(price), hours * 3_600_000_000) for pool, price, hours in lines))
+    cpu, spot = shown(World(), bill)["cost"]["pools"]
+    assert cpu == {
+        "name": "cpu", "unitHours": "1.000000", "cost": "0.040000",
+        "prices": [{"pricePerUnitHour": "0.04", "unitHours": "1.000000", "cost": "0.040000"}],
+    }  # fmt: skip
+    assert (spot["unitHours"], spot["cost"]) == ("6.000000", "0.180000")
+    assert [line["pricePerUnitHour"] for line in spot["prices"]] == ["0.02", "0.05"]
+
+
+def test_many_prices_are_cut_to_those_that_cost_most() -> None:
+    lines = [BillLine("spot", Decimal(price), 3_600_000_000) for price in range(1, 101)]
+    [spot] = shown(World(), Bill(tuple(lines)))["cost"]["pools"]
+    assert [line["pricePerUnitHour"] for line in spot["prices"]] == [str(price) for price in range(37, 101)]
+    assert spot["cost"] == "5050.000000"
 
 
 def test_workers_are_counted() -> None:

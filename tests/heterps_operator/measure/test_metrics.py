@@ -17,6 +17,7 @@ from heterps_operator.errors import UsageError
 from heterps_operator.measure.metrics import JOB_SERIES, OPERATOR_SERIES, POOL_SERIES, MetricsServer, OperatorMetrics
 from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.plan import JobPlan
+from heterps_operator.state.prices import PriceStep
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
@@ -35,7 +36,11 @@ def make_metrics() -> OperatorMetrics:
 
 
 def make_turn(world: World, *events: Event) -> Turn:
-    bill = Bill().accrue(tuple(world.processes.values()), world.job.prices, world.time)
+    bill = Bill().accrue(
+        tuple(world.processes.values()),
+        {pool: (PriceStep(price),) for pool, price in world.job.prices.items()},
+        world.time,
+    )
     return Turn(world.job, world.observed(), world.status, bill, events)
 
 

@@ -52,6 +52,7 @@ def everything(server: int = 0) -> dict[str, Any]:
         maxCostPerHour=100.0,
         parameterServer=dict(SERVERS[server]),
         provenance={"host": "a"},
+        interruption={"workerSeconds": 5.0, "serverSeconds": 50.0, "checkpointSamples": 1e5},
     )
     for pool in value["pools"]:
         pool |= {
@@ -62,6 +63,7 @@ def everything(server: int = 0) -> dict[str, Any]:
             "stageProcessorSeconds": 0.003,
             "stageSerialSeconds": 0.004,
             "memoryBytesPerPod": 1e10,
+            "interruptionsPerUnitHour": 0.01,
         }
     for layer in value["layers"]:
         layer |= {"kind": "Linear", "inputBytes": 8.0, "weightBytes": 4.0, "residentBytes": 1e6, "activationBytes": 1e3}

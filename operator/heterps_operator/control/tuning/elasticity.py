@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from decimal import Decimal
 from typing import Any
 
 from heterps_operator.api.job import JobSpec
@@ -63,6 +64,8 @@ def review(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> t
     if job.elasticity.mode == "Disabled" or job.stages_by_hand or not (wanted or floor):
         return status, ()
     before, status = status.series, _measure(job, observed, status, plan)
+    if status.review is not None and status.review.cause == Cause.PRICES:
+        return status, ()  # the planner is busy with another question
     if status.review is not None:
         return _judge(job, observed, status, plan, status.review), ()
     if status.reviewed is None:  # training has just begun
@@ -178,7 +181,9 @@ def _problem(
 ) -> dict[str, Any] | None:
     """The problem as the measured throughputs correct it, within what other jobs leave; None: of another model."""
     try:
-        problem = build_problem(job.limited(observed.capacity.free_units), observed.profiles)
+        problem = build_problem(
+            job.limited(observed.capacity.free_units), observed.profiles, observed.status.start_seconds
+        )
         return calibrate(with_running_servers(problem, plan.servers), plan, throughput, stages)
     except ValueError:
         return None  # the model has other layers now; the plan that runs stays
@@ -231,7 +236,8 @@ def _basis(job: JobSpec, observed: Observed, plan: JobPlan) -> str:
     """What trials depend on besides the load: if anything of it changes, nothing is known of other numbers."""
     stages = [[stage.pool, stage.lastLayer] for stage in plan.stages]
     profiles = {pool.name: observed.profiles[pool.name] for pool in job.pools}
-    text = json.dumps([asdict(job.elasticity), job.pools, stages, profiles], sort_keys=True, default=str)
+    pools = [replace(pool, price_per_unit_hour=Decimal(0)) for pool in job.pools]  # prices make no worker faster
+    text = json.dumps([asdict(job.elasticity), pools, stages, profiles], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -204,7 +204,7 @@ class JobSession:
                 pool: limit for pool in pools if (limit := ledger.namespace_limit(pool, holder)) is not None
             },
         )
-        return self._loop.turn(capacity)
+        return self._loop.turn(capacity, self.site.cluster.prices.histories(pools))
 
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
         """Use a changed spec from the next turn on."""

@@ -188,7 +188,7 @@ def _proposed(job: Json, pool: Json | None, spec: ProcessSpec, template: Mapping
 
 
 def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
-    """Build node preferences: nodes of no pool first, then those of the cheapest pool.
+    """Build node preferences: nodes of no pool first, then those of the cheapest pool, spot pools last.
 
     A coordinator needs little, but on a node of whole-core units it costs one unit, and an autoscaler cannot remove an
     otherwise idle accelerator node while it runs there.
@@ -198,7 +198,10 @@ def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
     return [
         {
             # Half the weight for belonging to a pool at all: other scheduling preferences should not outweigh it.
-            "weight": round(50 + 50 * float(spec["pricePerUnitHour"]) / highest) if highest else 100,
+            # An interrupted coordinator costs the job its work since the last checkpoint: the full weight.
+            "weight": 100
+            if spec.get("spot") or not highest
+            else round(50 + 50 * float(spec["pricePerUnitHour"]) / highest),
             "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
         }
         for spec in choosing

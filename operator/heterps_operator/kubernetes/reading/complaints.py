@@ -8,9 +8,10 @@ from heterps_operator.api.shapes import UnreadableError
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.names import ANNOTATION_PROCESS, LABEL_JOB
 from heterps_operator.kubernetes.reading.claims import Charge, has_ended
+from heterps_operator.kubernetes.reading.prices import PoolPrice
 from heterps_operator.kubernetes.reading.processes import process_of
 
-__all__ = ["Complaint", "failed_turn", "pod_complaint", "unreadable"]
+__all__ = ["Complaint", "failed_turn", "pod_complaint", "price_complaint", "unreadable"]
 
 _UNREADABLE, _IGNORED, _UNITS_DIFFER, _FAILED = "Unreadable", "Ignored", "UnitsDiffer", "TurnFailed"
 
@@ -71,6 +72,13 @@ def pod_complaint(pod: Json, owned: bool, charge: Charge | None) -> Complaint | 
             _UNITS_DIFFER, f"{text}; correct the resources in spec.podTemplates of its job, or delete the pod"
         )
     return None
+
+
+def price_complaint(price: PoolPrice) -> Complaint | None:
+    """Return why the price that is in force is not a current one, or None."""
+    if price.quote.current:
+        return None
+    return Complaint(price.quote.reason, f"{price.quote.message}; until then ${price.price} stays in force")
 
 
 def _described(error: Exception) -> str:

@@ -14,6 +14,7 @@ from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.reading.claims import ORPHANED, Claimed
+from heterps_operator.kubernetes.reading.prices import PRICE_CURRENT, PoolPrice
 from heterps_operator.kubernetes.reading.taints import untolerated
 
 __all__ = [
@@ -104,25 +105,32 @@ def declared_capacity(pool: Json, orphaned: int) -> Capacity:
     return Capacity(int(pool["spec"]["maxUnits"]), orphaned=orphaned)
 
 
-def pool_status(pool: Json, capacity: Capacity, allocated_units: int, *, now: float) -> dict[str, Any]:
+def pool_status(
+    pool: Json, capacity: Capacity, allocated_units: int, price: PoolPrice, *, now: float
+) -> dict[str, Any]:
     """Build the `status` of a DevicePool.
 
     Args:
         pool: pool from the API server; unchanged conditions keep their times.
         capacity: its `pool_capacity`.
         allocated_units: units that jobs hold.
+        price: in force.
         now: current time, Unix seconds.
     """
     spec = pool["spec"]
     generation = int(pool["metadata"].get("generation") or 0)
     found = _found(capacity, spec)
-    conditions = (found, _ready(capacity, spec, allocated_units, found))
+    quote = price.quote
+    priced = _condition(PRICE_CURRENT, quote.current, quote.reason, _in_force(price))
+    conditions = (found, _ready(capacity, spec, allocated_units, found), priced)
     known = {c["type"]: c for c in (pool.get("status") or {}).get("conditions") or ()}
     return {
         "observedGeneration": generation,
         "nodes": len(capacity.ready),
         "capacityUnits": capacity.units,
         "allocatedUnits": allocated_units,
+        "pricePerUnitHour": str(price.price),
+        "priceSince": format_time(price.since),
         "conditions": [_dated(condition, known.get(condition["type"]), generation, now) for condition in conditions],
     }
 
@@ -198,6 +206,10 @@ def _ready(capacity: Capacity, spec: Json, allocated: int, found: dict[str, str]
         text = f"no node has the {per_pod} units of one pod; lower spec.unitsPerPod, or add larger nodes; {text}"
         return _condition("Ready", False, "NodesTooSmall", text)
     return _condition("Ready", True, "NodesReady", text)
+
+
+def _in_force(price: PoolPrice) -> str:
+    return price.quote.message if price.quote.current else f"{price.quote.message}; ${price.price} stays in force"
 
 
 def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:

@@ -96,12 +96,17 @@ _NODE_STATUS = fields({"allocatable": _AMOUNTS, "capacity": _AMOUNTS, "condition
 
 _NAMESPACE = fields({"name": _NAMED, "maxUnits": number(1, _MOST_UNITS)}, required=("name",))
 _PRICE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a price in quotes, such as "0.04"')
+_PRICE_KEY = fields({"name": _NAMED, "key": _NAMED}, required=("name", "key"))
+_PRICE_FROM = fields({"configMapKeyRef": _PRICE_KEY, "staleAfterSeconds": number(1, _LARGEST)}, ("configMapKeyRef",))
+_RATE = matching(r"[0-9]{1,8}(\.[0-9]{1,7})?", 'a rate in quotes, such as "0.002"')
+_SPOT = fields({"interruptionsPerUnitHour": _RATE}, required=("interruptionsPerUnitHour",))
 _POOL_SPEC = fields({
     "deviceType": text(among=("CPU", "GPU", "XPU")), "resourceName": _NAMED, "unitsPerPod": number(1, 1024),
     "maxUnits": number(1, _MOST_UNITS), "pricePerUnitHour": _PRICE, "nodeSelector": _TEXTS,
     "tolerations": items(_TOLERATION), "autoscaled": truth, "namespaces": items(_NAMESPACE),
+    "priceFrom": _PRICE_FROM, "spot": _SPOT,
 }, required=("deviceType", "maxUnits", "pricePerUnitHour"))  # fmt: skip
-_POOL_STATUS = fields({"conditions": items(_CONDITION)})
+_POOL_STATUS = fields({"conditions": items(_CONDITION)})  # a price in it is checked where it is read
 
 # The rest of a job's spec is validated, and reported in its status, when the operator picks up the job.
 _JOB_SPEC = fields({"managedBy": _TEXT, "pools": items(fields({"name": _NAMED}, required=("name",)))}, ("pools",))

@@ -10,6 +10,7 @@ from heterps_operator.page.html import Content, Markup, data_table
 from heterps_operator.terminal.explanation import (
     describe_bottleneck,
     describe_contributions,
+    describe_interruptions,
     describe_proof,
     describe_shadow_prices,
 )
@@ -41,7 +42,9 @@ class Planned:
 def reasons_section(planned: Planned) -> Markup:
     """Build the section that says why the plan is this one, and what others would cost."""
     plan, explanation = planned.plan, planned.explanation
+    interrupted = describe_interruptions(planned.problem, plan)
     reasons = [
+        *([("interruptions", interrupted)] if interrupted else []),
         ("proof", describe_proof(plan)),
         *(("found by", sentence) for sentence in describe_contributions(plan)),
         ("limited by", describe_bottleneck(explanation)),
