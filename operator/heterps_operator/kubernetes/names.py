@@ -28,6 +28,7 @@ __all__ = [
     "LABEL_ROLE",
     "LABEL_STAGE",
     "METRICS_PORT",
+    "PRIORITY_CLASSES",
     "budget_name",
     "config_map_path",
     "config_maps_path",
@@ -65,6 +66,7 @@ __all__ = [
 ]
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 COORDINATOR_PORT = 7400
 METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
 

@@ -8,7 +8,18 @@ from typing import Any
 __all__ = ["newer", "older"]
 
 # Keys of these are names of processes or pools, or a user's own.
-_BY_NAME = {"attempts", "not_before", "restarts", "planned_with", "crowded", "speeds", "before", "spec"}
+_BY_NAME = {
+    "attempts",
+    "not_before",
+    "restarts",
+    "planned_with",
+    "refused_with",
+    "claim",
+    "crowded",
+    "speeds",
+    "before",
+    "spec",
+}
 # Fields that say what a job is. An operator that stored others before them wrote these already.
 _NEEDED = {"phase", "plan", "plan_revision", "incarnation", "started"}
 
