@@ -67,8 +67,10 @@ def waiting_job(
         for pool in job.pools
     }
     entry = WaitingJob(key, tuple(bounds), bounds, priority, status.waiting_since)
-    if status.plan is not None:
-        return replace(entry, claim=dict(status.plan.units))
+    if status.plan is not None:  # made before the limits of the job were lowered, perhaps
+        units = status.plan.units
+        within = {pool: max(number, min(units.get(pool, 0), most.get(pool, 0))) for pool, number in bounds.items()}
+        return replace(entry, most=within, claim=units)
     if missing := _unmeasured(job, measured):
         return replace(entry, claim={missing[0].name: missing[0].units_per_pod}, measures=True)
     refused = (dict(status.refused_with),) if status.refused_with else ()

@@ -162,42 +162,65 @@ def _in_order(jobs: Sequence[WaitingJob], units: FreeUnits) -> list[WaitingJob]:
     """Return the jobs by priority, share of the namespace, and waiting.
 
     Each job in turn counts as if it had its claim, so that the jobs of namespaces with equal shares alternate. Only the
-    contested pools of its claim count for a job: what its namespace holds elsewhere keeps nobody waiting.
+    contested pools that a job claims count for it: what its namespace holds elsewhere keeps nobody waiting. Jobs of one
+    namespace whose claims overlap there keep the order of their waiting, whatever the shares are.
     """
     claimed: dict[str, int] = defaultdict(int)
     for job in jobs:
         if job.since is not None:
             for pool, number in job.claim.items():
                 claimed[pool] += number
-    contested = {pool for pool, number in claimed.items() if number > units.free.get(pool, 0)}
+    contested = frozenset(pool for pool, number in claimed.items() if number > units.free.get(pool, 0))
     held: dict[tuple[str, str], int] = defaultdict(int, units.held)
 
-    def share(job: WaitingJob) -> float:
-        return max(
-            (held[job.namespace, pool] / max(1, units.limits.get(pool, 0)) for pool in job.claim if pool in contested),
-            default=0.0,
-        )
+    def entry(queue: list[WaitingJob]) -> tuple[int, float, tuple[float, str], list[WaitingJob]]:
+        job = queue[-1]
+        pools = contested.intersection(job.claim or job.pools)
+        shares = (held[job.namespace, pool] / max(1, units.limits.get(pool, 0)) for pool in pools)
+        return -job.priority, max(shares, default=0.0), _waiting(job), queue
 
-    # Jobs of one namespace that claim the same pools keep their order, so that only the first of them is compared.
-    groups: dict[tuple[int, str, frozenset[str]], list[WaitingJob]] = {}
+    tenants: dict[tuple[int, str], list[WaitingJob]] = {}
     for job in sorted(jobs, key=_waiting, reverse=True):
-        groups.setdefault((-job.priority, job.namespace, frozenset(job.claim) & contested), []).append(job)
-    heap = [(kind[0], share(group[-1]), _waiting(group[-1]), kind) for kind, group in groups.items()]
+        tenants.setdefault((job.priority, job.namespace), []).append(job)
+    new = {tenant: [job for job in found if job.since is None] for tenant, found in tenants.items()}
+    waiting = {tenant: sum(job.since is not None for job in found) for tenant, found in tenants.items()}
+    queues = [queue for found in tenants.values() for queue in _queues(found, contested)]
+    queues += [new[tenant] for tenant, number in waiting.items() if not number]
+    heap = [entry(queue) for queue in queues]
     heapq.heapify(heap)
     order: list[WaitingJob] = []
     while heap:
-        level, before, waiting, kind = heapq.heappop(heap)
-        job = groups[kind][-1]
-        if (current := share(job)) > before:  # another job of the namespace came first meanwhile
-            heapq.heappush(heap, (level, current, waiting, kind))
+        level, before, since, queue = heapq.heappop(heap)
+        current = entry(queue)
+        if current[1] > before:  # another job of the namespace came first meanwhile
+            heapq.heappush(heap, current)
             continue
-        order.append(groups[kind].pop())
+        job = queue.pop()
+        order.append(job)
         for pool, number in job.claim.items():
             held[job.namespace, pool] += number
-        if groups[kind]:
-            following = groups[kind][-1]
-            heapq.heappush(heap, (level, share(following), _waiting(following), kind))
+        if queue:
+            heapq.heappush(heap, entry(queue))
+        tenant = job.priority, job.namespace
+        if job.since is not None:
+            waiting[tenant] -= 1
+            if not waiting[tenant] and new[tenant]:  # who has just come is behind those of its namespace that wait
+                heapq.heappush(heap, entry(new[tenant]))
     return order
+
+
+def _queues(jobs: Sequence[WaitingJob], contested: frozenset[str]) -> list[list[WaitingJob]]:
+    """Divide the waiting jobs of one namespace into queues whose claims of contested pools do not overlap."""
+    queues: list[tuple[frozenset[str], list[WaitingJob]]] = []
+    for job in jobs:
+        if job.since is None:
+            continue
+        pools = contested.intersection(job.claim or job.pools)
+        joined = [queue for queue in queues if queue[0] & pools]
+        together = sorted([job, *(other for _, found in joined for other in found)], key=_waiting, reverse=True)
+        queues = [queue for queue in queues if not queue[0] & pools]
+        queues.append((pools.union(*(queue[0] for queue in joined)), together))
+    return [found for _, found in queues]
 
 
 def _waiting(job: WaitingJob) -> tuple[float, str]:

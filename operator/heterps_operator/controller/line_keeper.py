@@ -125,11 +125,12 @@ class LineKeeper:
         for units in offers.values():
             for pool, number in units.items():
                 left[pool] -= number
-        refused = {
-            job.key: {pool: min(left.get(pool, 0), room.get(pool, 0)) for pool in job.pools}
-            for job, room in zip(contest.jobs, contest.rooms, strict=True)
-            if job.key not in offers
-        }
+        refused = {}
+        for job, room, kept in zip(contest.jobs, contest.rooms, contest.kept, strict=True):
+            if job.key not in offers:
+                refused[job.key] = {pool: min(left.get(pool, 0), room.get(pool, 0)) for pool in job.pools}
+                if kept:
+                    break  # the planner did not look at those behind it
         line.offer(offers, refused)
 
 
