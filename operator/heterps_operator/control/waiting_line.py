@@ -190,7 +190,7 @@ def _in_order(jobs: Sequence[WaitingJob], units: FreeUnits) -> list[WaitingJob]:
     heapq.heapify(heap)
     order: list[WaitingJob] = []
     while heap:
-        level, before, since, queue = heapq.heappop(heap)
+        _, before, _, queue = heapq.heappop(heap)
         current = entry(queue)
         if current[1] > before:  # another job of the namespace came first meanwhile
             heapq.heappush(heap, current)
@@ -321,20 +321,18 @@ class _Walk:
         if job.since is None:
             self.allotments[job.key] = Allotment(self.room(job))
             return
+        room, nothing = self.room(job), dict.fromkeys(job.pools, 0)
+        tries = job.key in self.offers or (not together and self._tries(job, room))
+        place = self._place(job, room)
         if job.key in self.offers:
-            allotment = Allotment(self.offers[job.key], tries=True)
-        elif together:
-            allotment = Allotment(dict.fromkeys(job.pools, 0))
-        else:
-            room = self.room(job)
-            tries = self._tries(job, room)
-            allotment = Allotment(room, tries=tries)
-            if tries:
-                self.take(job, {pool: job.claim.get(pool, 0) for pool in room} if job.measures else room)
-            else:
-                self._claim(job)
-        place = self._place(job, allotment.units)
-        self.allotments[job.key] = Allotment(allotment.units, place, allotment.tries)
+            room = dict(self.offers[job.key])
+        elif tries:
+            self.take(job, {pool: job.claim.get(pool, 0) for pool in room} if job.measures else room)
+        elif not together:
+            self._claim(job)
+        # What it was refused with, alone or beside others, is of no use to it.
+        usable = tries or job.key in self.stalled
+        self.allotments[job.key] = Allotment(room if usable else nothing, place, tries)
 
     def _tries(self, job: WaitingJob, room: Units) -> bool:
         if job.key in self.stalled:
