@@ -164,7 +164,11 @@ class Line:
         until = self._monotonic() + _OFFER_SECONDS
         with self._lock:
             for key, units in offers.items():
-                if (entry := self._entries.get(key)) is not None:
+                if (entry := self._entries.get(key)) is None:
+                    continue
+                if any(covers(known, units) for known in entry.job.refused):
+                    entry.alone = True  # its own method has found nothing there, and may with all that is free
+                else:
                     entry.offer = (dict(units), until)
             for key, limits in refused.items():
                 if (entry := self._entries.get(key)) is not None:

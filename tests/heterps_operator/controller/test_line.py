@@ -11,7 +11,10 @@ import pytest
 
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import read_objects
+from heterps_operator.control.waiting_line import WaitingJob
 from heterps_operator.controller.jobs.controller import JobController
+from heterps_operator.controller.ledger import Ledger
+from heterps_operator.controller.line import Line as FormedLine
 from heterps_operator.controller.line_keeper import LineKeeper
 from heterps_operator.kubernetes.names import PRIORITY_CLASSES
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
@@ -269,3 +272,21 @@ def test_waiting_since_survives_the_operator(tmp_path: Path) -> None:
     jobs.submit("ml/small", ONE)
     jobs.go_on()
     assert jobs.held() == {}, "the large one has waited for long enough"
+
+
+def test_units_that_a_job_was_refused_with_are_not_offered_to_it_again(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.set_limits({"cpu": 4})
+    line = FormedLine(ledger, 300.0, clock=lambda: 100.0, monotonic=lambda: 100.0)
+    most = {"cpu": 4}
+    entry = WaitingJob("ml/a", ("cpu",), most, since=90.0, claim={"cpu": 2}, refused=({"cpu": 2},))
+    other = WaitingJob("ml/b", ("cpu",), most, since=91.0, claim={"cpu": 2}, refused=({"cpu": 1},))
+    for job in (entry, other):
+        line.stand(job, lambda units: {})
+    contest = line.state().contest
+    assert contest is not None
+    assert contest.fits
+    line.offer({job.key: job.claim for job in contest.jobs}, {})
+    assert line.free_units("ml/a", ["cpu"]) == {"cpu": 2}, "all that the other one leaves, in a try of its own"
+    assert line.state().contest is None
+    assert line.free_units("ml/b", ["cpu"]) == {"cpu": 2}
