@@ -274,7 +274,7 @@ def test_waiting_since_survives_the_operator(tmp_path: Path) -> None:
     assert jobs.held() == {}, "the large one has waited for long enough"
 
 
-def test_units_that_a_job_was_refused_with_are_not_offered_to_it_again(tmp_path: Path) -> None:
+def test_units_that_a_job_was_refused_with_are_not_offered_to_it_again() -> None:
     ledger = Ledger()
     ledger.set_limits({"cpu": 4})
     line = FormedLine(ledger, 300.0, clock=lambda: 100.0, monotonic=lambda: 100.0)
@@ -287,6 +287,8 @@ def test_units_that_a_job_was_refused_with_are_not_offered_to_it_again(tmp_path:
     assert contest is not None
     assert contest.fits
     line.offer({job.key: job.claim for job in contest.jobs}, {})
-    assert line.free_units("ml/a", ["cpu"]) == {"cpu": 2}, "all that the other one leaves, in a try of its own"
-    assert line.state().contest is None
     assert line.free_units("ml/b", ["cpu"]) == {"cpu": 2}
+    assert line.free_units("ml/a", ["cpu"]) == {"cpu": 0}, "the other two are of no use to it"
+    assert line.state().contest is None
+    line.leave("ml/b")
+    assert line.free_units("ml/a", ["cpu"]) == {"cpu": 4}, "a try of its own, with all that is free"
