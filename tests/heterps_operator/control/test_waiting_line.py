@@ -89,7 +89,8 @@ def test_claims_are_capped_by_what_is_free_and_end_where_the_pools_are_too_small
 
 def test_jobs_of_namespaces_with_equal_shares_alternate_and_the_smaller_share_is_first() -> None:
     jobs = [
-        tried(job(f"{name}/{n}", {"cpu": 2}, NEW + i)) for i, (name, n) in enumerate(["a1", "a2", "a3", "b1", "b2"])
+        tried(job(f"{name}/{n}", {"cpu": 2}, NEW + i))
+        for i, (name, n) in enumerate([("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2)])
     ]
     assert places(line(jobs, free())) == ["a/1", "b/1", "a/2", "b/2", "a/3"]
     assert places(line(jobs, free(a=4)))[:3] == ["b/1", "b/2", "a/1"]
@@ -291,7 +292,7 @@ class Pool:
         self.running = {key: entry for key, entry in self.running.items() if entry[1] > self.now}
         for key in sorted(self.waiting, key=lambda key: self.waiting[key].since is not None):  # newcomers are faster
             entry, units = self.waiting[key], self.waiting[key].claim["cpu"]
-            held = {}
+            held: dict[tuple[str, str], int] = {}
             for other, (number, _) in self.running.items():
                 place = other.partition("/")[0], "cpu"
                 held[place] = held.get(place, 0) + number

@@ -77,7 +77,8 @@ class Jobs(World):
         if accelerator:
             self.pools[1]["spec"]["pricePerUnitHour"] = "1"
         self.cluster = self.make_cluster()
-        self.cluster.make_planner = self.cluster.make_line_planner = Planner
+        self.cluster.make_planner = Planner
+        self.cluster.make_line_planner = Planner
         self.cluster.jobs.remove(self.job)
         self.woken: list[tuple[str, str]] = []
         self.keeper = LineKeeper(self.cluster, self.woken.append)

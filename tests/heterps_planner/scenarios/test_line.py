@@ -92,10 +92,10 @@ def test_what_is_admitted_keeps_the_limits_and_whole_lines_cost_as_little_as_joi
     if isinstance(joint, JointPlan):
         assert found.cost == pytest.approx(joint.cost, rel=1e-8)
     admitted = [job.problem for job in jobs if job.name in found.plans]
-    for job in jobs:
-        if job.name in found.refused:
-            before = [j.problem for j in jobs[: jobs.index(job)] if j.name in found.plans]
-            assert not isinstance(plan_together([*before, job.problem]), JointPlan), "it is left out without need"
+    for one in jobs:
+        if one.name in found.refused:
+            before = [j.problem for j in jobs[: jobs.index(one)] if j.name in found.plans]
+            assert not isinstance(plan_together([*before, one.problem]), JointPlan), "it is left out without need"
     assert len(admitted) + len(found.refused) == len(jobs)
 
 
