@@ -44,7 +44,7 @@ class Planner:
     def running(self) -> bool:
         return self._answer is not None
 
-    def start(self, problem: Mapping[str, Any], revision: int = 1, stages: Sequence[Json] = ()) -> None:
+    def start(self, problem: Mapping[str, Any], revision: int = 1, stages: Sequence[Mapping[str, Any]] = ()) -> None:
         Planner.asked += 1
         found = plan(Problem.from_json(dict(problem)))
         self._answer = PlanOutcome.from_json(found.to_json(), revision)
