@@ -263,8 +263,8 @@ def test_the_service_names_its_protocol_and_the_families_of_addresses(helm: Helm
 def test_the_arguments_are_those_of_the_command(helm: Helm) -> None:
     settings = ("watchNamespaces={a}", "operator.prometheusUrl=http://p:9090", "operator.maxConcurrentTurns=4",
                 "operator.maxPlanners=1", "operator.maxPlannerSeconds=60", "operator.plannerMemoryMiB=512",
-                "operator.kubeApiQps=50", "operator.kubeApiBurst=80", "operator.leaseSeconds=30",
-                "operator.logFormat=json")  # fmt: skip
+                "operator.backfillSeconds=60", "operator.kubeApiQps=50", "operator.kubeApiBurst=80",
+                "operator.leaseSeconds=30", "operator.logFormat=json")  # fmt: skip
     [deployment] = of_kind(rendered(helm, *settings), "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     program = ROOT / ".venv" / "bin" / container["command"][0]

@@ -92,6 +92,7 @@ def operator(options: Namespace) -> int:
             most_planners=options.max_planners,
             longest_planning=options.max_planner_seconds,
             planner_memory_bytes=options.planner_memory_mib << 20,
+            backfill_seconds=options.backfill_seconds,
             metrics=metrics,
             measurement=measurement,
             connect=functools.partial(CoordinatorClient, may_act=lease.is_held),

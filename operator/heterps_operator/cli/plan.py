@@ -41,7 +41,7 @@ def plan(arguments: Namespace, programs: Programs) -> int:
     """
     check_plan_options(arguments)
     console = make_console(stderr=arguments.output != "table")
-    several = len(arguments.problem or []) > 1
+    several = len(arguments.problem or []) > 1 or arguments.line is not None
     problem: Problem | None = None
     job: JobSpec | None = None
     if not several:
@@ -66,6 +66,10 @@ def _answer(
     problem: Problem | None, arguments: Namespace, job: JobSpec | None, search: Search, console: Console
 ) -> int:
     """Give the answer that the options select. Modules of rare answers are imported on demand."""
+    if arguments.line is not None:
+        from heterps_operator.cli.plans.jobs import plan_waiting
+
+        return plan_waiting(arguments, search, console)
     if problem is None:
         from heterps_operator.cli.plans.jobs import plan_jobs
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import queueing, reporting, termination
+from heterps_operator.control import queueing, reporting, termination, waiting
 from heterps_operator.control.disruptions import failures, liveness
 from heterps_operator.control.disruptions.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.disruptions.departures import judge_departures
@@ -24,7 +24,8 @@ from heterps_operator.control.members import COORDINATOR, coordinator, members, 
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
 from heterps_operator.control.tuning import elasticity, rebalancing
-from heterps_operator.state.plan import JobPlan
+from heterps_operator.control.waiting_line import covers
+from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
     Action,
@@ -45,7 +46,6 @@ __all__ = ["reconcile"]
 
 _STALE_GRACE_SECONDS = 5.0
 _PROFILER_GRACE_SECONDS = 5.0
-_HOLDERS_NAMED = 3  # of the units that a job waits for
 _DROPPED_SECONDS = 10.0  # for a worker to end by itself that a later plan has no use for
 
 
@@ -69,7 +69,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         observed = replace(observed, coordinator=None)  # a coordinator of the past
     observed = limited_to_room(observed, status)
     if job.paused:
-        return Decision(status.with_phase(Phase.PAUSED, now))
+        return Decision(waiting.since_when(job, observed, status.with_phase(Phase.PAUSED, now)))
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
 
@@ -125,6 +125,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     status = reporting.observe_members(job, present, status)
     status, resumed = reporting.observe_resume(present, status)
     status, warnings = reporting.relay_warnings(observed, status)
+    status = waiting.since_when(job, observed, status)
     status = record_plan(before, status, observed.coordinator, now)
     events += reporting.warn_of_machine(job, before, status, now)
     events += resumed + reporting.news(before, status, observed)
@@ -174,7 +175,8 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
         return status, asks
     # The wait does not count as time that pods take to start.
     if spec.units > observed.capacity.free_units.get(pool, spec.units):
-        text = f"one worker of pool {pool} is needed to measure the model there: {_in_use(job, observed, (pool,))}"
+        text = f"one worker of pool {pool} is needed to measure the model there"
+        text = waiting.with_place(f"{text}: ", job, observed, (pool,))
         status = status.with_phase(Phase.PENDING, now)
         return _release(observed, status.with_condition("Profiled", False, WAITING_FOR_CAPACITY, text, now))
     if status.condition("Profiled").reason == WAITING_FOR_CAPACITY:
@@ -196,42 +198,82 @@ def _make_plan(job: JobSpec, observed: Observed, status: Status) -> tuple[Status
     if job.goal == "profile":
         return _reach(status, Phase.PROFILED, now), ()
     status = status.with_phase(Phase.PLANNING, now)
-    outcome, revision, room = observed.outcome, status.plan_revision + 1, job.limited(observed.capacity.free_units)
     if observed.planning:
         return status, ()
-    known = outcome is not None and outcome.revision == revision
-    alone = room != job and known and not status.planned_with  # it was planned as if there were no other job
-    # What was planned with other room than there is now is planned again; a plan only if it does not fit any more.
-    if outcome is not None and known and status.planned_with != dict(observed.capacity.free_units):
-        known = observed.capacity.fits(outcome.plan.units) if outcome.plan is not None else alone
-        status = replace(status, possible=status.possible or (alone and outcome.plan is not None))
-    if outcome is None or not known:
-        status, actions = _ask_planner(room, observed, status, dict(observed.capacity.free_units))
-        # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
-        free = not any(observed.capacity.holders.values()) and queueing.covered(observed, status, COORDINATOR)
-        if actions and job.goal == "train" and free:
-            actions += _ensure(observed, status, coordinator())
-        return status, actions
+    outcome, revision = observed.outcome, status.plan_revision + 1
+    if outcome is None or outcome.revision != revision:
+        return _ask_with_room(job, observed, status)
     plan = outcome.plan
-    # A plan by hand that does not fit is an error, where a search finds that there is none.
-    refused = plan is None and (outcome.refusal is not None or bool(job.stages_by_hand))
-    if refused and room != job and not alone:
-        if not status.possible:  # is it for want of room? A job that could not run alone must not wait
-            return _ask_planner(job, observed, status, {})
-        taken = [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
-        text = f"{outcome.message}; {_in_use(job, observed, taken)}"
-        return _release(observed, status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now))
-    if plan is None:
-        if outcome.refusal is not None:
-            status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
-        return _fail(status, Failure(outcome.reason, outcome.message), now), ()
+    if plan is None or not observed.capacity.fits(plan.units):
+        return _judge_refusal(job, observed, status, outcome)
     reason = "Replanned" if status.plan_revision else "PlanComputed"
-    status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason, judged_prices={}, offer=None)
+    status = replace(status, plan=plan, plan_revision=revision, plan_reason=reason)
+    status = replace(status, judged_prices={}, offer=None, claim={}, refused_with={})
     message = f"plan {status.plan_revision} by {plan.method}: {plan.summary}"
     status = status.with_condition("Planned", True, reason, message, now)
     if job.goal == "plan":
         return _reach(status, Phase.PLANNED, now), ()
     return _run(job, observed, status, plan)
+
+
+def _judge_refusal(
+    job: JobSpec, observed: Observed, status: Status, outcome: PlanOutcome
+) -> tuple[Status, tuple[Action, ...]]:
+    """Ask again, wait, or fail, after an answer without a plan that fits into what others leave.
+
+    A job that cannot have a plan now is planned once more as if it were alone, first with what the pools have, then
+    with all that they may have: a job that could not run alone must not wait, and what it would have is its claim.
+    """
+    asked, now = dict(status.planned_with), observed.time  # what the answer is to; empty: no other jobs, whole pools
+    free, most = dict(observed.capacity.free_units), dict(observed.capacity.most_units)
+    room, alone = job.limited(free), job.limited(most)
+    plan = outcome.plan
+    # A plan by hand that does not fit is an error, where a search finds that there is none.
+    refused = plan is None and (outcome.refusal is not None or bool(job.stages_by_hand))
+    if refused and asked:
+        status = replace(status, refused_with=asked)
+    if plan is not None and asked in ({}, most):
+        within = all(number <= most.get(pool, number) for pool, number in plan.units.items())
+        status = replace(status, possible=True, claim=dict(plan.units) if within else {})
+    if plan is None and (not asked or (room == job and covers(asked, free)) or (not refused and asked == free)):
+        if outcome.refusal is not None:
+            status = status.with_condition("Planned", False, outcome.reason, outcome.message, now)
+        return _fail(status, Failure(outcome.reason, outcome.message), now), ()
+    if status.possible and _is_outdated(status, most):
+        status = replace(status, possible=False, claim={})
+    if not covers(status.refused_with, free) or (plan is not None and not status.possible):
+        return _ask_with_room(job, observed, status)
+    if not status.possible:  # is it for want of room?
+        if asked != most and alone not in (room, job):
+            return _ask_planner(alone, observed, status, most)
+        return _ask_planner(job, observed, status, {})
+    if status.claim:
+        text = f"its plan needs {waiting.list_units(status.claim)}"
+        lacking = [pool for pool, number in sorted(status.claim.items()) if number > free.get(pool, number)]
+    else:
+        text = f"its plan needs {waiting.list_units(plan.units)}" if plan is not None else outcome.message
+        lacking = []
+    lacking = lacking or [pool.name for pool, left in zip(job.pools, room.pools, strict=True) if pool != left]
+    text = waiting.with_place(f"{text}; ", job, observed, lacking)
+    return _release(observed, status.with_condition("Planned", False, WAITING_FOR_CAPACITY, text, now))
+
+
+def _is_outdated(status: Status, most: Mapping[str, int]) -> bool:
+    """Whether the pools have changed so much that a waiting job may have another plan when it is alone."""
+    if status.claim:
+        return any(number > most.get(pool, number) for pool, number in status.claim.items())
+    return bool(status.refused_with) and not covers(status.refused_with, most)
+
+
+def _ask_with_room(job: JobSpec, observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
+    """Let the planner work with what other jobs leave."""
+    free = dict(observed.capacity.free_units)
+    status, actions = _ask_planner(job.limited(free), observed, status, free)
+    # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
+    undisturbed = not any(observed.capacity.holders.values()) and queueing.covered(observed, status, COORDINATOR)
+    if actions and job.goal == "train" and undisturbed:
+        actions += _ensure(observed, status, coordinator())
+    return status, actions
 
 
 def _release(observed: Observed, status: Status) -> tuple[Status, tuple[Action, ...]]:
@@ -263,36 +305,14 @@ def _drop_plan(observed: Observed, status: Status) -> Status:
     if status.plan is None or occupied or observed.capacity.fits(status.plan.units):
         return status
     text = f"plan {status.plan_revision} needs units that are no longer free"
-    status = replace(status, plan=None, planned_with={}, possible=False)
+    status = replace(status.without_questions(), plan=None)
     return status.with_condition("Planned", None, "Replanning", text, observed.time)
-
-
-def _in_use(job: JobSpec, observed: Observed, pools: Sequence[str]) -> str:
-    """How much of these pools other jobs leave; what to do about it."""
-    units = observed.capacity.free_units
-    free = ", ".join(f"{units.get(pool, 0)} of {job.pool(pool).max_units} of {pool}" for pool in pools)
-    others: dict[str, list[str]] = {}
-    for pool in pools:
-        for holder, number in observed.capacity.holders.get(pool, ()):
-            others.setdefault(holder, []).append(f"{number} of {pool}")
-    names = [f"{holder} has {' and '.join(held)}" for holder, held in others.items()]
-    more = f" and {len(names) - _HOLDERS_NAMED} more" if len(names) > _HOLDERS_NAMED else ""
-    held = f" ({', '.join(names[:_HOLDERS_NAMED])}{more})" if names else ""
-    limits = observed.capacity.namespace_limits
-    limited = [f"{limits[pool]} of {pool}" for pool in pools if pool in limits]
-    if limited:
-        rule = f"jobs of this namespace may hold {' and '.join(limited)} together"
-        fix = "the job waits until others end, or raise maxUnits of the namespace in spec.namespaces of the DevicePool"
-        return f"{free} are free{held}, as {rule}; {fix}"
-    if not names:
-        return f"{free} are free, though no job holds any; kubectl describe devicepool {pools[0]} shows its nodes"
-    return f"{free} are free{held}; the job waits until others end, or raise maxUnits of the pool"
 
 
 def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tuple[Status, tuple[Action, ...]]:
     """Keep the plan's processes running, and the batch divided well."""
     now, view, wanted = observed.time, observed.coordinator, members(job, plan)
-    in_use = "" if observed.capacity.fits(plan.units) else _in_use(job, observed, tuple(plan.units))
+    in_use = "" if observed.capacity.fits(plan.units) else waiting.in_use(job, observed, tuple(plan.units))
     status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
     if not admitted:
         status, ends = _release(observed, status)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heterps_operator.controller.ledger import Ledger
-from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
+from heterps_operator.controller.line import Line
+from heterps_operator.controller.planners import FairSemaphore, LinePlanner, QueuedPlanner
 from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.prices import PriceBook
 from heterps_operator.controller.stores.objects import ObjectStore
@@ -16,6 +17,7 @@ from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.priorities import Priorities
 from heterps_operator.kubernetes.reading.taints import departure
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
@@ -50,6 +52,7 @@ class OperatorContext:
     most_planners: int = 3
     longest_planning: float = 600.0  # seconds of one planner
     planner_memory_bytes: int | None = 256 << 20  # address space of one planner; None: no limit
+    backfill_seconds: float = 300.0  # after which what a waiting job claims is kept from others of its priority
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic  # for the silence of coordinators
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
@@ -57,18 +60,23 @@ class OperatorContext:
     measurement: Callable[[str, str], Measurement | None] = lambda namespace, name: None
     connect: Callable[[str, str], Coordinator] = CoordinatorClient  # to a coordinator, by address and token
     make_planner: Callable[..., Planner] = QueuedPlanner
+    make_line_planner: Callable[..., LinePlanner] = QueuedPlanner  # of several jobs that wait
     jobs: ObjectStore = field(default_factory=lambda: ObjectStore(slim_job))
     pools: ObjectStore = field(default_factory=ObjectStore)
     nodes: ObjectStore = field(default_factory=lambda: ObjectStore(slim_node))
     pods: PodStore = field(default_factory=PodStore)
     ledger: Ledger = field(default_factory=Ledger)
     prices: PriceBook = field(default_factory=PriceBook)
+    line: Line = field(init=False)
+    priorities: Priorities = field(init=False)
     planner_slots: FairSemaphore = field(init=False)
     active_jobs: int = 0  # that get regular turns
 
     def __post_init__(self) -> None:
-        """Create the slots of planners."""
+        """Create the slots of planners, and the line of waiting jobs."""
         self.planner_slots = FairSemaphore(self.most_planners)
+        self.line = Line(self.ledger, self.backfill_seconds, clock=self.clock, monotonic=self.monotonic)
+        self.priorities = Priorities(self.api, self.monotonic)
 
     def hears_of(self, node: str) -> bool:
         """Return whether the kubelet of a node reports; Kubernetes deletes the pods of a removed node."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from heterps_operator.control.waiting_line import FreeUnits
 
 __all__ = ["Grant", "Ledger", "Shortfall", "job_key"]
 
@@ -65,9 +67,15 @@ class Ledger:
     A job holds the maximum of its reservation and its pods' units: a shrinking job keeps its units until the pods are
     gone. A reservation that would exceed a limit of the pool or of the namespace is refused as a whole; one within the
     job's current units is always granted, even after nodes were lost or a limit was lowered.
+
+    Attributes:
+        version: goes up with every change of the units that are free.
+        on_change: called after such a change, under the ledger's lock; it must not block.
     """
 
     def __init__(self) -> None:
+        self.version = 0
+        self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._limits: dict[str, int] = {}
         self._namespaces: dict[str, Mapping[str, int | None]] = {}  # by pool, then by namespace
@@ -88,7 +96,10 @@ class Ledger:
                 A pool that is absent limits no namespace; a namespace that is absent from its pool has no units.
         """
         with self._lock:
+            before = self._limits, self._namespaces
             self._limits, self._namespaces = dict(limits), dict(namespaces or {})
+            if before != (self._limits, self._namespaces):
+                self._changed()
 
     def namespace_limit(self, pool: str, job: str) -> int | None:
         """Return the limit of a job's namespace; None: the limit of the pool leaves the job no more than that."""
@@ -166,7 +177,23 @@ class Ledger:
         with self._lock:
             return {pool: int(min(self._limits.get(pool, 0), self._namespace_limit(pool, job))) for pool in pools}
 
+    def snapshot(self) -> tuple[int, FreeUnits]:
+        """Return the version, and what all jobs leave of the pools and of their namespaces' limits."""
+        with self._lock:
+            limited = {
+                (namespace, pool): limit - self._shares.get((namespace, pool), 0)
+                for pool, limits in self._namespaces.items()
+                for namespace, limit in limits.items()
+                if limit is not None
+            }
+            free = {pool: limit - self._totals.get(pool, 0) for pool, limit in self._limits.items()}
+            return self.version, FreeUnits(free, self._limits, dict(self._shares), limited)
+
     # --- under the lock ---
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.on_change()
 
     def _free(self, pool: str, job: str) -> int:
         return int(min(self._free_of_pool(pool, job), self._free_of_namespace(pool, job)))
@@ -188,7 +215,7 @@ class Ledger:
         return tuple(sorted(held, key=lambda entry: (-entry[1], entry[0])))
 
     def _keep(self, job: str, holding: _Holding) -> None:
-        namespace = _namespace(job)
+        namespace, before = _namespace(job), self._counted.get(job, {})
         for pool, units in self._counted.pop(job, {}).items():
             self._totals[pool] -= units
             self._shares[namespace, pool] -= units
@@ -200,6 +227,8 @@ class Ledger:
             self._jobs[job], self._counted[job] = holding, counted
         else:
             self._jobs.pop(job, None)
+        if counted != before:
+            self._changed()
 
 
 def _namespace(job: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from heterps_operator.documents import Json
-from heterps_operator.local.planner import PlannerProcess, end_group
-from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.local.planner import PlannerAnswer, PlannerProcess, end_group
 
-__all__ = ["FairSemaphore", "QueuedPlanner"]
+__all__ = ["FairSemaphore", "LinePlanner", "QueuedPlanner"]
 
 
 class FairSemaphore:
@@ -69,6 +70,22 @@ class FairSemaphore:
         return min(able, key=lambda who: held[self._waiting[who][0]], default=None)
 
 
+class LinePlanner(Protocol):
+    """Plans several jobs that wait, one line at a time."""
+
+    def start_line(self, line: Json) -> None:
+        """Start planning a line (docs/cli.md, "A line of jobs")."""
+        ...
+
+    def take(self) -> PlannerAnswer | None:
+        """Return the answer once; None while there is none."""
+        ...
+
+    def close(self) -> None:
+        """End a running planner."""
+        ...
+
+
 class QueuedPlanner(PlannerProcess):
     """A planner that waits for a free place.
 
@@ -106,7 +123,7 @@ class QueuedPlanner(PlannerProcess):
         self._on_end = on_end
         self._places = places
         self._namespace = namespace
-        self._waiting: tuple[Json, int, Sequence[Json]] | None = None
+        self._waiting: Callable[[], None] | None = None
         self._ticket = object()  # of the current process, among the places
 
     @property
@@ -116,14 +133,16 @@ class QueuedPlanner(PlannerProcess):
 
     def start(self, problem: Json, revision: int = 1, stages: Sequence[Json] = ()) -> None:
         """Plan as soon as a place is free."""
-        self._ticket = object()
-        self._waiting = (problem, revision, stages)
-        self._begin()
+        self._queue(functools.partial(super().start, problem, revision, stages))
 
-    def poll(self) -> PlanOutcome | None:
+    def start_line(self, line: Json) -> None:
+        """Plan jobs that wait as soon as a place is free."""
+        self._queue(functools.partial(super().start_line, line))
+
+    def take(self) -> PlannerAnswer | None:
         """Return the answer once; None while there is none."""
         self._begin()
-        return None if self._waiting is not None else super().poll()
+        return None if self._waiting is not None else super().take()
 
     def close(self) -> None:
         """End the process, or stop waiting."""
@@ -131,12 +150,17 @@ class QueuedPlanner(PlannerProcess):
         super().close()
         self._places.leave(self._ticket)
 
+    def _queue(self, start: Callable[[], None]) -> None:
+        self._ticket = object()
+        self._waiting = start
+        self._begin()
+
     def _begin(self) -> None:
         if self._waiting is None or not self._places.ask(self._ticket, self._namespace, self._on_end):
             return
-        (problem, revision, stages), self._waiting = self._waiting, None
+        start, self._waiting = self._waiting, None
         try:
-            super().start(problem, revision, stages)
+            start()
         except BaseException:  # the disk is full, for example
             self._places.leave(self._ticket)
             raise

@@ -14,6 +14,7 @@ from typing import Any
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
 from heterps_operator.controller.ledger import job_key
+from heterps_operator.controller.line_keeper import LineKeeper
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.controller.reflector import Reflector
@@ -68,6 +69,7 @@ class Supervisor:
         self.reflector = Reflector(
             cluster, self.pools, self._problems, self.queue.wake, namespaces=namespaces, jitter=jitter
         )
+        self._line = LineKeeper(cluster, self.queue.wake)
         self._controllers: dict[Key, JobController] = {}
         self._failures: dict[Key, int] = {}
         self._lock = threading.Lock()
@@ -75,7 +77,12 @@ class Supervisor:
         self._threads = [
             threading.Thread(target=self._work, name=f"turn-{number}", daemon=True) for number in range(threads)
         ]
-        loops = {"pools": self.pools.run, "resync": self.reflector.run, "recorder": self._problems.run}
+        loops = {
+            "pools": self.pools.run,
+            "line": self._line.run,
+            "resync": self.reflector.run,
+            "recorder": self._problems.run,
+        }
         if cluster.pool_file is not None:
             loops["pool-file"] = self.reflector.follow_file
         for name, run in loops.items():
@@ -98,6 +105,7 @@ class Supervisor:
         """Wait for running turns, and start no more. Pods keep running. May be called at any time."""
         self._stop.set()
         self.pools.changed.set()
+        self._line.changed.set()
         self.reflector.listed()
         self.queue.close()
         self._problems.close()
@@ -118,9 +126,10 @@ class Supervisor:
         return None
 
     def wake_waiting(self) -> None:
-        """Wake the jobs that wait for units. Other jobs notice free units in their next turn."""
+        """Wake the jobs that wait for units outside the line. Other jobs notice free units in their next turn."""
         with self._lock:
             waiting = [key for key, controller in self._controllers.items() if controller.waits_for_room]
+        waiting = [key for key in waiting if not self._cluster.line.stands(job_key(*key))]
         for key in waiting:
             self.queue.wake(key)
 

@@ -29,6 +29,7 @@ __all__ = [
     "LABEL_ROLE",
     "LABEL_STAGE",
     "METRICS_PORT",
+    "PRIORITY_CLASSES",
     "budget_name",
     "code_config_name",
     "code_labels",
@@ -70,6 +71,7 @@ __all__ = [
 
 CONTAINER = "heterps"  # name of the runtime's container in every pod
 CODE_CONTAINER = "heterps-code"  # name of the init container that brings the job's code
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 COORDINATOR_PORT = 7400
 METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
 

@@ -15,6 +15,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.building.pods import scheduling_policy
 from heterps_operator.kubernetes.building.workloads import LABEL_PRIORITY, Priority, build_workload
 from heterps_operator.kubernetes.names import (
+    PRIORITY_CLASSES,
     is_owned,
     job_selector,
     label_selector,
@@ -31,7 +32,7 @@ _RETRY_SECONDS = 5.0  # after a Workload was refused
 _PRIORITIES = (
     # Kueue's own class, by a label of the job, goes before the pods' class.
     ("kueue.x-k8s.io/workloadpriorityclass", "/apis/kueue.x-k8s.io/v1beta1/workloadpriorityclasses"),
-    ("scheduling.k8s.io/priorityclass", "/apis/scheduling.k8s.io/v1/priorityclasses"),
+    ("scheduling.k8s.io/priorityclass", PRIORITY_CLASSES),
 )
 
 

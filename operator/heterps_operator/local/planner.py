@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from heterps_operator.documents import Json, write_json
@@ -22,7 +23,7 @@ from heterps_operator.local.processes import guarded, read_last_lines
 from heterps_operator.state.plan import PlanOutcome
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
-__all__ = ["PLANNER_COMMAND", "PlannerProcess", "end_group"]
+__all__ = ["PLANNER_COMMAND", "PlannerAnswer", "PlannerProcess", "end_group"]
 
 PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
 # The planner keeps its own time limit; this is slack for starting Python and writing the answer, before it counts as
@@ -30,6 +31,14 @@ PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
 _MARGIN_SECONDS = 30.0
 # As Python, numpy and the dynamic loader say that an allocation failed.
 _NO_MEMORY = re.compile(r"\bMemoryError\b|Unable to allocate|[Cc]annot allocate memory|failed to map segment")
+
+
+@dataclass(frozen=True)
+class PlannerAnswer:
+    """What a planner printed, or why it printed nothing."""
+
+    document: Json = field(default_factory=dict)
+    error: str = ""
 
 
 class PlannerProcess:
@@ -93,18 +102,29 @@ class PlannerProcess:
         assert self._popen is None
         self._revision = revision
         given = list(stages) or self._stages
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / "problem.json"
-        write_json(file, problem)
-        options = ["--problem", str(file), "--timeout", f"{self._timeout:g}"]
+        options = self._write("problem", problem)
         if given:  # a hand-written plan needs no method
-            by_hand = self._folder / "stages.json"
-            write_json(by_hand, {"stages": given})
-            options += ["--stages", str(by_hand)]
+            options += self._write("stages", {"stages": given})
         else:
             options += ["--method", self._method]
         if self._cores:
             options += ["--cores", f"{self._cores:g}"]
+        self._launch(options)
+
+    def start_line(self, line: Json) -> None:
+        """Start planning jobs that wait (docs/cli.md, "A line of jobs"); no planner may be running."""
+        assert self._popen is None
+        self._launch(self._write("line", line))
+
+    def _write(self, name: str, document: Json) -> list[str]:
+        """Write a file of the planner's folder; return the option that names it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"{name}.json"
+        write_json(file, document)
+        return [f"--{name}", str(file)]
+
+    def _launch(self, options: Sequence[str]) -> None:
+        options = [*options, "--timeout", f"{self._timeout:g}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
             self._popen = subprocess.Popen(
@@ -119,6 +139,18 @@ class PlannerProcess:
 
     def poll(self) -> PlanOutcome | None:
         """Return the outcome once; None while the planner runs."""
+        answer = self.take()
+        if answer is None:
+            return None
+        if answer.error:
+            return PlanOutcome(error=answer.error, revision=self._revision)
+        try:
+            return PlanOutcome.from_json(answer.document, self._revision)
+        except ValueError as error:
+            return PlanOutcome(error=f"the planner's answer cannot be used: {error}", revision=self._revision)
+
+    def take(self) -> PlannerAnswer | None:
+        """Return the answer as it was printed, once; None while the planner runs."""
         if self._popen is None:
             return None
         code = self._popen.poll()
@@ -128,24 +160,23 @@ class PlannerProcess:
         self.close()
         if code is None or (expired and code < 0):
             text = f"no plan within {self._timeout:g} s ({self._time_limit}); raise it, or use method optimal"
-            return PlanOutcome(error=text, revision=self._revision)
+            return PlannerAnswer(error=text)
         if code in (EXIT_OK, EXIT_INFEASIBLE):
             try:
                 document = json.loads((self._folder / "plan.json").read_text(encoding="utf-8"))
-                return PlanOutcome.from_json(document, self._revision)
             except (OSError, ValueError) as error:
-                return PlanOutcome(error=f"the planner's answer cannot be used: {error}", revision=self._revision)
+                return PlannerAnswer(error=f"the planner's answer cannot be used: {error}")
+            return PlannerAnswer(document)
         lines = read_last_lines(self._folder / "plan.log", 20)
         if self._memory_bytes is not None and any(_NO_MEMORY.search(line) for line in lines):
             text = (
                 f"the planner needs more than {self._memory_bytes >> 20} MiB of memory: use fewer pools or layers, or"
             )
             text = f"{text} ask the cluster's administrator to raise --planner-memory-mib of the operator"
-            return PlanOutcome(error=text, revision=self._revision)
+            return PlannerAnswer(error=text)
         if not lines:
-            text = f"the planner ended with exit code {code} and no message"
-            return PlanOutcome(error=text, revision=self._revision)
-        return PlanOutcome(error=lines[-1].removeprefix("heterps: "), revision=self._revision)
+            return PlannerAnswer(error=f"the planner ended with exit code {code} and no message")
+        return PlannerAnswer(error=lines[-1].removeprefix("heterps: "))
 
     def close(self) -> None:
         """Kill a running planner."""

@@ -132,7 +132,10 @@ class Status:
     history: tuple[PlanRecord, ...] = ()  # of the plans so far, the oldest first
     # Units that others left free when a plan was asked for; empty: it was asked for as if there were no others.
     planned_with: Mapping[str, int] = field(default_factory=dict)
+    refused_with: Mapping[str, int] = field(default_factory=dict)  # free units with which there was no plan last
     possible: bool = False  # there is a plan with all units of the job's pools, so it waits for a lack of room only
+    claim: Mapping[str, int] = field(default_factory=dict)  # by pool: units of the plan that it would have alone
+    waiting_since: float | None = None  # it was first refused units for this plan
     crowded: Mapping[str, int] = field(default_factory=dict)  # by pool: units that found room when others did not
     crowded_since: float = 0.0
     incarnation: int = 1  # goes up when everything starts again from the last checkpoint
@@ -226,7 +229,12 @@ class Status:
 
     def without_plan(self, why: str) -> Status:
         """The status of a job that has to be planned anew."""
-        return replace(self, plan=None).with_condition("Planned", None, "Replanning", why, self.phase_since)
+        status = replace(self, plan=None).without_questions()
+        return status.with_condition("Planned", None, "Replanning", why, self.phase_since)
+
+    def without_questions(self) -> Status:
+        """The status of a job whose earlier questions to the planner do not count any more."""
+        return replace(self, planned_with={}, refused_with={}, possible=False, claim={})
 
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""

@@ -24,6 +24,7 @@ __all__ = [
     "FailJob",
     "MemberView",
     "Observed",
+    "Place",
     "PodProblem",
     "PoolCapacity",
     "ProcessSpec",
@@ -196,16 +197,27 @@ class CoordinatorView:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a job among those that wait for units."""
+
+    number: int  # 1: the first
+    pool: str  # for which most jobs are ahead
+    behind: str = ""  # the last job ahead, NAMESPACE/NAME
+    priority: int = 0  # of that one
+
+
+@dataclass(frozen=True)
 class PoolCapacity:
     """What the device pools have for a job. A pool that is absent has no limit."""
 
-    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs leave
+    free_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what other jobs, and those ahead, leave
     most_units: Mapping[str, int] = field(default_factory=dict)  # by pool: what the job could hold if it were alone
     # By pool: what would be free if the job held nothing. Less than what the job holds: the pool has shrunk.
     room: Mapping[str, int] = field(default_factory=dict)
     holders: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)  # by pool: other jobs, their units
     # By pool: what the jobs of the namespace may hold together, if that leaves less than the pool has.
     namespace_limits: Mapping[str, int] = field(default_factory=dict)
+    place: Place | None = None  # in the line of waiting jobs
 
     def fits(self, units: Mapping[str, int]) -> bool:
         """Whether other jobs leave so many units, by pool."""

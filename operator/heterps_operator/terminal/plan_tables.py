@@ -14,9 +14,18 @@ from heterps_operator.formatting import format_duration, format_money, format_ra
 from heterps_planner.model.problem import Problem
 from heterps_planner.plans.plan import Infeasible, Plan
 from heterps_planner.scenarios.joint import JointPlan
+from heterps_planner.scenarios.line import Line, LinePlan
 from heterps_planner.scenarios.market import Followed, MarketStep
 
-__all__ = ["MethodResult", "best_bound", "render_joint", "render_market", "render_methods", "render_what_if"]
+__all__ = [
+    "MethodResult",
+    "best_bound",
+    "render_joint",
+    "render_line",
+    "render_market",
+    "render_methods",
+    "render_what_if",
+]
 
 _PADDING = (0, 2, 0, 0)
 _ROWS = 40  # ticks shown in a table
@@ -175,6 +184,18 @@ def _percent(value: Any, found: Plan | Infeasible, other: Plan | Infeasible) -> 
         return ""
     change = value(other) / value(found) - 1
     return "the same" if abs(change) < 5e-4 else f"{change:+.1%}"
+
+
+def render_line(line: Line, found: LinePlan) -> RenderableType:
+    """Render which jobs of a line can run at once, and why the others wait."""
+    table = _table("job", "stages", "samples/s", "per hour", "cost", text=2)
+    for name, plan in found.plans.items():
+        figures = f"{plan.throughput:,.0f}", format_money(plan.cost_per_hour), format_money(plan.cost)
+        table.add_row(name, _stages(plan), *figures)
+    for name, why in found.refused.items():
+        table.add_row(name, Text(f"waits: {why}"), "-", "-", "-")
+    free = ", ".join(f"{units} {pool}" for pool, units in line.limits.items())
+    return Group(table, Text(f"free: {free}"))
 
 
 def render_joint(problems: Sequence[Problem], names: Sequence[str], joint: JointPlan) -> RenderableType:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ __all__ = ["MAX_JOBS", "METHOD", "JointInfeasible", "JointPlan", "plan_together"
 METHOD = "joint"
 MAX_JOBS = 32
 _ALL_ORDERS = 4  # jobs; with more, only some orders are tried
-_SHARED_FIELDS = ("device_type", "price_per_unit_hour", "max_units", "units_per_pod")
+_SHARED_FIELDS = ("device_type", "price_per_unit_hour", "units_per_pod")
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def plan_together(
     problems: Sequence[Problem],
     *,
     names: Sequence[str] = (),
+    limits: Mapping[str, int] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> JointPlan | JointInfeasible:
@@ -106,6 +107,8 @@ def plan_together(
     Args:
         problems: one per job; pools of the same name are the same pool and must agree in price, limit and pod size.
         names: names of the jobs, for messages; `job 0`, `job 1`, ... by default.
+        limits: units of each pool for all jobs together. Then `max_units` of a problem's pool limits this job alone,
+            and the plans may not be proven optimal where such a limit matters.
         should_stop: called regularly; when it returns True, the best plans so far are returned with their bound.
         clock: returns seconds; only differences matter.
 
@@ -118,7 +121,9 @@ def plan_together(
     if not 1 <= len(problems) <= MAX_JOBS:
         raise ProblemError("problems", f"must be 1 to {MAX_JOBS} jobs, are {len(problems)}")
     problems = [problem.without_interruptions() for problem in problems]
-    pools = _shared_pools(problems, labels)
+    pools = _shared_pools(problems, labels, limits)
+    if limits is not None:
+        problems = [_within(problem, limits) for problem in problems]
     all_segments = [build_segments(problem) for problem in problems]
     alone: list[SweepResult] = []
     for i, (problem, segments) in enumerate(zip(problems, all_segments, strict=True)):
@@ -140,6 +145,8 @@ def plan_together(
     limit = np.zeros(len(pools.names))
     for member, segments in zip(members, all_segments, strict=True):
         limit[member.pools] = segments.limit_T
+    if limits is not None:
+        limit = np.array([limits[n] // size for n, size in zip(pools.names, pools.pod_sizes, strict=True)], dtype=float)
     alone_bound = math.fsum(found.bound * p.samples / 3600 for found, p in zip(alone, problems, strict=True))
     order, choices = _one_after_another(members, limit, alone, should_stop)
     nothing = np.zeros(len(limit))
@@ -178,13 +185,22 @@ class _Pools:
         return self.names.index(name)
 
 
-def _shared_pools(problems: Sequence[Problem], labels: Sequence[str]) -> _Pools:
+def _within(problem: Problem, limits: Mapping[str, int]) -> Problem:
+    """Return a problem that takes no more than all jobs together may."""
+    pools = tuple(replace(pool, max_units=min(pool.max_units, limits[pool.name])) for pool in problem.pools)
+    return replace(problem, pools=pools)
+
+
+def _shared_pools(problems: Sequence[Problem], labels: Sequence[str], limits: Mapping[str, int] | None) -> _Pools:
     """Return the pools of all jobs, each once."""
+    fields = _SHARED_FIELDS if limits is not None else (*_SHARED_FIELDS, "max_units")
     first: dict[str, tuple[Pool, str]] = {}
     for problem, label in zip(problems, labels, strict=True):
         for pool in problem.pools:
             known, owner = first.setdefault(pool.name, (pool, label))
-            for field in _SHARED_FIELDS:
+            if limits is not None and pool.name not in limits:
+                raise ProblemError("limits", f"lack the pool {pool.name!r} of {label}; add its units")
+            for field in fields:
                 if getattr(known, field) != getattr(pool, field):
                     words = field.split("_")
                     name = words[0] + "".join(map(str.capitalize, words[1:]))
@@ -226,7 +242,7 @@ def _one_after_another(
 
 
 def _with_limits(member: CoupledJob, left: FloatArray) -> Segments:
-    return replace(member.job.segments, limit_T=left[member.pools])
+    return replace(member.job.segments, limit_T=np.minimum(left[member.pools], member.job.segments.limit_T))
 
 
 def _dollars(members: Sequence[CoupledJob], choices: Sequence[Choice]) -> float:
@@ -269,4 +285,5 @@ def _refuse(
 
 def _with_wider(member: CoupledJob, limit: FloatArray) -> PricedJob:
     """Return a member's job with different limits of the shared pools."""
-    return PricedJob(_with_limits(member, limit), member.job.hours_per_rate, member.job.hours)
+    segments = replace(member.job.segments, limit_T=limit[member.pools])
+    return PricedJob(segments, member.job.hours_per_rate, member.job.hours)

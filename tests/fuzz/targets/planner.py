@@ -10,6 +10,7 @@ import numpy as np
 from heterps_planner.errors import ProblemError
 from heterps_planner.model.problem import Problem
 from heterps_planner.policy import pretrained
+from heterps_planner.scenarios.line import Line
 from heterps_planner.scenarios.market import read_ticks
 from heterps_planner.scenarios.what_if import change, read_setting
 from tests.fuzz.mutation import SEPARATOR
@@ -27,6 +28,10 @@ _READ = Problem.from_json(_PROBLEM)
 def _read_problem(data: bytes) -> None:
     problem = Problem.from_json(parse(data))
     Problem.from_json(problem.to_json())
+
+
+def _read_line(data: bytes) -> None:
+    Line.from_json(parse(data))
 
 
 def _read_prices(data: bytes) -> None:
@@ -63,6 +68,21 @@ TARGETS = [
         _read_problem,
         (ProblemError, NotJsonError),
         lambda: [json.dumps(_PROBLEM).encode()],
+        Form.JSON,
+    ),
+    Target(
+        "planner.line",
+        _read_line,
+        (ProblemError, NotJsonError),
+        lambda: [
+            json.dumps(
+                {
+                    "version": 1,
+                    "limits": {pool["name"]: 4 for pool in _PROBLEM["pools"]},
+                    "jobs": [{"name": "a", "problem": _PROBLEM}, {"name": "b", "problem": _PROBLEM, "first": True}],
+                }
+            ).encode()
+        ],
         Form.JSON,
     ),
     Target(

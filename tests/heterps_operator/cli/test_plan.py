@@ -120,6 +120,27 @@ def test_a_wrong_job_among_several_is_named(problem_file: str, tmp_path: Path, c
     assert "feed.json: problem.batchSize: must be >= 1, is 0" in capsys.readouterr().err
 
 
+def test_a_line_of_jobs_is_planned_as_far_as_it_fits(problem_file: str, tmp_path: Path, capsys: Any) -> None:
+    problem = json.loads(Path(problem_file).read_text())
+    limits = {pool["name"]: pool["maxUnits"] for pool in problem["pools"]}
+    wrong = {**problem, "batchSize": 0}
+    jobs = [{"name": "ml/a", "problem": problem}, {"name": "ml/b", "problem": wrong}]
+    file = tmp_path / "line.json"
+    file.write_text(json.dumps({"version": 1, "limits": limits, "jobs": jobs}))
+    result = answer(capsys, "--line", str(file))
+    assert set(result["plans"]) == {"ml/a"}
+    assert result["refused"] == {"ml/b": "problem.batchSize: must be >= 1, is 0"}
+    assert main(["plan", "--line", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "waits: problem.batchSize: must be >= 1, is 0" in " ".join(shown.split())
+    file.write_text(json.dumps({"version": 1, "limits": dict.fromkeys(limits, 0), "jobs": jobs[:1]}))
+    assert main(["plan", "--line", str(file), "--output", "json"]) == 3
+    capsys.readouterr()
+    for more in (["--problem", problem_file], ["--method", "cpu"], ["job.yaml"]):
+        assert main(["plan", "--line", str(file), *more]) == 2
+        assert "--line" in capsys.readouterr().err
+
+
 def test_a_price_series_is_followed(problem_file: str, tmp_path: Path, capsys: Any) -> None:
     series = tmp_path / "prices.csv"
     series.write_text("seconds,gpu.pricePerUnitHour,gpu.maxUnits\n0,2,4\n600,20,\n1200,,0\n1800,1,4\n")

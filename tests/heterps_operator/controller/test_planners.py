@@ -171,3 +171,26 @@ def test_the_default_memory_is_enough_for_every_method(tmp_path: Path) -> None:
         outcome = planner.poll()
         assert outcome is not None
         assert outcome.plan is not None, (method, outcome.error)
+
+
+def test_a_line_is_planned_in_a_process_within_the_default_memory_and_a_place(tmp_path: Path) -> None:
+    problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
+    jobs = [{"name": f"ml/{number}", "problem": problem, "first": False} for number in range(8)]
+    places, ended = FairSemaphore(1), threading.Event()
+    planner = QueuedPlanner(
+        places, "", tmp_path, "optimal", 20, memory_bytes=OperatorContext.planner_memory_bytes, on_end=ended.set
+    )
+    assert places.ask("another", "ml", lambda: None)
+    planner.start_line({"version": 1, "limits": {"cpu": 8, "gpu": 2}, "jobs": jobs})
+    assert planner.take() is None, "no place is free"
+    places.leave("another")
+    assert ended.wait(60)
+    ended.clear()
+    assert planner.take() is None  # starts
+    assert ended.wait(60)
+    answer = planner.take()
+    assert answer is not None
+    assert answer.error == ""
+    admitted = answer.document["plans"]
+    assert "ml/0" in admitted
+    assert set(admitted) | set(answer.document["refused"]) == {job["name"] for job in jobs}

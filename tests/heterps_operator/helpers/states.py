@@ -20,7 +20,8 @@ def full_status() -> Status:
     return Status(
         phase=Phase.RUNNING, phase_since=NOW, started=NOW, finished=NOW, conditions=(condition,), plan=JOB_PLAN,
         plan_revision=3, plan_reason="Replanned", history=(PlanRecord(1, NOW, "PlanComputed", predicted=2.0),),
-        planned_with={"cpu": 4}, possible=True, crowded={"cpu": 2}, crowded_since=NOW, incarnation=2,
+        planned_with={"cpu": 4}, refused_with={"cpu": 4}, possible=True, claim={"cpu": 5}, waiting_since=NOW,
+        crowded={"cpu": 2}, crowded_since=NOW, incarnation=2,
         attempts={"ps-0": 2}, queued=True, admitted=NOW, not_before={"": 1.0}, heard=NOW, relayed=Relayed(NOW, 1, 1),
         resumed_incarnation=1, failures=1, failures_in_a_row=1, failed_at_step=7, disruptions=1, disrupted=NOW,
         restarts={"ps-0": 1}, stopping_since=NOW, moving="x", outcome=Phase.FAILED, outcome_since=NOW,

@@ -13,6 +13,8 @@ _BY_NAME = {
     "not_before",
     "restarts",
     "planned_with",
+    "refused_with",
+    "claim",
     "crowded",
     "speeds",
     "before",

@@ -46,6 +46,12 @@ def add_operator_options(parser: ArgumentParser) -> None:
         "--planner-memory-mib", type=_positive, default=256, help="address space of one planner (default: 256)"
     )
     parser.add_argument(
+        "--backfill-seconds",
+        type=_positive,
+        default=300,
+        help="how long later jobs of its priority may use units that a waiting job claims (default: 300)",
+    )
+    parser.add_argument(
         "--kube-api-qps", type=_positive, default=100, help="requests to the API server per second (default: 100)"
     )
     parser.add_argument(

@@ -20,6 +20,7 @@ _APART = {
     "robust": ("stages", "frontier"),
 }
 _WITH_PRICES = ("restart_seconds", "pod_start_seconds", "horizon_seconds", "draw")
+_OF_LINE = ("problem", "profile", "robust", "what_if", "compare", "prices")  # not with --line, besides those for one
 _ALONE = (*_APART, "method", "stages", "frontier", "html", "seed", "cores")  # for a single problem only
 
 
@@ -32,6 +33,7 @@ def add_plan_options(parser: ArgumentParser) -> None:
         action="append",
         help="plan this problem file instead of a job; several share pools",
     )
+    add("--line", metavar="FILE", help="jobs that wait, in order: plan those that can run at once on what is free")
     add("--method", metavar="M", help="planning method (default: the job's, or optimal)")
     add("--seed", type=_seed, metavar="N", help="of methods that draw random numbers (default: 0)")
     add("--robust", type=_fraction, metavar="10%", help="keep the floor even if measured times are off by this much")
@@ -60,6 +62,12 @@ def check_plan_options(arguments: Namespace) -> None:
         UsageError: the message names the option and the fix.
     """
     problems = arguments.problem or []
+    if arguments.line is not None:
+        if arguments.job is not None:
+            raise UsageError("--line: names jobs of its own; leave the job file out")
+        if others := _given(arguments, (*_OF_LINE, *_ALONE)):
+            raise UsageError(f"{others[0]}: cannot be combined with --line; leave one of them out")
+        return
     if (arguments.job is None) == (not problems):
         raise UsageError("plan: name a job file or --problem FILE, one of the two")
     if problems and arguments.profile is not None:

@@ -1,4 +1,4 @@
-"""`heterps plan --problem A --problem B`: jobs that share pools."""
+"""`heterps plan --problem A --problem B`, `heterps plan --line FILE`: jobs that share pools."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from heterps_operator.cli.plans.files import read_json, write_document
 from heterps_operator.cli.plans.search import Search
 from heterps_operator.terminal.console import Console, make_console
-from heterps_operator.terminal.plan_tables import render_joint
+from heterps_operator.terminal.plan_tables import render_joint, render_line
 from heterps_planner.errors import ProblemError
 from heterps_planner.model.problem import Problem
 from heterps_planner.scenarios.joint import JointInfeasible, plan_together
+from heterps_planner.scenarios.line import Line, plan_line
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
-__all__ = ["plan_jobs"]
+__all__ = ["plan_jobs", "plan_waiting"]
 
 
 def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
@@ -42,3 +43,18 @@ def plan_jobs(arguments: Namespace, search: Search, console: Console) -> int:
     if arguments.output == "table":
         console.print(render_joint(problems, names, found))
     return EXIT_OK
+
+
+def plan_waiting(arguments: Namespace, search: Search, console: Console) -> int:
+    """Plan those jobs of a line that can run at once; return the exit code.
+
+    Raises:
+        UsageError: the file cannot be read.
+        ProblemError: the file is invalid; the message names the field.
+    """
+    line = Line.from_json(read_json(arguments.line, "--line"))
+    found = plan_line(line, should_stop=search.should_stop)
+    write_document(arguments.output, found.to_json())
+    if arguments.output == "table":
+        console.print(render_line(line, found))
+    return EXIT_OK if found.plans else EXIT_INFEASIBLE

@@ -61,7 +61,7 @@ def judge_crowding(job: JobSpec, observed: Observed, status: Status) -> tuple[St
             f"{status.plan.units.get(pool.name, placed)} units have: the job is planned again with these"
         )
         status = replace(
-            status, plan=None, planned_with={}, possible=False,
+            status.without_questions(), plan=None,
             crowded={**status.crowded, pool.name: placed}, crowded_since=now,
         )  # fmt: skip
         status = status.with_condition("Planned", None, "Replanning", text, now)

@@ -121,6 +121,7 @@ class JobController:
         """Stop controlling a job; its pods keep running, and it keeps its units."""
         if self._session is not None:
             self._session.close()
+        self._cluster.line.leave(self._holder)
         self._reset()
         shutil.rmtree(self._cluster.folder / self._key[0] / self._key[1], ignore_errors=True)
 
@@ -258,6 +259,8 @@ class JobController:
         status = session.status
         if step == Step.REPLAN:
             status = status.without_plan("the spec has changed")
+        elif status.plan is None:
+            status = status.without_questions()
         session.close()
         self._session = None  # in case the next one cannot be opened
         self._known = session.state_for(manifest.job["spec"], status)

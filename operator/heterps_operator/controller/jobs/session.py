@@ -15,7 +15,9 @@ from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
+from heterps_operator.control.problem import build_problem
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
+from heterps_operator.control.waiting import needs_units, waiting_job
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial
@@ -120,7 +122,8 @@ class JobSession:
         if status.phase in BEGINS_AGAIN and resumes(spec):
             status = status.begin_again(cluster.clock())
         pools = {str(pool["metadata"]["name"]): pool for pool in manifest.pools}
-        queued = scheduling_policy(job).get("gang") == "Kueue"
+        self._queued = scheduling_policy(job).get("gang") == "Kueue"
+        self._priority_class = scheduling_policy(job).get("priorityClassName")
         self._substrate = KubernetesSubstrate(
             cluster.api,
             cluster.pods,
@@ -148,7 +151,7 @@ class JobSession:
             bill=stored.bill,
             connect=cluster.connect,
             measurement=cluster.measurement(*site.key),
-            queue=KueueQueue(cluster.api, job, pools, monotonic=cluster.monotonic) if queued else None,
+            queue=KueueQueue(cluster.api, job, pools, monotonic=cluster.monotonic) if self._queued else None,
             save_seconds=lambda: cluster.save_seconds,
             clock=cluster.clock,
             monotonic=cluster.monotonic,
@@ -193,18 +196,47 @@ class JobSession:
             NotReadyError: the state cannot be written.
             StateTaken: another operator has the job.
         """
-        ledger, pools, holder = self.site.cluster.ledger, self._substrate.pools, self.site.holder
+        ledger, line = self.site.cluster.ledger, self.site.cluster.line
+        pools, holder = self._substrate.pools, self.site.holder
+        self._stand_in_line()
         trains_now = self.status.phase == Phase.RUNNING  # it waits for no units, so the holders need not be listed
         capacity = PoolCapacity(
-            free_units=ledger.free_units(holder, pools),
+            free_units=(line if self._in_order else ledger).free_units(holder, pools),
             most_units=ledger.most_units(holder, pools),
             room={pool: ledger.free(pool, excluding=holder) for pool in pools},
             holders={} if trains_now else {pool: ledger.holders(pool, excluding=holder) for pool in pools},
             namespace_limits={
                 pool: limit for pool in pools if (limit := ledger.namespace_limit(pool, holder)) is not None
             },
+            place=line.place(holder),
         )
-        return self._loop.turn(capacity, self.site.cluster.prices.histories(pools))
+        turn = self._loop.turn(capacity, self.site.cluster.prices.histories(pools))
+        self._stand_in_line()
+        return turn
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether the line decides when the job gets units: a queue has an order of its own, a mere plan needs none."""
+        return not self._queued and self._loop.job.goal == "train"
+
+    def _stand_in_line(self) -> None:
+        """Join the line of waiting jobs, renew the job's entry there, or leave it."""
+        cluster, holder, job = self.site.cluster, self.site.holder, self._loop.job
+        profiles, held = self._loop.profiles, cluster.ledger.held_by(holder)
+        if not self._in_order or not needs_units(job, self.status, profiles, held):
+            cluster.line.leave(holder)
+            return
+        entry = waiting_job(
+            holder,
+            job,
+            self.status,
+            measured=profiles,
+            most=cluster.ledger.most_units(holder, self._substrate.pools),
+            priority=cluster.priorities.value(self._priority_class),
+        )
+        histories = cluster.prices.histories(self._substrate.pools)
+        priced = job.priced({pool: history[-1].price for pool, history in histories.items()})
+        cluster.line.stand(entry, lambda units: build_problem(priced.limited(units), profiles))
 
     def adopt(self, manifest: Manifest, job: JobSpec) -> None:
         """Use a changed spec from the next turn on."""
