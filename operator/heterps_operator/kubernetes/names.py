@@ -5,6 +5,7 @@ Every object of a job is owned by its HeterPSJob (ownerReferences), so that the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -162,6 +163,7 @@ def coordinator_address(job: Json, ip: str) -> str:
     return f"{scheme}://{host}:{COORDINATOR_PORT}"
 
 
+@functools.lru_cache(maxsize=16_384)  # every turn needs the names of all pods of its job
 def _label(text: str, length: int) -> str:
     """Return a text as a DNS label of limited length; changed texts get digits of their digest to stay distinct."""
     plain = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
