@@ -52,7 +52,7 @@ class _Profiles(ConfigMapProfileCache):
         server: Any = ApiServer({"data": {"profile.json": data.decode("utf-8", "replace")}})
         super().__init__(server, "ml", {})
 
-    def _name(self, pool: str) -> str:
+    def name(self, pool: str) -> str:
         return pool
 
 
