@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-__all__ = ["format_bytes", "format_duration", "format_money", "format_rate", "format_time", "sparkline"]
+__all__ = ["format_bytes", "format_duration", "format_money", "format_rate", "format_time", "list_some", "sparkline"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_MOST_LISTED = 16
 
 
 def format_rate(samples_per_second: float) -> str:
@@ -45,6 +46,14 @@ def format_duration(seconds: float) -> str:
 def format_time(seconds: float) -> str:
     """Format Unix seconds as Kubernetes does, in UTC: `2026-11-22T10:45:00Z`."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def list_some(texts: Iterable[str], separator: str = ", ") -> str:
+    """Join texts, at most 16 of them, and say how many more there are: a job may have thousands of processes."""
+    listed = list(texts)
+    more = len(listed) - _MOST_LISTED
+    text = separator.join(listed[:_MOST_LISTED])
+    return f"{text} and {more:,} more" if more > 0 else text
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -82,10 +82,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [heterps.io]
   resources: [heterpsjobstates]
   verbs: [get, create, update]
-# Plans, run configurations and profiles.
+# Plans, run configurations and profiles. List finds profiles that were not used for long.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 # Server-side apply needs patch, and create for a new object. The garbage collector deletes them with their job.
 - apiGroups: [""]
   resources: [services]

@@ -347,14 +347,13 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
 
 def _ensure(observed: Observed, status: Status, spec: ProcessSpec) -> tuple[Action, ...]:
     """Start a process if it is not there and its pause is over."""
-    attempt = status.attempts.get(spec.name, 1)
-    spec = replace(spec, incarnation=status.incarnation, attempt=attempt)
     present = observed.process(spec.name)
     if present is not None and (present.running or failures.is_current(present, status)):
         return ()
     if observed.time < status.not_before.get(spec.name, 0.0):
         return ()
-    return (StartProcess(spec),)
+    attempt = status.attempts.get(spec.name, 1)
+    return (StartProcess(replace(spec, incarnation=status.incarnation, attempt=attempt)),)
 
 
 def _ensure_member(

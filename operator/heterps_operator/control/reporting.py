@@ -9,6 +9,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.disruptions import liveness
 from heterps_operator.control.machine import describe_shortage
 from heterps_operator.control.queueing import WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
+from heterps_operator.formatting import list_some
 from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView
 from heterps_runtime.contract import JobPhase
@@ -43,7 +44,7 @@ def observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
         text = f"{len(view.members) - len(absent)} of {len(view.members)} members are ready"
         if absent:
             doing = [m.state if m.message in _TAKING_PART else m.message or m.state for m in absent]
-            details = ", ".join(f"{m.name} {what}" for m, what in zip(absent, doing, strict=True))
+            details = list_some(f"{m.name} {what}" for m, what in zip(absent, doing, strict=True))
             status = status.with_condition("PodsReady", False, _WAITING, f"{text}; {details}", now)
         else:
             status = status.with_condition("PodsReady", True, "AllReady", text, now)

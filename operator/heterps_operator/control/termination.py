@@ -14,6 +14,7 @@ from heterps_operator.control.disruptions.failures import start_over
 from heterps_operator.control.members import COORDINATOR
 from heterps_operator.control.transition import BEGINS_AGAIN, resumes
 from heterps_operator.control.tuning.elasticity import stranded
+from heterps_operator.formatting import list_some
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Failure, Phase, Status
@@ -71,7 +72,7 @@ def judge(job: JobSpec, observed: Observed, status: Status) -> Status:
     starting = status.phase in (Phase.PROFILING, Phase.STARTING) and not status.queued
     if limit is not None and starting and now - began > limit:
         absent = [m for m in view.members if m.state != "ready"] if view is not None else []
-        detail = ", ".join(f"{m.name} ({m.message or m.state})" for m in absent)
+        detail = list_some(f"{m.name} ({m.message or m.state})" for m in absent)
         text = f"{status.phase} took more than {limit:g} s (runPolicy.startDeadlineSeconds)"
         return _failed(status, "StartDeadlineExceeded", f"{text}; not ready: {detail}" if detail else text, now)
     return status

@@ -29,8 +29,9 @@ from heterps_operator.state.values import Departure
 __all__ = ["OperatorContext"]
 
 # A turn without changes costs one request to the coordinator. Watches wake a job at once, so pauses only delay news of
-# the coordinator. With many jobs the pauses grow, so that the cost of all jobs together is bounded.
+# the coordinator. With many jobs the pauses grow, so that a job costs less.
 _TURNS_PER_SECOND = 8.0
+_LONGEST_PAUSE_SECONDS = 15.0  # however many jobs there are: batch sizes and units follow a change of speed
 _UPDATES_PER_SECOND = 3.0  # of jobs' status, if only progress has changed
 _PROGRESS_SECONDS = 10.0
 # State is also saved without a decision, for `heterps top`. The next operator adds missing costs from the pods' times.
@@ -92,7 +93,7 @@ class OperatorContext:
     def longest_pause(self, phase: str) -> float:
         """Return the longest pause, in seconds, between two turns of a job in this phase."""
         least = _RUNNING_SECONDS if phase == Phase.RUNNING else _CHANGING_SECONDS
-        return max(least, self.active_jobs / _TURNS_PER_SECOND)
+        return max(least, min(self.active_jobs / _TURNS_PER_SECOND, _LONGEST_PAUSE_SECONDS))
 
     @property
     def progress_seconds(self) -> float:

@@ -5,6 +5,7 @@ Every object of a job is owned by its HeterPSJob (ownerReferences), so that the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
 __all__ = [
+    "ANNOTATION_LAST_USED",
     "ANNOTATION_PLAN_REVISION",
     "ANNOTATION_PROCESS",
     "ANNOTATION_PROCESSES",
@@ -82,6 +84,7 @@ LABEL_POOL = f"{API_GROUP}/pool"
 LABEL_STAGE = f"{API_GROUP}/stage"
 LABEL_INDEX = f"{API_GROUP}/index"
 ANNOTATION_PROCESS = f"{API_GROUP}/process"
+ANNOTATION_LAST_USED = f"{API_GROUP}/last-used"  # of a profile
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
 ANNOTATION_REQUEST = f"{API_GROUP}/request"  # name of the request for quota that a Workload is
 ANNOTATION_PROCESSES = f"{API_GROUP}/processes"  # names of its processes, by pod set
@@ -176,6 +179,7 @@ def coordinator_address(job: Json, ip: str) -> str:
     return f"{scheme}://{host}:{COORDINATOR_PORT}"
 
 
+@functools.lru_cache(maxsize=16_384)  # every turn needs the names of all pods of its job
 def _label(text: str, length: int) -> str:
     """Return a text as a DNS label of limited length; changed texts get digits of their digest to stay distinct."""
     plain = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")

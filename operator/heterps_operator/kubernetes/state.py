@@ -3,12 +3,14 @@
 Users cannot write HeterPSJobStates, so an operator reads back what an operator has written (decision 28). The state is
 written before any action, with the resourceVersion that was read: the first write of a second controller, started by
 mistake, is refused, and that controller stops. The HeterPSJob's status is only a summary.
+
+A state has two forms with the same documents: plain, and packed if it would be too large (decision 36).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any
 
@@ -24,16 +26,26 @@ from heterps_operator.kubernetes.names import (
     job_states_path,
     owner_reference,
 )
+from heterps_operator.kubernetes.packing import pack, unpack
 from heterps_operator.kubernetes.reading.processes import process_from
 from heterps_operator.kubernetes.reading.typed import check_types
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.status import Status
-from heterps_operator.state.values import ProcessView
+from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.contract import API_VERSION
 
 __all__ = ["JobState", "NewerStateError", "NotOwnedError", "StateTaken", "StoredState"]
 
-_VERSION = 1  # goes up with a change that earlier operators would misread (docs/compatibility.md)
+# They go up with a change that earlier operators would misread (docs/compatibility.md).
+_VERSION = 2
+_PLAIN = 1  # of a state whose documents are separate
+_PACKED = "packed"
+# About 700 processes. Below, operators of version 1 read what this one writes, so that a release can be rolled back;
+# above, they could not have stored it.
+_MOST_PLAIN_BYTES = 512 << 10
+_PROCESS_FIELDS = tuple(field.name for field in fields(ProcessView))
+_SPEC_FIELDS = tuple(field.name for field in fields(ProcessSpec))
+_OBSERVED_AGAIN = frozenset({"problem", "leaves"})
 
 
 _IS_VERSION = number(1, 2**31 - 1)
@@ -70,15 +82,18 @@ class StoredState:
     pools: tuple[Json, ...] = ()  # DevicePools that the spec is carried out with, in its order
 
     def to_data(self) -> dict[str, str]:
-        """Return the `data` of a HeterPSJobState: one JSON document per key."""
-        return {
+        """Return the `data` of a HeterPSJobState: one JSON document per key, or all of them packed."""
+        controller = {"version": _PLAIN, "plans": list(self.plans), "spec": self.spec, "pools": list(self.pools)}
+        documents = {
             "status.json": _text(self.status.to_json()),
             "bill.json": _text(self.bill.to_json()),
-            "processes.json": _text([asdict(process) for process in self.processes]),
-            "controller.json": _text(
-                {"version": _VERSION, "plans": list(self.plans), "spec": self.spec, "pools": list(self.pools)}
-            ),
+            "processes.json": _text([_process_document(process) for process in self.processes]),
+            "controller.json": _text(controller),
         }
+        if sum(map(len, documents.values())) <= _MOST_PLAIN_BYTES:
+            return documents
+        documents["controller.json"] = _text({**controller, "version": _VERSION})
+        return {"controller.json": _text({"version": _VERSION}), _PACKED: pack(documents)}
 
     def manifest(self, job: Json) -> Manifest | None:
         """Return the manifest that is carried out; None if there is none yet, or this version refuses it.
@@ -102,11 +117,10 @@ class StoredState:
             ValueError: a document is missing or malformed.
         """
         try:
-            controller = json.loads(data["controller.json"])
-            version = controller.get("version", _VERSION)
-            _IS_VERSION(version, "state.version")
-            if version > _VERSION:
-                raise NewerStateError(version)
+            controller = _controller(data)
+            if controller.get("version", _PLAIN) > _PLAIN:
+                data = unpack(data[_PACKED])
+                controller = _controller(data)
             memory = cls(
                 Status.from_json(json.loads(data["status.json"])),
                 Bill.from_json(json.loads(data["bill.json"])),
@@ -184,13 +198,32 @@ class JobState:
         self._version = str(written["metadata"]["resourceVersion"])
 
 
+def _controller(data: dict[str, str]) -> dict[str, Any]:
+    """Return the document that says how to read the others.
+
+    Raises:
+        NewerStateError: a later version wrote it.
+        UnreadableError: its version is malformed.
+    """
+    controller: dict[str, Any] = json.loads(data["controller.json"])
+    version = controller.get("version", _PLAIN)
+    _IS_VERSION(version, "state.version")
+    if version > _VERSION:
+        raise NewerStateError(version)
+    return controller
+
+
+def _process_document(view: ProcessView) -> dict[str, Any]:
+    """Return a process as JSON; `dataclasses.asdict` takes ten times as long, and there are thousands."""
+    document = {name: None if name in _OBSERVED_AGAIN else getattr(view, name) for name in _PROCESS_FIELDS}
+    return {**document, "spec": {name: getattr(view.spec, name) for name in _SPEC_FIELDS}}
+
+
 def _process(item: dict[str, Any]) -> ProcessView:
-    fields = dict(item)
-    spec = dict(fields.pop("spec"))
-    for observed_again in ("problem", "leaves"):
-        fields.pop(observed_again, None)
-    fields["last_lines"] = tuple(fields.get("last_lines") or ())
-    return ProcessView(process_from(spec), **known_fields(ProcessView, fields))
+    given = {name: value for name, value in item.items() if name not in _OBSERVED_AGAIN}
+    spec = dict(given.pop("spec"))
+    given["last_lines"] = tuple(given.get("last_lines") or ())
+    return ProcessView(process_from(spec), **known_fields(ProcessView, given))
 
 
 def _text(value: Any) -> str:

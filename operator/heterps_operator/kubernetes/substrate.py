@@ -24,11 +24,13 @@ from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, r
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import Departure, PodProblem, ProcessSpec, ProcessView
+from heterps_runtime.contract import EXIT_BAD_INPUT
 
 __all__ = ["KubernetesSubstrate", "Pods"]
 
 _RETRY_SECONDS = 5.0  # after a pod was refused: quota may have been freed
 _LEFTOVER_SECONDS = 1.0  # while a pod of an earlier job still has the name
+_MOST_LOGS = 32  # of ended processes: of those that end together, the first know the cause, and each takes a request
 _EVENTS_SECONDS = 30.0  # between two reads of the events of a pod that is being prepared
 
 
@@ -109,6 +111,7 @@ class KubernetesSubstrate:
         self._on_pod = on_pod
         self._woken = threading.Event()
         self._plan_revision = 0
+        self._logs_left = _MOST_LOGS
 
     def follow(self, status: Status) -> None:
         """Start pods for the plan of this status from now on."""
@@ -140,10 +143,11 @@ class KubernetesSubstrate:
         if len(self._views) > 2 * len(seen):  # entries of deleted pods
             names = {pod_name(self._job_name, view.spec) for view in seen.values()}
             self._views = {name: kept for name, kept in self._views.items() if name in names}
-        for name, view in seen.items():
-            known = self._known.get(name)
+        self._logs_left = _MOST_LOGS - sum(bool(view.last_lines) for view in self._known.values())
+        for view in sorted(seen.values(), key=_first_to_tell):
+            known = self._known.get(view.name)
             if known is None or _age(view) >= _age(known):
-                self._known[name] = self._noted(view)
+                self._known[view.name] = self._noted(view)
         for name, view in self._known.items():
             # An earlier attempt's pod may still exist.
             if view.running and (name not in seen or _age(seen[name]) < _age(view)):
@@ -168,13 +172,11 @@ class KubernetesSubstrate:
         known = self._known.get(COORDINATOR)
         if known is None or not known.running:
             return None
-        name = pod_name(self._job_name, known.spec)
-        for pod in self._pods.of_job(self.job):
-            if pod["metadata"]["name"] == name and (pod.get("status") or {}).get("phase") == "Running":
-                address = pod["status"].get("podIP")
-                if address:
-                    return coordinator_address(self.job, str(address))
-        return None
+        pod = self._pod(pod_name(self._job_name, known.spec))
+        status = (pod or {}).get("status") or {}
+        if status.get("phase") != "Running" or not status.get("podIP"):
+            return None
+        return coordinator_address(self.job, str(status["podIP"]))
 
     def wait(self, seconds: float) -> None:
         """Wait until woken, or until the time has passed."""
@@ -290,13 +292,13 @@ class KubernetesSubstrate:
         if view.running and not self._stopped:
             return view
         name = pod_name(self._job_name, view.spec)
-        if not view.running and view.exit_code != 0 and not view.last_lines:
+        if not view.running and view.exit_code != 0 and not view.last_lines and self._logs_left > 0:
+            self._logs_left -= 1
             view = replace(view, last_lines=self._api.log_tail(self._namespace, name, self._tail_lines))
         return replace(view, stopping=True) if name in self._stopped else view
 
     def _delete(self, name: str, spec: ProcessSpec | None, grace_seconds: int | None) -> None:
-        known = (pod["metadata"] for pod in self._pods.of_job(self.job))
-        uid = next((metadata.get("uid") for metadata in known if metadata["name"] == name), None)
+        uid = ((self._pod(name) or {}).get("metadata") or {}).get("uid")
         try:
             self._api.delete(pod_path(self._namespace, name), grace_seconds=grace_seconds, uid=uid)
         except ApiError as error:
@@ -305,6 +307,11 @@ class KubernetesSubstrate:
         if name not in self._stopped:
             self._stopped.add(name)
             self._on_pod("deleted", spec.role if spec else "", (spec.pool if spec else None) or "")
+
+    def _pod(self, name: str) -> Json | None:
+        """Return a pod of this very job."""
+        pod = self._pods.get(self._namespace, name)
+        return pod if pod is not None and is_owned(pod, self.job) else None
 
     def _try_again(self, now: float) -> None:
         for refusal in [r for r in self._refused.values() if now >= r.retry_at]:
@@ -318,6 +325,11 @@ def _process(pod: Json) -> ProcessSpec | None:
         return process_of(pod)
     except ValueError:
         return None
+
+
+def _first_to_tell(view: ProcessView) -> tuple[bool, float]:
+    """Sort key for processes that ended together: those that may know why come first (`control.failures`)."""
+    return view.exit_code != EXIT_BAD_INPUT, view.ended or 0.0
 
 
 def _age(view: ProcessView) -> tuple[int, int]:

@@ -47,6 +47,8 @@ from heterps_runtime.contract import JobPhase
 __all__ = ["ControlLoop", "Listener"]
 
 _TICK_SECONDS = 0.3
+# Each takes a request. The rest is decided again: turns stay short, and the job notices soon what happens meanwhile.
+_MOST_ACTIONS = 200
 _SAVE_SECONDS = 1.0
 _SOON_SECONDS = 0.25  # after one that refuses at once, as it does while it starts
 _RETRY_SECONDS = 1.0  # after a coordinator that did not answer
@@ -194,10 +196,11 @@ class ControlLoop:
             self._store(decision.status, observed.time)
         self.status = decision.status
         self._pending = [*decision.events, *self._pending]  # told with a later turn if an action fails
-        for action in decision.actions:
+        for action in decision.actions[:_MOST_ACTIONS]:
             self._act(action, observed.time)
         events, self._pending = tuple(self._pending), []
-        return Turn(job, observed, self.status, self.bill, events)
+        unfinished = len(decision.actions) > _MOST_ACTIONS
+        return Turn(job, observed, self.status, self.bill, events, unfinished)
 
     # --- observing ----------------------------------------------------------------------------------------------------
 

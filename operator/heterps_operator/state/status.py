@@ -239,7 +239,8 @@ class Status:
     def to_json(self) -> dict[str, Any]:
         """The status as a JSON object that `from_json` reads."""
         plan = None if self.plan is None else dict(self.plan.document)
-        return asdict(replace(self, plan=None)) | {"plan": plan}
+        # The result is JSON already, and of a job with thousands of workers by far the largest part.
+        return asdict(replace(self, plan=None, result=None)) | {"plan": plan, "result": self.result}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Status:

@@ -21,6 +21,7 @@ class Turn:
     status: Status
     bill: Bill
     events: tuple[Event, ...]
+    unfinished: bool = False  # there was more to do than one turn may
 
     @property
     def measured(self) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from heterps_operator.documents import Json
 from heterps_operator.state.plan import JobPlan, PlanOutcome
@@ -193,7 +194,11 @@ class CoordinatorView:
 
     def member(self, name: str) -> MemberView | None:
         """The member of that name, or None if the coordinator does not know it."""
-        return next((m for m in self.members if m.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, MemberView]:
+        return {member.name: member for member in reversed(self.members)}  # of two with one name, the first
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,11 @@ class Observed:
 
     def process(self, name: str) -> ProcessView | None:
         """The latest process of that name."""
-        return next((p for p in self.processes if p.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, ProcessView]:
+        return {process.name: process for process in reversed(self.processes)}  # of two with one name, the first
 
 
 def plan_request(revision: int) -> str:

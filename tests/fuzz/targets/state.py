@@ -9,11 +9,13 @@ from typing import Any
 from heterps_operator.documents import read_json
 from heterps_operator.errors import StateError
 from heterps_operator.kubernetes.building.objects import is_same_plan
+from heterps_operator.kubernetes.packing import pack
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.state import StoredState
 from heterps_operator.local.workspace import Workspace
 from heterps_operator.state.bill import Bill
 from heterps_operator.state.plan import PlanOutcome
+from heterps_operator.state.status import Status
 from tests.fuzz.target import Form, Target
 from tests.fuzz.targets.documents import NotJsonError, parse
 from tests.fuzz.targets.doubles import ApiServer
@@ -33,6 +35,16 @@ def _read_state(data: bytes) -> None:
     StoredState.from_data(state.to_data())
 
 
+def _read_packed(data: bytes) -> None:
+    """Read a packed state: a text, or the documents to pack, so that mutations reach behind the checksum."""
+    documents = parse(data)
+    if isinstance(documents, dict):
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
+        documents = pack(texts)
+    if isinstance(documents, str):
+        StoredState.from_data({"controller.json": '{"version": 2}', "packed": documents})
+
+
 class _Profiles(ConfigMapProfileCache):
     """The stored profiles of a namespace with one ConfigMap."""
 
@@ -40,7 +52,7 @@ class _Profiles(ConfigMapProfileCache):
         server: Any = ApiServer({"data": {"profile.json": data.decode("utf-8", "replace")}})
         super().__init__(server, "ml", {})
 
-    def _name(self, pool: str) -> str:
+    def name(self, pool: str) -> str:
         return pool
 
 
@@ -96,6 +108,15 @@ TARGETS = [
         lambda: [json.dumps(_fixture("state.json")).encode(), _full_state()],
         Form.JSON,
         lines_per_byte=200.0,
+    ),
+    Target(
+        "state.packed",
+        _read_packed,
+        (ValueError, NotJsonError),
+        lambda: [_full_state(), json.dumps(pack(StoredState(Status(), Bill()).to_data())).encode()],
+        Form.JSON,
+        lines_per_byte=200.0,
+        memory=80 << 20,  # 64 MiB of documents
     ),
     Target(
         "state.profile",

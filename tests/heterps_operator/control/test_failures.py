@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from heterps_operator.control.disruptions.failures import backoff_seconds, describe_exit
+from heterps_operator.control.reconcile import reconcile
+from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.values import Action, FailJob, ReportLost, StartProcess, StopProcess
 from tests.heterps_operator.helpers.world import MEMBERS, World, make_job
 
@@ -362,3 +365,27 @@ def test_another_failure_of_the_coordinator_is_final() -> None:
     world.settle()
     assert world.status.failure is not None
     assert world.status.failure.reason == "CheckpointFailed"
+
+
+def test_what_takes_thousands_of_workers_at_once_is_told_in_a_few_events() -> None:
+    world = World(make_job(run_policy={"backoff_limit": 100})).training()
+    assert world.status.plan is not None
+    plan = json.loads(json.dumps(world.status.plan.document))
+    plan["stages"][0] |= {"pods": 3_000, "units": 3_000}
+    world.status = replace(world.status, plan=JobPlan.from_json(plan))
+    for index in range(2, 3_000):
+        name = f"worker-0-{index}"
+        spec = replace(world.processes["worker-0-0"].spec, name=name, index=index)
+        world.processes[name] = replace(world.processes["worker-0-0"], spec=spec, ended=world.time, reason="NodeLost")
+    before = len(world.events)
+    decision = reconcile(world.job, world.observed())
+    told = [event.message for event in decision.events if event.reason == "ProcessRestarts"]
+    assert len(told) == 17
+    assert told[-1] == "2,982 more processes ended in the same turn of the operator, and restart"
+    assert len(decision.status.restarts) == len(decision.status.attempts) == 2_998
+    assert len(world.events) == before
+    members = [{"name": f"worker-0-{n}", "role": "worker", "state": "absent"} for n in range(3_000)]
+    world.document = {"phase": "Starting", "members": members}
+    condition = reconcile(world.job, world.observed()).status.condition("PodsReady")
+    assert condition.message.startswith("0 of 3000 members are ready; worker-0-0 absent, ")
+    assert condition.message.endswith("worker-0-15 absent and 2,984 more")

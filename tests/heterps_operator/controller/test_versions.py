@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from heterps_operator.control.problem import check_profile
+from heterps_operator.kubernetes.packing import pack, unpack
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.kubernetes.state import NewerStateError, StoredState
 from heterps_operator.state.plan import JobPlan
@@ -23,6 +24,7 @@ from tests.heterps_operator.helpers.versions import newer, older
 
 Json = dict[str, Any]
 
+PACKED = Path(__file__).parents[2] / "fixtures" / "v2" / "operator"
 FOLDER = Path(__file__).parents[2] / "fixtures" / "v1" / "operator"
 
 
@@ -90,6 +92,38 @@ def test_the_fixtures_have_every_kind_of_document_that_is_stored() -> None:
     assert covers(now["status"], {key: now["status"][key] for key in fixture("status")}) == []
 
 
+def test_a_packed_state_of_version_2_is_read_and_no_operator_of_version_1_takes_it_for_its_own() -> None:
+    data = json.loads((PACKED / "state.json").read_text())
+    assert StoredState.from_data(data) == StoredState.from_data(fixture("state"))
+    assert json.loads(data["controller.json"]) == {"version": 2}, "what an operator of version 1 reads first"
+
+
+def test_a_large_state_is_packed_and_a_damaged_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StoredState.from_data(fixture("state"))
+    size = sum(map(len, state.to_data().values()))
+    monkeypatch.setattr("heterps_operator.kubernetes.state._MOST_PLAIN_BYTES", size)
+    assert "packed" not in state.to_data(), "an operator of version 1 reads it"
+    monkeypatch.setattr("heterps_operator.kubernetes.state._MOST_PLAIN_BYTES", size - 1)
+    data = state.to_data()
+    assert set(data) == {"controller.json", "packed"}
+    assert StoredState.from_data(data) == state
+    assert state.to_data() == data, "the same state is the same text"
+    text = data["packed"]
+    later = pack({"controller.json": '{"version": 9}'})
+    for damaged in (text[:-40], text[: len(text) // 2], "", "e30=", text.replace("H4sI", "H4sJ", 1), pack({}), later):
+        with pytest.raises(ValueError, match=r"packed|state"):
+            StoredState.from_data({**data, "packed": damaged})
+    with pytest.raises(ValueError, match="missing or malformed"):
+        StoredState.from_data({"controller.json": data["controller.json"]})
+
+
+def test_a_short_text_cannot_claim_any_amount_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heterps_operator.kubernetes.packing._MOST_BYTES", 10_000)
+    assert unpack(pack({"a": "0" * 9_000}))["a"] == "0" * 9_000
+    with pytest.raises(ValueError, match="more than"):
+        unpack(pack({"a": "0" * 1_000_000}))
+
+
 # --- through the control loop -----------------------------------------------------------------------------------------
 
 
@@ -123,7 +157,7 @@ def test_the_plan_that_another_version_wrote_is_kept(life: Life) -> None:
 
 def test_a_job_whose_state_is_too_new_is_left_alone_and_told(life: Life) -> None:
     controller = json.loads(life.server.objects[STATE]["data"]["controller.json"])
-    life.server.objects[STATE]["data"] |= {"controller.json": json.dumps({**controller, "version": 2})}
+    life.server.objects[STATE]["data"] |= {"controller.json": json.dumps({**controller, "version": 3})}
     life.replace_operator()
     status, objects = life.status, dict(life.server.objects)
     life.server.requests.clear()
@@ -134,7 +168,7 @@ def test_a_job_whose_state_is_too_new_is_left_alone_and_told(life: Life) -> None
     assert writes == [("create", "events"), ("apply", "heterpsjobs")]
     condition = life.condition("Planned")
     assert (condition["status"], condition["reason"]) == ("False", "NewerVersion")
-    assert "has version 2, this operator knows version 1; nothing of the job is changed" in condition["message"]
+    assert "has version 3, this operator knows version 2; nothing of the job is changed" in condition["message"]
     assert {**life.status, "conditions": []} == {**status, "conditions": []}
     assert {path: life.server.objects[path] for path in objects if not path.endswith("/status")} == {
         path: item for path, item in objects.items() if not path.endswith("/status")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from heterps_operator.formatting import format_time
 from heterps_operator.kubernetes.api import ApiError, KubernetesApi
-from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache, outdated_profiles
 from tests.heterps_operator.helpers.documents import POOLS, Json, make_job
+from tests.heterps_operator.helpers.life import Life
 from tests.heterps_operator.helpers.structure import check
 
 PROFILE = {"version": 1, "batchSize": 512, "samples": 1000, "layers": [{"name": "mlp", "computeSeconds": 0.01}]}
@@ -107,3 +110,57 @@ def test_a_refusal_costs_a_measurement_and_not_the_job() -> None:
     objects.refusal = ApiError(503, "ServiceUnavailable", "etcd is away")
     with pytest.raises(ApiError, match="etcd is away"):
         cache(objects, configuration()).save("v100", PROFILE)
+
+
+DAY = 86_400.0
+NOW = 1_700_000_000.0
+
+
+def kept(name: str, days: float) -> Json:
+    stamp = format_time(NOW - days * DAY)
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {"heterps.io/last-used": stamp}}}
+
+
+def names(items: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in items]
+
+
+def test_profiles_go_after_a_month_without_use_and_the_least_recently_used_of_too_many() -> None:
+    items = [kept("old", 31), kept("month", 29), kept("new", 0)]
+    assert names(outdated_profiles(items, NOW)) == ["old"]
+    many = [kept(str(number), number / 20) for number in range(205)]
+    assert names(outdated_profiles(reversed(many), NOW)) == ["200", "201", "202", "203", "204"]
+    created = {"metadata": {"name": "of an earlier version", "creationTimestamp": format_time(NOW - 40 * DAY)}}
+    damaged = {"metadata": {"name": "damaged", "annotations": {"heterps.io/last-used": "yesterday"}}}
+    assert names(outdated_profiles([created, damaged], NOW)) == ["of an earlier version", "damaged"]
+
+
+def test_a_profile_that_a_job_names_is_kept_however_old_and_its_use_noted_once_a_day(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train()
+    own = {path for path in life.server.objects if "/heterps-profile-" in path}
+    assert len(own) == 2
+    labels = life.server.objects[min(own)]["metadata"]["labels"]
+    stale = "/api/v1/namespaces/ml/configmaps/heterps-profile-cpu-1"
+    strange = "/api/v1/namespaces/ml/configmaps/heterps-profile-of-a-user"
+    life.server.put(stale, metadata={"labels": labels, "creationTimestamp": "2020-01-01T00:00:00Z"}, kind="ConfigMap")
+    life.server.put(strange, metadata={"creationTimestamp": "2020-01-01T00:00:00Z"}, kind="ConfigMap")
+    life.now += 60 * DAY
+    session = life.operator._session
+    assert session is not None
+    manifest = session.manifest(life.job)
+    assert manifest is not None
+    cache = session.site.profiles(manifest)
+    cache.save("cpu", PROFILE)
+    assert stale not in life.server.objects
+    assert own | {strange} <= set(life.server.objects), "in use, though for two months; and not the operator's"
+    life.server.requests.clear()
+    for _ in range(3):
+        assert set(cache.load(["cpu", "accelerator"])) == {"cpu", "accelerator"}
+    patches = [path for verb, path in life.server.requests if verb == "patch"]
+    assert [path.rpartition("/")[2].rpartition("-")[0] for path in patches] == ["heterps-profile-accelerator"]
+    life.cluster.jobs.remove(life.job)
+    life.now += 31 * DAY
+    cache.save("cpu", PROFILE)
+    left = {path for path in own if path in life.server.objects}
+    assert {path.rpartition("/")[2].rpartition("-")[0] for path in left} == {"heterps-profile-cpu"}

@@ -302,3 +302,21 @@ def test_a_watch_that_is_faster_than_the_answer_to_a_creation_is_believed() -> N
     substrate.start(COORDINATOR)
     [pod] = store.of_job(make_job())
     assert pod["status"]["phase"] == "Running"
+
+
+def test_of_many_that_end_together_the_logs_of_the_first_are_read() -> None:
+    cluster = Cluster()
+    substrate = cluster.substrate()
+    substrate.start(COORDINATOR)
+    cluster.set("flights-coordinator-1-1", phase="Running", podIP="10.0.0.7", containerStatuses=running())
+    for index in range(100):
+        substrate.start(replace(CPU_WORKER, name=f"worker-0-{index}", index=index))
+        code = 2 if index == 10 else 1
+        over = {"terminated": {"exitCode": code, "finishedAt": stamp(NOW + 200 - index)}}
+        cluster.set(
+            f"flights-worker-0-{index}-1-1", phase="Failed", containerStatuses=[{"name": "heterps", "state": over}]
+        )
+    cluster.calls.clear()
+    told = {view.name for view in substrate.processes() if view.last_lines}
+    assert told == {"worker-0-10", *(f"worker-0-{index}" for index in range(69, 100))}, "bad input explains the rest"
+    assert {view.name for view in substrate.processes() if view.last_lines} == told

@@ -18,10 +18,12 @@ The first rule of `runPolicy.failurePolicy` that fits decides; without one:
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import replace
 
 from heterps_operator.api.job import FailureAction, JobSpec, RunPolicy
 from heterps_operator.control.members import COORDINATOR
+from heterps_operator.formatting import list_some
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.throughput import ThroughputSeries
 from heterps_operator.state.values import CoordinatorView, Observed, ProcessView
@@ -32,6 +34,7 @@ __all__ = ["backoff_seconds", "describe_end", "describe_exit", "is_current", "ju
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+_MOST_TOLD = 16  # restarts of one turn, each with an event of its own
 _QUIET_SECONDS = 600.0  # without a death that does not count: then the next pause is the first again
 _TAKEN_AWAY = frozenset({"Deleted", "Evicted", "NodeLost", "Preempted"})  # not the job's fault
 _REASONS = {
@@ -100,7 +103,8 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
     current = coordinator is not None and is_current(coordinator, status)  # not if the job has just started over
     if view is not None and view.phase == JobPhase.STOPPED and current:
         return _judge_interruption(job, observed, status)
-    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status)]
+    wanted = frozenset(() if status.plan is None else status.plan.workers)
+    dead = [p for p in observed.processes if _died(p, observed, status) and not _dropped(p, status, wanted)]
     if not dead:
         return status, ()
     actions = {p.name: _action(p, job.run_policy) for p in dead}
@@ -111,28 +115,32 @@ def judge_exits(job: JobSpec, observed: Observed, status: Status) -> tuple[Statu
         return _refuse(first, job, status, observed.time), ()
     fatal = [p for p in dead if p.spec.role == "coordinator" or actions[p.name] == FailureAction.RESTART_JOB]
     events: list[Event] = []
+    attempts, not_before, restarts = dict(status.attempts), dict(status.not_before), dict(status.restarts)
     for process in fatal[:1] or dead:
         name, end = process.name, describe_end(process, job)
         if actions[name] == FailureAction.IGNORE:
             status, pause = _excuse(status, observed.time)
         elif status.failures >= job.run_policy.backoff_limit:
+            status = replace(status, restarts=restarts)
             return _give_up(job, status, f"{name} ended ({end})", process, observed.time), tuple(events)
         else:
             status, pause = _count(status)
-        status = replace(status, restarts={**status.restarts, name: status.restarts.get(name, 0) + 1})
+        restarts[name] = restarts.get(name, 0) + 1
         uncounted = "; this does not count towards backoffLimit" if actions[name] == FailureAction.IGNORE else ""
         if fatal:
-            status = start_over(status, observed.time, pause)
+            status = start_over(replace(status, restarts=restarts), observed.time, pause)
             text = f"{name} ended ({end}): everything restarts from the last checkpoint {_when(pause)}{uncounted}"
             events.append(Event("Warning", "JobRestarts", text, observed.time))
         else:
-            status = replace(
-                status,
-                attempts={**status.attempts, name: process.spec.attempt + 1},
-                not_before={**status.not_before, name: observed.time + pause},
-            )
+            attempts[name] = process.spec.attempt + 1
+            not_before[name] = observed.time + pause
             text = f"{name} ended ({end}): it restarts {_when(pause)}{uncounted}"
             events.append(Event("Warning", "ProcessRestarts", text, observed.time))
+    if not fatal:
+        status = replace(status, attempts=attempts, not_before=not_before, restarts=restarts)
+    if (more := len(events) - _MOST_TOLD) > 0:
+        text = f"{more:,} more processes ended in the same turn of the operator, and restart"
+        events[_MOST_TOLD:] = [Event("Warning", "ProcessRestarts", text, observed.time)]
     return status, tuple(events)
 
 
@@ -154,7 +162,7 @@ def _judge_interruption(job: JobSpec, observed: Observed, status: Status) -> tup
     for process in taken:
         if _action(process, job.run_policy) == FailureAction.FAIL_JOB:
             return _refuse(process, job, status, observed.time), ()
-    why = ", ".join(f"{p.name} ends ({_REASONS[p.reason]})" for p in taken) or "a process was told to end"
+    why = list_some(f"{p.name} ends ({_REASONS[p.reason]})" for p in taken) or "a process was told to end"
     status, pause = _excuse(status, observed.time)
     text = f"{why}: the job has saved a checkpoint, and continues from it {_when(pause)}; this does not count"
     event = Event("Normal", "JobMoves", f"{text} towards backoffLimit", observed.time)
@@ -263,11 +271,11 @@ def _died(process: ProcessView, observed: Observed, status: Status) -> bool:
     return not (process.exit_code in (EXIT_OK, EXIT_INTERRUPTED) and phase in _MAY_LEAVE)
 
 
-def _dropped(process: ProcessView, status: Status) -> bool:
-    """Whether a later plan has no more use for this worker."""
+def _dropped(process: ProcessView, status: Status, wanted: Collection[str]) -> bool:
+    """Whether a later plan, with the workers that are `wanted`, has no more use for this one."""
     if status.plan is None or process.spec.role != "worker":
         return False
-    return process.name not in status.plan.workers
+    return process.name not in wanted
 
 
 def _give_up(job: JobSpec, status: Status, what: str, process: ProcessView | None, now: float) -> Status:

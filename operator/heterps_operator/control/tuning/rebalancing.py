@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
+from heterps_operator.formatting import list_some
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import CoordinatorView, MemberView, Observed, SubmitAllocation
@@ -103,4 +104,4 @@ def _controller(job: JobSpec, speeds: Mapping[str, WorkerEstimate], stage: int =
 
 
 def _sizes(batches: list[int]) -> str:
-    return "+".join(str(size) for size in batches)
+    return list_some(map(str, batches), "+")

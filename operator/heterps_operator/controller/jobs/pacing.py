@@ -24,7 +24,8 @@ class Pacing:
     def observe(self, turn: Turn) -> None:
         """Take a turn into account."""
         before, self._seen = self._seen, turn.status
-        same = before is not None and not turn.events and _milestones(before) == _milestones(turn.status)
+        news = turn.unfinished or turn.events
+        same = before is not None and not news and _milestones(before) == _milestones(turn.status)
         self._quiet = self._quiet + 1 if same else 0
 
     def seconds(self, longest: float) -> float:

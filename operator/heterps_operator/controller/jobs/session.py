@@ -21,6 +21,7 @@ from heterps_operator.control.waiting import needs_units, waiting_job
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial
+from heterps_operator.controller.jobs.wanted import profiles_in_use
 from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
@@ -86,7 +87,14 @@ class Site:
 
     def profiles(self, manifest: Manifest) -> ConfigMapProfileCache:
         """Return the stored profiles of the manifest's model on its pools."""
-        return ConfigMapProfileCache(self.cluster.api, self.key[0], pod_configuration(manifest))
+        cluster, namespace = self.cluster, self.key[0]
+        return ConfigMapProfileCache(
+            cluster.api,
+            namespace,
+            pod_configuration(manifest),
+            clock=cluster.clock,
+            in_use=lambda: profiles_in_use(cluster, namespace),
+        )
 
 
 class JobSession:

@@ -6,16 +6,18 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from heterps_operator.api.admission import cluster_problems
+from heterps_operator.api.admission import cluster_problems, pod_configuration
 from heterps_operator.api.manifest import Manifest, read_objects
+from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError
 from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError
+from heterps_operator.kubernetes.profiles import ConfigMapProfileCache
 from heterps_operator.kubernetes.reading.pools import namespace_limits
 
-__all__ = ["Wanted"]
+__all__ = ["Wanted", "profiles_in_use"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,20 @@ class Wanted:
             fix = f"add it there, or correct the name (there is {have})"
             text = f"spec.pools: there is no DevicePool {name} in `pools` of the operator's chart; {fix}"
         return text + (f"; did you mean {hint[0]}?" if hint else "")
+
+
+def profiles_in_use(cluster: OperatorContext, namespace: str) -> frozenset[str]:
+    """Return the names of the profiles that the jobs of a namespace may read.
+
+    A job whose present spec cannot be carried out has none: what it reads when it is corrected is not known.
+    """
+    found = set[str]()
+    for job in cluster.jobs.all():
+        if job["metadata"].get("namespace") == namespace:
+            try:
+                manifest = Wanted.read(job, cluster.pools, cluster.pool_file).manifest()
+            except NotReadyError:
+                continue
+            cache = ConfigMapProfileCache(cluster.api, namespace, pod_configuration(manifest))
+            found.update(cache.name(str(pool["metadata"]["name"])) for pool in manifest.pools)
+    return frozenset(found)

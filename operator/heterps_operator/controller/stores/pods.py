@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 
 from heterps_operator.controller.stores.objects import Key, ObjectStore, key_of
@@ -27,6 +28,8 @@ class PodStore(ObjectStore):
         self._known: set[Key] = set()  # jobs, by namespace and uid
         self._resources: dict[str, str] = {}
         self._claims = Claims()
+        self._charges: dict[Key, tuple[Key, Charge]] = {}  # by pod: its job, by namespace and uid, and its units
+        self._occupied: dict[Key, Counter[str]] = {}  # sums of these by job and pool: jobs have thousands of pods
 
     def of_job(self, job: Json) -> tuple[Json, ...]:
         """Return all pods that this job owns, by its uid: not those of an earlier job of the same name."""
@@ -75,13 +78,8 @@ class PodStore(ObjectStore):
 
     def occupied(self, namespace: str, uid: str) -> dict[str, int]:
         """Return the units that the pods of a known job occupy, by pool."""
-        units: dict[str, int] = {}
         with self._lock:
-            for pod in (self._by_job.get((namespace, uid)) or {}).values():
-                charge = self.charge(pod)
-                if charge is not None and charge.units:
-                    units[charge.pool] = units.get(charge.pool, 0) + charge.units
-        return units
+            return dict(self._occupied.get((namespace, uid), {}))
 
     def orphaned(self) -> dict[str, int]:
         """Return the units that pods of unknown jobs occupy, by the pool in their annotation."""
@@ -129,6 +127,7 @@ class PodStore(ObjectStore):
                 self._by_job.pop((key[0], owner[1]), None)
         if after is None:
             self._claims.note(key, None)
+            self._charge(key, None, None)
             return
         if (owner := job_owner(after)) is not None:
             self._by_job.setdefault((key[0], owner[1]), {})[key] = after
@@ -137,4 +136,20 @@ class PodStore(ObjectStore):
     def _claim(self, key: Key, pod: Json) -> None:
         owner = job_owner(pod)
         orphaned = owner is not None and (key[0], owner[1]) not in self._known
-        self._claims.note(key, claim_of(pod, self.charge(pod), orphaned=orphaned))
+        charge = self.charge(pod)
+        self._claims.note(key, claim_of(pod, charge, orphaned=orphaned))
+        self._charge(key, None if owner is None else (key[0], owner[1]), charge)
+
+    def _charge(self, key: Key, job: Key | None, charge: Charge | None) -> None:
+        """Replace what a pod adds to the units of its job; None: it adds nothing."""
+        if (before := self._charges.pop(key, None)) is not None:
+            payer, old = before
+            units = self._occupied[payer]
+            units[old.pool] -= old.units
+            if not units[old.pool]:
+                del units[old.pool]
+            if not units:
+                del self._occupied[payer]
+        if job is not None and charge is not None and charge.units:
+            self._charges[key] = job, charge
+            self._occupied.setdefault(job, Counter())[charge.pool] += charge.units

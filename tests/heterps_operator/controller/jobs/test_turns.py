@@ -41,8 +41,10 @@ def test_a_job_that_trains_is_looked_at_less_and_less_often_until_something_happ
 
 def test_with_many_jobs_each_is_looked_at_less_often(life: Life) -> None:
     life.train()
+    life.cluster.active_jobs = 60
+    assert pauses(life, 20)[-1] == 7.5
     life.cluster.active_jobs = 500
-    assert pauses(life, 20)[-1] == 62.5
+    assert pauses(life, 30)[-1] == 15.0, "and still often enough to follow a change of speed"
 
 
 def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_it_is_given_up(life: Life) -> None:
