@@ -115,7 +115,11 @@ def _checksum(place: bytes | memoryview, frames: Sequence[Any]) -> bytes:
 
 def read_stamp(frames: Sequence[zmq.Frame | bytes]) -> Stamp:
     """The stamp of a message that `decode` has read, which covers it with the checksum."""
-    return Stamp(*_STAMP.unpack_from(bytes(frames[0]), _CHECKSUM_BYTES))
+    return Stamp(*_STAMP.unpack_from(_view(frames[0]), _CHECKSUM_BYTES))
+
+
+def _view(frame: zmq.Frame | bytes) -> memoryview:
+    return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
 def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
@@ -126,7 +130,7 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
     """
     name = ""
     try:
-        received = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+        received = [_view(frame) for frame in frames]
         first = received[0] if received else b""
         if len(first) != _CHECKSUM_BYTES + _STAMP.size:
             raise _MismatchError(f"its first frame has {len(first)} bytes, not {_CHECKSUM_BYTES + _STAMP.size}")

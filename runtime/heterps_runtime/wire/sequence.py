@@ -1,8 +1,8 @@
 """Numbers of messages, by which the receiver notices that one was lost or repeated.
 
-TCP loses nothing while a connection lasts, but what stands between two processes can: ZeroMQ ignores a frame whose flags
-say that it is a command which it does not know, so a few damaged or swapped bytes can swallow a message and leave the
-connection intact.
+TCP loses nothing while a connection lasts, but what stands between two processes can: ZeroMQ ignores a frame whose
+flags say that it is a command which it does not know, so a few damaged or swapped bytes can swallow a message and leave
+the connection intact.
 
 Each message carries a *stamp*: the session of the link, and the number of messages that were sent before it in this
 session and direction. A lost message shows when the next one arrives. An end that has been silent for a second sends a
