@@ -18,7 +18,7 @@ import zmq
 
 from heterps_runtime.wire.messages import Forward
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection, TokenAuthority, listen_socket, receive
+from heterps_runtime.wire.transport import Connection, Listener, TokenAuthority, listen_socket
 
 SIZES = (64 * 1024, 1024 * 1024, 8 * 1024 * 1024)  # bytes of an array
 
@@ -29,6 +29,7 @@ def transfer(security: LinkSecurity, size: int, total: int) -> tuple[float, floa
     sending: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     TokenAuthority(receiving, security)
     listener, address = listen_socket(receiving, "127.0.0.1", security)
+    receiver = Listener(listener)
     connection = Connection(sending, address, "sender", security)
     message = Forward(0, 0, True, 0, 0, {"x": np.ones(size // 8)}, ())
     ended: list[tuple[float, float]] = []
@@ -36,7 +37,7 @@ def transfer(security: LinkSecurity, size: int, total: int) -> tuple[float, floa
     def take(count: int) -> None:
         while count:
             listener.poll()
-            while receive(listener, routed=True) is not None:
+            while receiver.receive() is not None:
                 count -= 1
         ended.append((time.perf_counter(), time.process_time()))
 

@@ -57,16 +57,20 @@ class Member(ABC):
         Raises:
             TransientError: the process had to join again too often.
         """
+        lost = ""
         try:
             self._take_messages()
         except ProtocolError as error:
-            self._join_again(str(error))
+            lost = str(error)
         if self._leaves and not self._said_so:
             self._said_so = True
             self._link.send(Leaving())
         # After the commits that have arrived, since the join says which ones this process holds.
-        if not self._ended and self._link.broke():
-            self._join_again("the connection to the coordinator broke")
+        if self._link.broke():
+            lost = "the connection to the coordinator broke"
+        if lost and not self._ended:
+            self._join_again(lost)
+        self._link.probe()
 
     def _join_again(self, why: str) -> None:
         """Leave the generation, which can no longer be relied on, and ask for another one.

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from heterps_runtime.wire.codec import encode
-from heterps_runtime.wire.messages import Ack, Checkpoint, Commit, Done, Evaluate, Message, Pulse, Push, Ready
+from heterps_runtime.wire.messages import Ack, Checkpoint, Commit, Done, Evaluate, Message, Probe, Pulse, Push, Ready
+from heterps_runtime.wire.sequence import Stamp
 from tests.chaos.faults import director as directing
 from tests.chaos.faults.director import Director, Pace
 from tests.chaos.faults.disturbances import Disturbance
@@ -27,6 +28,7 @@ MESSAGES: list[tuple[Message, tuple[str, int | None]]] = [
     (Checkpoint(1, 20, "step-20"), ("checkpoint", 20)),
     (Evaluate(2, 5), ("evaluate", None)),
     (Pulse(1, 'says {"op":', {}), ("pulse", None)),
+    (Probe(), ("probe", None)),
 ]
 
 
@@ -36,7 +38,8 @@ MESSAGES: list[tuple[Message, tuple[str, int | None]]] = [
 @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
 def test_messages_are_recognised_in_chunks_of_any_size(size: int) -> None:
     """Between them is what ZeroMQ adds, and binary data."""
-    stream = b"".join(b"\x04\x2a" + bytes(frame) + b"\x00{\xff" for m, _ in MESSAGES for frame in encode(m))
+    frames = [frame for message, _ in MESSAGES for frame in encode(message, Stamp(1, 2))]
+    stream = b"".join(b"\x04\x2a" + bytes(frame) + b"\x00{\xff" for frame in frames)
     scanner = Scanner()
     found = [each for i in range(0, len(stream), size) for each in scanner.feed(stream[i : i + size])]
     assert found == [expected for _, expected in MESSAGES]

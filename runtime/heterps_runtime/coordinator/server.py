@@ -30,10 +30,20 @@ from heterps_runtime.coordinator.journal import Journal
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.processes.process import log
-from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.link import member_identity, read_identity
-from heterps_runtime.wire.messages import Evaluated, FromCoordinator, FromMember, Join, Model, Pulse
+from heterps_runtime.wire.messages import (
+    Evaluated,
+    FromCoordinator,
+    FromMember,
+    Join,
+    Message,
+    Model,
+    Probe,
+    Pulse,
+)
 from heterps_runtime.wire.security import LinkSecurity
+from heterps_runtime.wire.sequence import Peers
 from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_socket
 
 __all__ = ["CoordinatorServer"]
@@ -98,6 +108,7 @@ class CoordinatorServer:
         self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
         self._plain = socket
         self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
+        self._peers = Peers()  # not of pulses, of which the next one says the same
         self._control_port = int(address.rsplit(":", 1)[1])
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -192,6 +203,10 @@ class CoordinatorServer:
                 self._departures.heard(frames[0], (sender, incarnation))
             try:
                 message = decode(frames[1:])
+                if not pulses_only and not self._peers.accept(frames[0].bytes, read_stamp(frames[1:])):
+                    continue
+                if isinstance(message, Probe):
+                    continue
                 if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
                     raise ProtocolError(f"sent an unexpected {message.op!r} message")
                 if isinstance(message, Join) and message.model is not None:
@@ -206,6 +221,7 @@ class CoordinatorServer:
 
     def _lose_departed(self) -> None:
         for name, incarnation in self._departures.departed():
+            self._peers.forget(member_identity(name, incarnation).encode())
             self.core.messages_lost(name, incarnation, "its connection ended")
 
     async def _tick(self) -> None:
@@ -213,6 +229,8 @@ class CoordinatorServer:
             await asyncio.sleep(TICK_SECONDS)
             self.core.liveness.note_work("coordinator", self._files.work.total)
             self.core.tick()
+            for identity in self._peers.probes_due(time.monotonic()):
+                self._send(identity, Probe())
         await asyncio.sleep(_LAST_ANSWERS_SECONDS)
         self._ended.set()
 
@@ -220,9 +238,12 @@ class CoordinatorServer:
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         """See `Effects.send`."""
-        identity = member_identity(member, incarnation).encode()
+        self._send(member_identity(member, incarnation).encode(), message)
+
+    def _send(self, identity: bytes, message: Message) -> None:
+        frames = encode(message, self._peers.stamp(identity, time.monotonic()))
         # With the asyncio socket: sending on the plain one could swallow the event of an arrived message.
-        self._socket.send_multipart([identity, *encode(message)], copy=False)
+        self._socket.send_multipart([identity, *frames], copy=False)
 
     def open_checkpoints(self) -> None:
         """See `Effects.open_checkpoints`."""

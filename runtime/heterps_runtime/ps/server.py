@@ -43,7 +43,7 @@ from heterps_runtime.wire.messages import (
     Rows,
     ToServer,
 )
-from heterps_runtime.wire.transport import TokenAuthority, listen_socket, receive, send
+from heterps_runtime.wire.transport import Listener, TokenAuthority, listen_socket
 
 __all__ = ["ParameterServer"]
 
@@ -67,7 +67,8 @@ class ParameterServer(Member):
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.security)
-        self._socket, address = listen_socket(self._context, host, credentials.security)
+        socket, address = listen_socket(self._context, host, credentials.security)
+        self._listener = Listener(socket)
         self._link.totals = self._totals
         self._saver = Saver(self._storage, self._link, self._wakeup.wake)
         self._registry = CollectorRegistry()
@@ -95,7 +96,7 @@ class ParameterServer(Member):
         warm_up_server(sparse, dense, self._config.dtype_name, self._config.wire_precision)
         self._join()
         poller = zmq.Poller()
-        for socket in (*self._link.pollables, self._socket, self._wakeup):
+        for socket in (*self._link.pollables, self._listener.socket, self._wakeup):
             poller.register(socket, zmq.POLLIN)
         while not self._ended:
             poller.poll(POLL_MILLISECONDS)
@@ -105,12 +106,13 @@ class ParameterServer(Member):
                 self._take_requests()
             except ProtocolError as error:
                 self._join_again(str(error))
+            self._listener.probe()
             self._wakeup.drain()
             self._saver.report()
         self._saver.close()
         self._link.close()
         self._metrics_server.close()
-        self._socket.close(linger=0)
+        self._listener.socket.close(linger=0)
         self._wakeup.close()
         self._context.term()
 
@@ -162,6 +164,7 @@ class ParameterServer(Member):
         self._generation, self._lineage = announced.generation, announced.lineage
         self._saver.forget()
         self._parked.clear()
+        self._listener.begin(announced.generation)
         self._shard.begin_generation(len(announced.servers))
         if restore is not None:
             folder = restore.folder
@@ -184,9 +187,9 @@ class ParameterServer(Member):
         """Handle every request that has arrived.
 
         Raises:
-            ProtocolError: one of them is damaged, or no request.
+            ProtocolError: one of them is damaged, lost, or no request.
         """
-        while (received := receive(self._socket, routed=True)) is not None:
+        while (received := self._listener.receive()) is not None:
             sender, request = received
             if not isinstance(request, ToServer):
                 raise ProtocolError(f"a worker sent an unexpected {request.op!r} message")
@@ -236,7 +239,7 @@ class ParameterServer(Member):
         return Gradients(tuple(chunks), push.dense, push.statistics)
 
     def _send(self, sender: bytes, answer: FromServer) -> None:
-        send(self._socket, answer, sender)
+        self._listener.send(sender, answer)
 
     def _release(self) -> None:
         """Answer pulls that waited for the latest commit."""

@@ -1,7 +1,7 @@
-"""The wire format of messages: a checksum, a JSON header, then the arrays.
+"""The wire format of messages: a checksum and a stamp, a JSON header, then the arrays.
 
-The first frame is the XXH3 checksum (64 bits, big-endian) of all that follows. TCP's own has 16 bits, and a broken
-network card or proxy can compute it over damaged bytes.
+The first frame is the XXH3 checksum of all that follows, and the message's stamp (`sequence`): three integers of 64
+bits, big-endian. TCP's own checksum has 16 bits, and a broken network card or proxy can compute it over damaged bytes.
 
 The header is an object with the message's name as `op`, and its fields. It describes an array as `[dtype, shape]`. The
 frames contain the bytes of the arrays in the order of the header. They are never unpickled, and only arrays of more
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -29,8 +30,9 @@ import zmq
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import MESSAGES, Array, Message
+from heterps_runtime.wire.sequence import Stamp
 
-__all__ = ["MAX_FRAME_BYTES", "decode", "encode"]
+__all__ = ["MAX_FRAME_BYTES", "decode", "encode", "read_stamp"]
 
 # Bounds what a peer can make a receiver hold before it has shown the token. Frames of a step are a few MB.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -56,6 +58,8 @@ _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_AXES = 32  # of an array; the product of a long list of large sizes would take quadratic time
 _MAX_SIZE = 2**63 - 1
 _SHOWN_CHARACTERS = 60  # of a wrong value, in an error
+_CHECKSUM_BYTES = 8
+_STAMP = struct.Struct(">QQ")  # session, number
 
 _to_text = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _to_object = json.JSONDecoder().decode
@@ -82,8 +86,12 @@ class _Format:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def encode(message: Message) -> list[Any]:
+def encode(message: Message, stamp: Stamp) -> list[Any]:
     """Frames of a message. Arrays are not copied, and must not change until ZeroMQ has sent them.
+
+    Args:
+        message: its content.
+        stamp: its place on the link.
 
     Raises:
         ValueError: the header is longer than MAX_FRAME_BYTES.
@@ -93,15 +101,25 @@ def encode(message: Message) -> list[Any]:
     frames[1] = _to_text(header).encode()
     if len(frames[1]) > MAX_FRAME_BYTES:
         raise ValueError(f"the header of a {message.op} has {len(frames[1])} bytes, more than {MAX_FRAME_BYTES}")
-    frames[0] = _checksum(frames[1:])
+    place = _STAMP.pack(*stamp)
+    frames[0] = _checksum(place, frames[1:]) + place
     return frames
 
 
-def _checksum(frames: Sequence[Any]) -> bytes:
-    state = xxhash.xxh3_64()
+def _checksum(place: bytes | memoryview, frames: Sequence[Any]) -> bytes:
+    state = xxhash.xxh3_64(place)
     for frame in frames:
         state.update(frame)
     return state.digest()
+
+
+def read_stamp(frames: Sequence[zmq.Frame | bytes]) -> Stamp:
+    """The stamp of a message that `decode` has read, which covers it with the checksum."""
+    return Stamp(*_STAMP.unpack_from(_view(frames[0]), _CHECKSUM_BYTES))
+
+
+def _view(frame: zmq.Frame | bytes) -> memoryview:
+    return frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
 
 
 def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
@@ -112,8 +130,11 @@ def decode(frames: Sequence[zmq.Frame | bytes]) -> Message:
     """
     name = ""
     try:
-        received = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
-        if not received or received[0] != _checksum(received[1:]):
+        received = [_view(frame) for frame in frames]
+        first = received[0] if received else b""
+        if len(first) != _CHECKSUM_BYTES + _STAMP.size:
+            raise _MismatchError(f"its first frame has {len(first)} bytes, not {_CHECKSUM_BYTES + _STAMP.size}")
+        if first[:_CHECKSUM_BYTES] != _checksum(first[_CHECKSUM_BYTES:], received[1:]):
             raise _MismatchError("its checksum is wrong")
         buffers = iter(received[1:])
         header = _to_object(str(next(buffers, b""), "utf-8"))

@@ -152,6 +152,7 @@ class ControlLink:
     def join(self, words: Join) -> None:
         """Ask to take part; the link counts the joins."""
         self._joins += 1  # before sending: a pulse must not overtake the join with the previous count
+        self._connection.renew(self._joins)
         self.status = "waiting for the other members"
         self.send(replace(words, joins=self._joins))
 
@@ -167,11 +168,15 @@ class ControlLink:
         """Whether the connection has ended since the last call, so that messages may be lost."""
         return self._connection.broke()
 
+    def probe(self) -> None:
+        """Show to the coordinator whether messages to it were lost; call it at least once a second."""
+        self._connection.probe()
+
     def receive(self) -> FromCoordinator | None:
         """The next message of the coordinator, if any.
 
         Raises:
-            ProtocolError: the message is malformed, or is not one of a coordinator.
+            ProtocolError: the message is malformed, is not one of a coordinator, or messages before it are lost.
         """
         if self._put_back:
             return self._put_back.popleft()

@@ -358,6 +358,16 @@ class Backward(Message):
     gradients: dict[str, Array]
 
 
+# --- all links --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Message):
+    """Says nothing; its stamp shows whether messages before it were lost (`sequence`)."""
+
+    op: ClassVar[str] = "probe"
+
+
 FromMember: TypeAlias = Join | Pulse | Ready | Done | Failed | Leaving | Checkpointed | Evaluated
 Order: TypeAlias = Go | Commit | NewAllocation | Checkpoint | Evaluate  # to members of the generation in force
 FromCoordinator: TypeAlias = Generation | Order | Shutdown | Rejoin
@@ -369,4 +379,4 @@ MESSAGES: dict[str, type[Message]] = {
     kind.op: kind
     for group in (FromMember, FromCoordinator, ToServer, FromServer, BetweenWorkers)
     for kind in get_args(group)
-}
+} | {Probe.op: Probe}

@@ -5,12 +5,14 @@ handshakes and compares in constant time.
 
 ZeroMQ repairs connections by itself, but what was under way when one broke can be lost in either direction. Both ends
 notice: `Connection.broke` at the end that connects, `Departures` at the end that listens. Heartbeats find connections
-of which the other end is gone without a word.
+of which the other end is gone without a word. Messages that are lost while a connection lasts leave a gap in their
+numbers (`sequence`).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Generic, TypeVar
 
 import zmq
@@ -18,11 +20,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from heterps_runtime.errors import TransientError
 from heterps_runtime.processes.process import log
-from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
-from heterps_runtime.wire.messages import Message
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode, read_stamp
+from heterps_runtime.wire.messages import Message, Probe
 from heterps_runtime.wire.security import LinkSecurity
+from heterps_runtime.wire.sequence import Numbering, Peers
 
-__all__ = ["Connection", "Departures", "TokenAuthority", "listen_socket", "receive", "send"]
+__all__ = ["Connection", "Departures", "Listener", "TokenAuthority", "listen_socket"]
 
 # A connection without a sign of life for this long is closed. It must outlast the transmission of a frame over a slow
 # network, and be shorter than the coordinator's patience with a silent member (liveness.py).
@@ -32,30 +35,6 @@ _HANDSHAKE_MILLISECONDS = 10_000
 _MOST_REFUSED = 1000  # addresses that are logged
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-
-
-def send(socket: zmq.Socket[bytes], message: Message, identity: bytes | None = None) -> None:
-    """Send without blocking; `identity` is the peer of a ROUTER socket."""
-    frames = encode(message)
-    if identity is not None:
-        frames.insert(0, identity)
-    socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
-
-
-def receive(socket: zmq.Socket[bytes], *, routed: bool = False) -> tuple[bytes, Message] | None:
-    """Receive a message if one has arrived: (identity of the sender, empty unless `routed`; message).
-
-    Raises:
-        ProtocolError: the frames are not a message of this protocol.
-    """
-    try:
-        frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    identity = b""
-    if routed:
-        identity, frames = frames[0].bytes, frames[1:]
-    return identity, decode(frames)
 
 
 def _configure(socket: zmq.Socket[bytes], security: LinkSecurity) -> None:
@@ -92,6 +71,52 @@ def listen_socket(
     return socket, f"tcp://{host}:{port}"
 
 
+class Listener:
+    """A `listen_socket`, and the numbers of the messages of its peers.
+
+    Args:
+        socket: to receive from and to send with.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self._peers = Peers()
+
+    def begin(self, session: int) -> None:
+        """Forget what earlier sessions have sent."""
+        self._peers.begin(session)
+
+    def send(self, identity: bytes, message: Message) -> None:
+        """Send to a peer without blocking; a peer that is gone gets nothing."""
+        frames = encode(message, self._peers.stamp(identity, time.monotonic()))
+        self.socket.send_multipart([identity, *frames], flags=zmq.NOBLOCK, copy=False)
+
+    def receive(self) -> tuple[bytes, Message] | None:
+        """The next message, if one has arrived, and the identity of its sender.
+
+        Raises:
+            ProtocolError: the frames are not a message of this protocol, or messages before it are lost.
+        """
+        while (frames := _arrived(self.socket)) is not None:
+            identity, message = frames[0].bytes, decode(frames[1:])
+            if self._peers.accept(identity, read_stamp(frames[1:])) and not isinstance(message, Probe):
+                return identity, message
+        return None
+
+    def probe(self) -> None:
+        """Show to peers whether messages to them were lost; call it at least once a second."""
+        for identity in self._peers.probes_due(time.monotonic()):
+            self.send(identity, Probe())
+
+
+def _arrived(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """Return the frames of the next message, if one has arrived."""
+    try:
+        return socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+
+
 class Connection:
     """A DEALER socket that connects to a `listen_socket`.
 
@@ -100,15 +125,22 @@ class Connection:
         address: of the listening socket, tcp://host:port.
         identity: name of this end; unique at the listening socket.
         security: of the job's links.
+        session: with which the numbers of messages begin.
 
     Attributes:
         pollables: sockets to poll for messages and for the end of the connection.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, security: LinkSecurity
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: str,
+        security: LinkSecurity,
+        session: int = 0,
     ) -> None:
         self._address = address
+        self._numbering = Numbering(session)
         self._socket = context.socket(zmq.DEALER)
         _configure(self._socket, security)
         self._socket.set(zmq.IDENTITY, identity.encode())
@@ -121,18 +153,31 @@ class Connection:
         self.pollables = (self._socket, self._monitor)
         self._socket.connect(address)
 
+    def renew(self, session: int) -> None:
+        """Begin a session: what was lost before does not matter any more."""
+        self._numbering.renew(session)
+
     def send(self, message: Message) -> None:
         """Send without blocking; the message waits until there is a connection."""
-        send(self._socket, message)
+        frames = encode(message, self._numbering.stamp(time.monotonic()))
+        self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
 
     def receive(self) -> Message | None:
         """The next message, if one has arrived.
 
         Raises:
-            ProtocolError: the frames are not a message of this protocol.
+            ProtocolError: the frames are not a message of this protocol, or messages before it are lost.
         """
-        received = receive(self._socket)
-        return None if received is None else received[1]
+        while (frames := _arrived(self._socket)) is not None:
+            message = decode(frames)
+            if self._numbering.accept(read_stamp(frames)) and not isinstance(message, Probe):
+                return message
+        return None
+
+    def probe(self) -> None:
+        """Show to the other end whether messages to it were lost; call it at least once a second."""
+        if self._numbering.probe_due(time.monotonic()):
+            self.send(Probe())
 
     def broke(self) -> bool:
         """Whether an established connection has ended since the last call. Messages that were under way may be lost."""

@@ -39,6 +39,8 @@ from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["GenerationSetup"]
 
+_POLL_MILLISECONDS = 1000
+
 
 class GenerationSetup:
     """Sets up a worker for one generation after another.
@@ -103,6 +105,7 @@ class GenerationSetup:
         if restore is not None and restore.folder:
             roles = ("dense", "buffers") if self._holds_dense else ("buffers",)
             manifest = check_checkpoint(self.storage, restore.folder, roles=roles)
+        self._upstream.begin(announced.generation)
         rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
         self._process.link.status = f"setting up generation {announced.generation}"
         replication = self.parameters.agree(announced, rank, stage.module, manifest, self._wait_for)
@@ -203,6 +206,7 @@ class GenerationSetup:
             initialised = any(isinstance(e, Initialised) for e in servers.poll())
             if not initialised and servers.broke():
                 raise PeerLostError("the connection to a parameter server broke")
+            servers.probe()
             return initialised
 
         self._wait_until(known, servers.pollables)
@@ -218,7 +222,7 @@ class GenerationSetup:
         return future.result()
 
     def _wait_until(self, reached: Callable[[], bool], pollables: Iterable[Any]) -> None:
-        """Wait until a condition holds that changes only when one of `pollables` can be read.
+        """Wait until a condition holds; it is asked whenever one of `pollables` can be read, and each second.
 
         There is no timeout: a server may read a large checkpoint, and the coordinator notices a job that stands still.
 
@@ -233,7 +237,8 @@ class GenerationSetup:
         deferred: list[FromCoordinator] = []
         try:
             while not reached():
-                poller.poll()
+                poller.poll(_POLL_MILLISECONDS)
+                link.probe()
                 while (message := link.receive()) is not None:
                     deferred.append(message)
                     if isinstance(message, Generation | Rejoin | Shutdown):

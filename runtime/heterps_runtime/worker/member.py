@@ -138,6 +138,7 @@ class WorkerMember(Member):
         """Handle messages of servers and peers; join again if some may be lost."""
         try:
             engine.poll()
+            engine.probe()
             lost = engine.lost()
         except ProtocolError as error:
             lost = str(error)

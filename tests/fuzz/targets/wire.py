@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import struct
 import types
 from collections.abc import Iterator
 from enum import StrEnum
@@ -12,25 +14,37 @@ import numpy as np
 import xxhash
 
 from heterps_runtime.errors import ProtocolError, UserError
-from heterps_runtime.wire.codec import decode, encode
+from heterps_runtime.wire.codec import decode, encode, read_stamp
 from heterps_runtime.wire.link import Credentials, read_identity
 from heterps_runtime.wire.messages import MESSAGES, Array
 from heterps_runtime.wire.security import LinkSecurity
+from heterps_runtime.wire.sequence import Peers, Stamp
 from tests.fuzz.mutation import SEPARATOR
 from tests.fuzz.target import Form, Target
 
 
 def _decode_checked(data: bytes) -> None:
     """Decode frames with the right checksum, so that mutations get past it."""
-    frames = data.split(SEPARATOR)
-    checksum = xxhash.xxh3_64()
+    frames, stamp = data.split(SEPARATOR), bytes(16)
+    checksum = xxhash.xxh3_64(stamp)
     for frame in frames:
         checksum.update(frame)
-    decode([checksum.digest(), *frames])
+    decode([checksum.digest() + stamp, *frames])
 
 
 def _decode_raw(data: bytes) -> None:
-    decode(data.split(SEPARATOR))
+    frames = data.split(SEPARATOR)
+    decode(frames)
+    read_stamp(frames)
+
+
+def _take_stamps(data: bytes) -> None:
+    """Take stamps from peers, as a listener does: an identity of one byte, session and number each."""
+    peers = Peers()
+    for at in range(0, len(data) - 16, 17):
+        stamp = Stamp(*struct.unpack_from(">QQ", data, at + 1))
+        with contextlib.suppress(ProtocolError):
+            peers.accept(data[at : at + 1], stamp)
 
 
 def _read_coordinator(data: bytes) -> None:
@@ -64,7 +78,7 @@ def _example(hint: Any) -> Any:
 
 def _messages() -> Iterator[list[bytes]]:
     for kind in MESSAGES.values():
-        yield [bytes(frame) for frame in encode(_example(kind))]
+        yield [bytes(frame) for frame in encode(_example(kind), Stamp(3, 7))]
 
 
 _SECURITY = LinkSecurity("token", encrypted=False)
@@ -78,6 +92,14 @@ TARGETS = [
         Form.JSON,
     ),
     Target("wire.frames", _decode_raw, (ProtocolError,), lambda: [SEPARATOR.join(frames) for frames in _messages()]),
+    Target(
+        "wire.stamps",
+        _take_stamps,
+        (),
+        lambda: [b"".join(struct.pack(">cQQ", b"a", 1, number) for number in (0, 1, 1, 4))],
+        Form.BYTES,
+        longest=1024,
+    ),
     Target(
         "wire.coordinator",
         _read_coordinator,

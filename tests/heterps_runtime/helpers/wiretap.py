@@ -83,13 +83,22 @@ class Wiretap:
             self._forward(client, server)
             back.join()
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _passing(self) -> Callable[[bytes], bytes]:
+        """Return a function for one direction of a connection, which turns received bytes into those to forward."""
         stream: list[bytes] = []
         self._streams.append(stream)
+
+        def record(data: bytes) -> bytes:
+            stream.append(data)
+            return data
+
+        return record
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        passing = self._passing()
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                stream.append(data)
-                sink.sendall(data)
+                sink.sendall(passing(data))
         for end in (source, sink):  # the other direction ends with this one
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

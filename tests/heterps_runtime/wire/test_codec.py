@@ -20,14 +20,16 @@ from hypothesis.extra import numpy as st_numpy
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire import codec
-from heterps_runtime.wire.codec import decode, encode
-from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message, Shutdown
+from heterps_runtime.wire.codec import decode, encode, read_stamp
+from heterps_runtime.wire.messages import MESSAGES, Array, Backward, Dense, Done, Message, Probe, Shutdown
+from heterps_runtime.wire.sequence import Stamp
 
 ROOT = Path(__file__).parents[3]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = [np.dtype(n) for n in ("float64", "float32", "float16", "bool", *INTEGERS)]
 SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 ARRAYS = st_numpy.arrays(st.sampled_from(DTYPES), SHAPES)
+STAMP = Stamp(3, 7)
 ALLOCATIONS = st.builds(Allocation, st.integers(0), st.just(((3, 5), (8,), (1, 0, 7))))
 
 # --- values of the declared types -------------------------------------------------------------------------------------
@@ -75,19 +77,26 @@ def same(a: Any, b: Any) -> bool:
 @given(data=st.data())
 def test_every_message_comes_back_as_it_was(kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(values(kind))
-    received = decode([bytes(f) for f in encode(message)])
+    received = decode([bytes(f) for f in encode(message, STAMP)])
     assert same(message, received), (message, received)
+
+
+@given(st.builds(Stamp, *[st.integers(0, 2**64 - 1)] * 2))
+def test_stamps_come_back_as_they_were(stamp: Stamp) -> None:
+    frames = [bytes(f) for f in encode(Probe(), stamp)]
+    assert decode(frames) == Probe()
+    assert read_stamp(frames) == stamp
 
 
 @given(st.dictionaries(st.text(max_size=5), ARRAYS, max_size=4))
 def test_arrays_of_every_kind_come_back_as_they_were(arrays: dict[str, Array]) -> None:
-    received = decode(encode(Dense(2**60, arrays)))
+    received = decode(encode(Dense(2**60, arrays), STAMP))
     assert same(received, Dense(2**60, arrays))
 
 
 def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
     array = np.arange(24).reshape(4, 6).T[::2]
-    received = decode(encode(Dense(0, {"a": array})))
+    received = decode(encode(Dense(0, {"a": array}), STAMP))
     assert isinstance(received, Dense)
     np.testing.assert_array_equal(received.values["a"], array)
 
@@ -95,11 +104,11 @@ def test_arrays_that_do_not_lie_in_order_are_sent_in_order() -> None:
 @pytest.mark.parametrize("array", [np.zeros(2, ">f4"), np.array(["text"]), np.array([None]), np.zeros(1, complex)])
 def test_arrays_of_other_dtypes_are_not_sent(array: Array) -> None:
     with pytest.raises(KeyError):
-        encode(Dense(0, {"a": array}))
+        encode(Dense(0, {"a": array}), STAMP)
 
 
 def test_received_arrays_are_views_of_the_frames_and_cannot_be_written() -> None:
-    received = decode([bytes(f) for f in encode(Dense(0, {"a": np.ones(3)}))])
+    received = decode([bytes(f) for f in encode(Dense(0, {"a": np.ones(3)}), STAMP)])
     assert isinstance(received, Dense)
     assert not received.values["a"].flags.writeable
     assert received.values["a"].base is not None
@@ -171,14 +180,15 @@ def wrong(hint: Any) -> list[tuple[str, Any]]:
 
 def altered(kind: type[Message], **changed: Any) -> list[bytes]:
     """Frames of a message with other fields in its header; those that are `...` are left out."""
-    _, header, *arrays = [bytes(f) for f in encode(sample(kind))]
+    _, header, *arrays = [bytes(f) for f in encode(sample(kind), STAMP)]
     new = {**json.loads(header), **changed}
     return sealed([json.dumps({name: value for name, value in new.items() if value is not ...}).encode(), *arrays])
 
 
 def sealed(frames: list[bytes]) -> list[bytes]:
-    """The frames with a checksum that is right."""
-    return [xxhash.xxh3_64(b"".join(frames)).digest(), *frames]
+    """The frames with a stamp, and a checksum that is right."""
+    stamp = bytes(16)
+    return [xxhash.xxh3_64(stamp + b"".join(frames)).digest() + stamp, *frames]
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
@@ -268,6 +278,12 @@ def test_a_shape_that_no_array_has_is_refused_before_it_is_multiplied(shape: lis
         decode(sealed([_dense(["int8", shape]), b""]))
 
 
+@pytest.mark.parametrize("frames", [[], [b""], [bytes(23)], [bytes(25)], [bytes(8), b"{}"]])
+def test_a_first_frame_of_another_length_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(ProtocolError, match=r"its first frame has [0-9]+ bytes, not 24"):
+        decode(frames)
+
+
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_garbage_is_refused_without_a_crash(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError, match="malformed message"):
@@ -278,7 +294,7 @@ def test_garbage_is_refused_without_a_crash(frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES)
 def test_a_changed_bit_is_noticed_wherever_it_is(kind: type[Message]) -> None:
-    frames = [bytes(f) for f in encode(sample(kind))]
+    frames = [bytes(f) for f in encode(sample(kind), STAMP)]
     places = [(i, at) for i, frame in enumerate(frames) for at in {0, len(frame) // 2, len(frame) - 1} if frame]
     assert len(places) > 3
     for i, at in places:
@@ -292,7 +308,7 @@ def test_an_array_that_is_longer_than_a_frame_takes_several(monkeypatch: pytest.
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 200)
     long, short = np.arange(175, dtype=np.float32), np.arange(50, dtype=np.float32)  # 700 bytes, and exactly one frame
     message = Dense(1, {"a": long, "b": short, "c": long.reshape(25, 7)})
-    frames = [bytes(f) for f in encode(message)]
+    frames = [bytes(f) for f in encode(message, STAMP)]
     assert [len(f) for f in frames[2:]] == [200, 200, 200, 100, 200, 200, 200, 200, 100]
     received = decode(frames)
     assert isinstance(received, Dense)
@@ -306,4 +322,4 @@ def test_an_array_that_is_longer_than_a_frame_takes_several(monkeypatch: pytest.
 def test_a_header_that_no_receiver_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 40)
     with pytest.raises(ValueError, match=r"the header of a shutdown has [0-9]+ bytes, more than 40"):
-        encode(Shutdown("x" * 40))
+        encode(Shutdown("x" * 40), STAMP)

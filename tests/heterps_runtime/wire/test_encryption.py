@@ -16,11 +16,12 @@ import zmq
 from heterps_runtime import tls
 from heterps_runtime.contract import PATH_HEALTH, PATH_STATUS
 from heterps_runtime.errors import TransientError, UserError
-from heterps_runtime.wire.codec import MAX_FRAME_BYTES
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES, encode
 from heterps_runtime.wire.link import Credentials
 from heterps_runtime.wire.messages import Forward, Go, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection, TokenAuthority, listen_socket, receive, send
+from heterps_runtime.wire.sequence import Stamp
+from heterps_runtime.wire.transport import Connection, Listener, TokenAuthority, listen_socket
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
@@ -72,12 +73,13 @@ def test_only_holders_of_the_token_are_heard(context: Context, capfd: pytest.Cap
     bare.connect(address)
     for connection in strangers:
         connection.send(Shutdown("intrusion"))
-    send(bare, Shutdown("intrusion"))
+    bare.send_multipart(encode(Shutdown("intrusion"), Stamp(0, 0)), copy=False)
     right = Connection(context, address, "right", SECURITY)
     right.send(Go(7))
     assert listener.poll(10_000)
-    assert receive(listener, routed=True) == (b"right", Go(7))
-    send(listener, Go(8), b"right")
+    served = Listener(listener)
+    assert served.receive() == (b"right", Go(7))
+    served.send(b"right", Go(8))
     assert right.pollables[0].poll(10_000)
     assert right.receive() == Go(8)
     for connection in strangers:  # each is told that its handshake failed

@@ -21,11 +21,12 @@ import zmq
 
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
 from heterps_runtime.errors import ProtocolError, TransientError
-from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode
+from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Forward, Go, Message, Shutdown
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection, Departures, TokenAuthority, listen_socket, receive, send
+from heterps_runtime.wire.sequence import Stamp
+from heterps_runtime.wire.transport import Connection, Departures, Listener, TokenAuthority, listen_socket
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration
 
@@ -51,14 +52,13 @@ def test_only_holders_of_the_token_are_heard(context: zmq.Context[zmq.Socket[byt
     bare.connect(address)
     for connection in wrong:
         connection.send(Shutdown("intrusion"))
-    send(bare, Shutdown("intrusion"))
+    bare.send_multipart(encode(Shutdown("intrusion"), Stamp(0, 0)), copy=False)
     right = Connection(context, address, "right", SECURITY)
     right.send(Go(7))
     assert listener.poll(10_000)
-    received = receive(listener, routed=True)
-    assert received is not None
-    assert received == (b"right", Go(7))
-    send(listener, Go(8), received[0])
+    served = Listener(listener)
+    assert served.receive() == (b"right", Go(7))
+    served.send(b"right", Go(8))
     assert right.pollables[0].poll(10_000)
     assert not listener.poll(300), "no other is heard, although they spoke first"
     assert not any(connection.broke() for connection in wrong), "there was no connection"
@@ -150,7 +150,7 @@ def test_both_ends_notice_a_connection_that_was_reset(context: zmq.Context[zmq.S
     assert not whole.broke()
     cut.send(Go(2))  # ZeroMQ connects again by itself
     assert _hear(listener, departures) == ("cut", Go(2))
-    send(listener, Go(3), b"cut")
+    Listener(listener).send(b"cut", Go(3))
     assert cut.pollables[0].poll(10_000)
     assert cut.receive() == Go(3)
     assert not cut.broke(), "each end is told once"
@@ -174,7 +174,7 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
     second = Connection(context, address, "same", SECURITY)
     second.send(Go(2))
     assert _hear(listener, departures) == ("same", Go(2))
-    send(listener, Go(3), b"same")
+    Listener(listener).send(b"same", Go(3))
     assert second.pollables[0].poll(10_000)
     assert second.receive() == Go(3)
     cutter.cut()
@@ -224,11 +224,11 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
         accepted = upstream.poll(1)
     assert [message for _, message in accepted] == [forward]
     assert upstream.refused == 1, "of a generation that is over"
-    send(listener, Go(1), accepted[0][0])
+    Listener(listener).send(accepted[0][0], Go(1))
     assert downstream.pollables[0].poll(10_000)
     with pytest.raises(ProtocolError, match="the next stage sent an unexpected 'go' message"):
         downstream.poll()
-    send(downstream.pollables[0], Go(1))
+    downstream.pollables[0].send_multipart(encode(Go(1), Stamp(1, 2)), copy=False)
     assert listener.poll(10_000)
     with pytest.raises(ProtocolError, match="the previous stage sent an unexpected 'go' message"):
         upstream.poll(1)

@@ -16,7 +16,7 @@ import zmq
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.wire.messages import Backward, Forward
 from heterps_runtime.wire.security import LinkSecurity
-from heterps_runtime.wire.transport import Connection, receive, send
+from heterps_runtime.wire.transport import Connection, Listener
 
 __all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
 
@@ -44,7 +44,7 @@ class Downstream:
         generation: int,
         addresses: Sequence[str],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", security) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", security, generation) for a in addresses]
         self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._generation = generation
 
@@ -67,6 +67,11 @@ class Downstream:
         """Whether a connection has ended since the last call, so that messages may be lost."""
         return any(connection.broke() for connection in self._connections)
 
+    def probe(self) -> None:
+        """Show to the next stage whether messages to it were lost; call it at least once a second."""
+        for connection in self._connections:
+            connection.probe()
+
     def close(self) -> None:
         """Drop the connections."""
         for connection in self._connections:
@@ -79,11 +84,16 @@ class Upstream:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self.refused = 0  # messages of past generations
+        self._listener = Listener(socket)
+
+    def begin(self, generation: int) -> None:
+        """Forget what past generations have sent."""
+        self._listener.begin(generation)
 
     def poll(self, generation: int) -> list[tuple[bytes, Forward]]:
         """Activations of the current generation, each with its sender."""
         accepted = []
-        while (received := receive(self.socket, routed=True)) is not None:
+        while (received := self._listener.receive()) is not None:
             sender, message = received
             if not isinstance(message, Forward):
                 raise ProtocolError(f"the previous stage sent an unexpected {message.op!r} message")
@@ -95,4 +105,8 @@ class Upstream:
 
     def send(self, sender: bytes, message: Backward) -> None:
         """Send gradients (empty ones in evaluation) to the sender of the activation."""
-        send(self.socket, message, sender)
+        self._listener.send(sender, message)
+
+    def probe(self) -> None:
+        """Show to the previous stage whether messages to it were lost; call it at least once a second."""
+        self._listener.probe()

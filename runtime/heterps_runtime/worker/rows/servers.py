@@ -93,7 +93,7 @@ class ServerClient:
         wire: Precision,
         assignment: Mapping[str, int],
     ) -> None:
-        self._connections = [Connection(context, a, f"{name}/{generation}", security) for a in addresses]
+        self._connections = [Connection(context, a, f"{name}/{generation}", security, generation) for a in addresses]
         self.pollables = [socket for connection in self._connections for socket in connection.pollables]
         self._name = name
         self._generation = generation
@@ -109,6 +109,11 @@ class ServerClient:
     def broke(self) -> bool:
         """Whether a connection has ended since the last call, so that requests or responses may be lost."""
         return any(connection.broke() for connection in self._connections)
+
+    def probe(self) -> None:
+        """Show to the servers whether requests were lost; call it at least once a second."""
+        for connection in self._connections:
+            connection.probe()
 
     def close(self) -> None:
         """Drop the connections and all pending requests."""

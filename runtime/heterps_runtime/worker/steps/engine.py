@@ -134,7 +134,7 @@ class Engine:
         """Handle messages of servers and peers.
 
         Raises:
-            ProtocolError: one of them is malformed, unexpected or has arrived before.
+            ProtocolError: one of them is malformed, unexpected or lost, or an activation has arrived before.
         """
         for event in self.context.servers.poll():
             if isinstance(event, Pushed):
@@ -156,6 +156,13 @@ class Engine:
         if self.context.downstream is not None and self.context.downstream.broke():
             return "the connection to the next stage broke"
         return ""
+
+    def probe(self) -> None:
+        """Show to servers and peers whether messages to them were lost; call it at least once a second."""
+        self.context.servers.probe()
+        self.context.upstream.probe()
+        if self.context.downstream is not None:
+            self.context.downstream.probe()
 
     def waiting_for(self) -> str:
         """What the engine waits for, as an activity of the clock."""

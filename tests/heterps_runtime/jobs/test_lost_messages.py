@@ -1,0 +1,59 @@
+"""Single messages are lost while their connections last: each loss is noticed, and no sample is lost or doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heterps_runtime.coordinator import server as coordinator
+from heterps_runtime.ps import server as ps
+from heterps_runtime.wire import link, sequence
+from heterps_runtime.wire.messages import MESSAGES
+from heterps_runtime.worker import generation, member
+from tests.counting import assert_every_sample_counted
+from tests.heterps_runtime.helpers.jobs import counting_configuration, run_job, trained_model
+from tests.heterps_runtime.helpers.swallowing import Swallowing
+
+STEPS = 40
+NEVER = 100_000  # seconds until a hang: no test waits for it
+FAULTS: dict[str, list[tuple[str, ...]]] = {
+    "steps": [("ready",), ("go",), ("commit",), ("done",)],
+    "checkpoints": [("checkpoint",), ("checkpointed",), ("evaluate",), ("evaluated",)],
+    "membership": [("join",), ("commit", "join", "generation"), ("done", "rejoin", "ready"), ("shutdown",)],
+    "servers": [("define", "defined"), *((op,) for op in ("pull", "rows", "pull-dense", "dense", "push", "ack"))],
+    "stages": [("forward",), ("backward",)],
+}
+# Sent once if asked for, or answered by the end of the process, or followed by the next one.
+OTHERS = {"allocation", "failed", "leaving", "pulse", "probe"}
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All intervals at which ends look at their links are shorter than in reality."""
+    monkeypatch.setattr(sequence, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(link, "PULSE_SECONDS", 0.1)
+    for module in (ps, member):
+        monkeypatch.setattr(module, "POLL_MILLISECONDS", 100)
+    monkeypatch.setattr(generation, "_POLL_MILLISECONDS", 100)
+
+
+def test_each_message_is_in_a_list() -> None:
+    assert {op for faults in FAULTS.values() for fault in faults for op in fault} | OTHERS == set(MESSAGES)
+
+
+@pytest.mark.parametrize("group", FAULTS)
+@pytest.mark.usefixtures("hurried")
+def test_a_message_that_is_lost_ends_its_generation(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Swallowing(FAULTS[group])
+    network.tap_listeners(monkeypatch)
+    document = counting_configuration(tmp_path / "job", "hybrid", steps=STEPS)
+    document["job"]["spec"]["data"]["evaluation"] = document["job"]["spec"]["data"]["train"]
+    document["job"]["spec"]["runPolicy"]["hangTimeoutSeconds"] = NEVER
+    status = run_job(document, [("cpu", 0, 2), ("cpu", 2, 1)], 2)
+    network.close()
+    assert not network.remaining, "each message was lost"
+    assert_every_sample_counted(trained_model(status), 32, seed=3, steps=STEPS)
