@@ -120,7 +120,7 @@ class HeterPSClient:
         brought = None if code is None else bring_code(code, job["spec"]["checkpoint"]["path"], code_store)
         kept, delivered = self._deliver(brought, dry_run)
         if brought is not None:
-            job["spec"] = {**job["spec"], "code": brought.spec}
+            job["spec"] = {**job["spec"], "code": brought.in_place_of(job["spec"].get("code") or {})}
         results = [self._apply(pool, dry_run) for pool in objects.pools]
         results.append(self._apply(job, dry_run))
         changes, values = zip(*results, strict=True)

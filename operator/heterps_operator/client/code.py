@@ -30,6 +30,13 @@ class BroughtCode:
     packed: PackedCode | None = None  # None: a repository has it
     folder: str | None = None  # of a store, for an archive
 
+    def in_place_of(self, written: Json) -> dict[str, Any]:
+        """Return `spec.code` for a job that already has one: its Secret stays with the repository that it is for."""
+        git, before = self.spec.get("git"), written.get("git") or {}
+        if git is None or "secretName" not in before or before.get("repository") != git["repository"]:
+            return self.spec
+        return {"git": {**git, "secretName": before["secretName"]}}
+
 
 def bring_code(source: str | Path, checkpoint_path: str, store: str | None = None) -> BroughtCode:
     """Pack a folder, or look up a revision, and decide where it is kept. Nothing is sent.

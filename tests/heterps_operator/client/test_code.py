@@ -249,6 +249,20 @@ def test_a_repository_keeps_its_code_itself(client: HeterPSClient, server: FakeS
         client.submit(job_file, code=source, code_store="s3://b/c")
 
 
+@pytest.mark.parametrize(("address", "kept"), [("https://h/r", True), ("https://other/r", False)])
+def test_a_secret_stays_with_its_repository(
+    client: HeterPSClient, server: FakeServer, job_file: Path, folder: Path, address: str, kept: bool
+) -> None:
+    git = f"{{repository: https://h/r, revision: {'a' * 40}, secretName: token}}"
+    job_file.write_text(f"{job_file.read_text()}  code: {{git: {git}}}\n")
+    client.submit(job_file, code=f"git+{address}@{HEAD}")
+    written = server.objects[JOB]["spec"]["code"]["git"]
+    assert (written["revision"], written.get("secretName")) == (HEAD, "token" if kept else None)
+    server.objects.clear()
+    client.submit(job_file, code=folder)
+    assert list(server.objects[JOB]["spec"]["code"]) == ["configMap"]
+
+
 def test_every_form_of_code_is_valid_in_a_job(folder: Path, job_file: Path, client: HeterPSClient) -> None:
     schema = load_schemas()["HeterPSJob"]
     job = dict(client.submit(job_file, dry_run=True).job.document)
