@@ -99,6 +99,6 @@ def test_a_job_with_credentials_that_got_into_the_cluster_is_refused_and_copied_
     world.controller().turn()
     assert world.condition("Planned")["reason"] == "InvalidSpec"
     assert "spec.checkpoint.path" in world.status["message"]
-    assert "podTemplates" in world.status["message"]
+    assert "spec.credentials" in world.status["message"]
     assert [reason for reason, _ in events(world)] == ["InvalidSpec"]
     assert "SECRET" not in str(world.server.objects)

@@ -450,10 +450,10 @@ def put_profiles(server: FakeServer) -> None:
         cache.save(name, PROFILE)
 
 
-def begin(server: FakeServer) -> None:
-    """Store the state of an operator that has begun with the existing job."""
+def begin(server: FakeServer, prices: dict[str, str] | None = None) -> None:
+    """Store the state of an operator that has begun with the existing job, and found these prices."""
     pools = tuple(server.objects[POOL.replace("cpu", name)] for name in ("cpu", "accelerator"))
-    memory = StoredState(Status(), Bill(), spec=server.objects[JOB]["spec"], pools=pools)
+    memory = StoredState(Status(prices=prices or {}), Bill(), spec=server.objects[JOB]["spec"], pools=pools)
     server.put(JOB.replace("heterpsjobs", "heterpsjobstates"), data=memory.to_data())
 
 
@@ -522,12 +522,11 @@ def test_the_problem_of_a_job_is_made_from_its_profiles(
         client.problem("tiny")
     assert caught.value.reason == "NotProfiled"
     put_profiles(server)
+    begin(server, {"accelerator": "0.75"})  # of a market, as the operator has read it
     for name in ("cpu", "accelerator"):  # the operator's own pools may be in no object
         del server.objects[POOL.replace("cpu", name)]
     problem = client.problem("tiny")
     assert problem["minSamplesPerSecond"] == 20_000
     assert [pool["name"] for pool in problem["pools"]] == ["cpu", "accelerator"]
     assert [layer["name"] for layer in problem["layers"]] == ["embedding", "mlp", "head"]
-    [path] = [path for path in server.objects if path.endswith("/devicepools/accelerator")]
-    server.objects[path]["status"] = {"pricePerUnitHour": "0.75"}  # of a market, as the operator has read it
-    assert client.problem("tiny")["pools"][1]["pricePerUnitHour"] == 0.75
+    assert problem["pools"][1]["pricePerUnitHour"] == 0.75

@@ -193,12 +193,14 @@ def test_the_file_is_followed_while_the_operator_runs(
 
 def test_metrics_tell_what_is_known_of_a_pool(supervisor: Supervisor) -> None:
     supervisor.reflector.synchronize()
+    supervisor.pools.read_prices()
     [pool] = supervisor._cluster.pools.all()
     supervisor.pools._publish(pool)  # there is no object to write a status to: `Lists` refuses it
     families = {family.name: family for family in supervisor._cluster.metrics.registry.collect()}
     values = {name: family.samples[0].value for name, family in families.items() if name.startswith("heterps_pool_")
               and family.samples}  # fmt: skip
     assert (values["heterps_pool_capacity_units"], values["heterps_pool_max_units"]) == (4, 4)
+    assert values["heterps_pool_price_per_unit_hour"] > 0
     assert not {"heterps_pool_nodes", "heterps_pool_ready"} & set(values)
 
 

@@ -17,7 +17,7 @@ def test_a_member_whose_message_is_damaged_is_asked_to_join_again(tmp_path: Path
     link.join(Join(Role.PS, 0, "cpu", "tcp://127.0.0.1:1", 0, lineage=0, version=-1))
     job.wait(lambda status: any(m["name"] == "ps-0" and m["state"] == "joined" for m in status["members"]))
     socket = link.pollables[0]
-    socket.send_multipart([b"damaged", b"{}"])
+    socket.send_multipart([b"damaged " * 3, b"{}"])
     assert socket.poll(20_000)
     assert link.receive() == Rejoin(1)
     [lost] = [e["message"] for e in job.status()["events"] if e["reason"] == "MemberLost"]
