@@ -109,6 +109,7 @@ class CoordinatorServer:
         self._plain = socket
         self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
         self._peers = Peers()  # not of pulses, of which the next one says the same
+        self._identities: dict[str, bytes] = {}  # of the members' processes, by name
         self._control_port = int(address.rsplit(":", 1)[1])
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -209,8 +210,9 @@ class CoordinatorServer:
                     continue
                 if not isinstance(message, FromMember) or (pulses_only and not isinstance(message, Pulse)):
                     raise ProtocolError(f"sent an unexpected {message.op!r} message")
-                if isinstance(message, Join) and message.model is not None:
-                    self._model = message.model
+                if isinstance(message, Join):
+                    self._model = message.model or self._model
+                    self._forget_replaced(sender, frames[0].bytes)
                 self.core.handle(sender, incarnation, message)
             except ProtocolError as error:
                 log(f"{sender}: {error}")
@@ -221,8 +223,14 @@ class CoordinatorServer:
 
     def _lose_departed(self) -> None:
         for name, incarnation in self._departures.departed():
-            self._peers.forget(member_identity(name, incarnation).encode())
             self.core.messages_lost(name, incarnation, "its connection ended")
+
+    def _forget_replaced(self, name: str, identity: bytes) -> None:
+        """Forget the numbers of the process before. Not at its end, which may be seen before its last words."""
+        previous = self._identities.get(name)
+        if previous is not None and previous != identity:
+            self._peers.forget(previous)
+        self._identities[name] = identity
 
     async def _tick(self) -> None:
         while not (self._leaves and self.core.phase in contract.FINAL_PHASES):
