@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec
-from heterps_operator.control import queueing, reporting, termination, waiting
+from heterps_operator.control import reporting, termination
 from heterps_operator.control.disruptions import failures, liveness
 from heterps_operator.control.disruptions.crowding import judge_crowding, limited_to_room
 from heterps_operator.control.disruptions.departures import judge_departures
@@ -22,9 +22,10 @@ from heterps_operator.control.history import record_plan
 from heterps_operator.control.market import judge_prices, note_start
 from heterps_operator.control.members import COORDINATOR, coordinator, members, profiler
 from heterps_operator.control.problem import build_problem
-from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
+from heterps_operator.control.queueing import quota, waiting
+from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
+from heterps_operator.control.queueing.waiting_line import covers
 from heterps_operator.control.tuning import elasticity, rebalancing
-from heterps_operator.control.waiting_line import covers
 from heterps_operator.state.plan import JobPlan, PlanOutcome
 from heterps_operator.state.status import Event, Failure, Phase, Status
 from heterps_operator.state.values import (
@@ -61,7 +62,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
     """
     before = observed.status
     if before.final:
-        return Decision(before, queueing.give_back(job, observed, before))
+        return Decision(before, quota.give_back(job, observed, before))
     now = observed.time
     status = before if before.started is not None else replace(before, started=now, phase_since=now)
     process = observed.process(COORDINATOR)
@@ -86,7 +87,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         )
 
     if status.outcome is None and status.stopping_since is None:
-        status, evictions = queueing.judge_eviction(observed, status)
+        status, evictions = quota.judge_eviction(observed, status)
         events += evictions
 
     leaves: tuple[Action, ...] = ()
@@ -113,7 +114,7 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         actions = leaves + questions + actions
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = termination.wind_down(job, observed, status)
-    actions += queueing.give_back(job, observed, status)
+    actions += quota.give_back(job, observed, status)
     # What was measured is kept, even if the job ends with it.
     saves = tuple(
         SaveProfile(pool, profile)
@@ -154,7 +155,7 @@ def _advance(
         for p in delivered
         if p.spec.pool in observed.profiles and not p.stopping
     )
-    planning = queueing.without_others(observed)
+    planning = quota.without_others(observed)
     status = _drop_plan(planning, status)
     missing = [pool.name for pool in job.pools if pool.name not in observed.profiles]
     if status.plan is not None:
@@ -170,7 +171,7 @@ def _profile(job: JobSpec, observed: Observed, status: Status, pool: str) -> tup
     """Measure the pools one after the other: two at once would measure each other."""
     spec, now = profiler(job, pool), observed.time
     missing = tuple(profiler(job, pool.name) for pool in job.pools if pool.name not in observed.profiles)
-    status, admitted, asks = queueing.ask_for_all(observed, status, (coordinator(), *missing))
+    status, admitted, asks = quota.ask_for_all(observed, status, (coordinator(), *missing))
     if not admitted:
         return status, asks
     # The wait does not count as time that pods take to start.
@@ -270,7 +271,7 @@ def _ask_with_room(job: JobSpec, observed: Observed, status: Status) -> tuple[St
     free = dict(observed.capacity.free_units)
     status, actions = _ask_planner(job.limited(free), observed, status, free)
     # It loads while the planner works. A job that may have to wait for others holds nothing meanwhile.
-    undisturbed = not any(observed.capacity.holders.values()) and queueing.covered(observed, status, COORDINATOR)
+    undisturbed = not any(observed.capacity.holders.values()) and quota.covered(observed, status, COORDINATOR)
     if actions and job.goal == "train" and undisturbed:
         actions += _ensure(observed, status, coordinator())
     return status, actions
@@ -313,7 +314,7 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
     """Keep the plan's processes running, and the batch divided well."""
     now, view, wanted = observed.time, observed.coordinator, members(job, plan)
     in_use = "" if observed.capacity.fits(plan.units) else waiting.in_use(job, observed, tuple(plan.units))
-    status, admitted, actions = queueing.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
+    status, admitted, actions = quota.ask_for_all(observed, status, (coordinator(), *wanted), in_use)
     if not admitted:
         status, ends = _release(observed, status)
         return status, actions + ends
@@ -328,9 +329,9 @@ def _run(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> tup
         return status, (*actions, submission)
     if view.phase == JobPhase.PROFILING:
         return status, actions
-    actions += queueing.ask_for_more(observed, status, wanted)
+    actions += quota.ask_for_more(observed, status, wanted)
     for spec in wanted:
-        if queueing.covered(observed, status, spec.name):
+        if quota.covered(observed, status, spec.name):
             actions += _ensure_member(job, observed, status, view, spec)
     actions += _stop_dropped(observed, status, wanted)
     if training:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.control.disruptions import liveness
 from heterps_operator.control.machine import describe_shortage
-from heterps_operator.control.queueing import WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
+from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY, WAITING_FOR_QUOTA
 from heterps_operator.formatting import list_some
 from heterps_operator.state.status import CONDITION_TYPES, Event, Phase, Relayed, Status
 from heterps_operator.state.values import Observed, PodProblem, ProcessView

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from heterps_operator.control.waiting_line import FreeUnits
+from heterps_operator.control.queueing.waiting_line import FreeUnits
 
 __all__ = ["Grant", "Ledger", "Shortfall", "job_key"]
 

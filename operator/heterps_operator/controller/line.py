@@ -1,7 +1,7 @@
 """The jobs that wait for units, and what each of them may be planned with. Thread-safe.
 
-The line itself is computed by `control.waiting_line`, once per change of the line or of the ledger and not once per
-turn of a job. Nothing here is stored: a new operator forms the line again from the states of the jobs.
+The line itself is computed by `control.queueing.waiting_line`, once per change of the line or of the ledger and not
+once per turn of a job. Nothing here is stored: a new operator forms the line again from the states of the jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from heterps_operator.control.waiting_line import Contest, LineState, WaitingJob, covers, form_line
+from heterps_operator.control.queueing.waiting_line import Contest, LineState, WaitingJob, covers, form_line
 from heterps_operator.controller.ledger import Ledger
 from heterps_operator.documents import Json
 from heterps_operator.state.values import Place

@@ -1,7 +1,8 @@
 """Wakes jobs that wait for units when the line leaves them more, and lets a planner plan several of them together.
 
-A planner process gets the problems of a contest (`control.waiting_line`) and what is free. What it finds is advice: the
-units are set apart for the next plans of these jobs, for a limited time. If it fails, the jobs are planned one by one.
+A planner process gets the problems of a contest (`control.queueing.waiting_line`) and what is free. What it finds is
+advice: the units are set apart for the next plans of these jobs, for a limited time. If it fails, the jobs are
+planned one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from heterps_operator.control.waiting_line import Contest, covers
+from heterps_operator.control.queueing.waiting_line import Contest, covers
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json

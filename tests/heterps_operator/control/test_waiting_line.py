@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps_operator.control.waiting import describe_place
-from heterps_operator.control.waiting_line import Contest, FreeUnits, LineState, WaitingJob, covers, form_line
+from heterps_operator.control.queueing.waiting import describe_place
+from heterps_operator.control.queueing.waiting_line import Contest, FreeUnits, LineState, WaitingJob, covers, form_line
 from heterps_operator.state.values import Place
 
 NOW = 10_000.0

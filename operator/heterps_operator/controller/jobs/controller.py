@@ -15,7 +15,7 @@ from dataclasses import replace
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect, SpecChange, spec_change
-from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
+from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
 from heterps_operator.controller.context import OperatorContext

@@ -16,8 +16,8 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import Manifest
 from heterps_operator.control.changes import Effect
 from heterps_operator.control.problem import build_problem
+from heterps_operator.control.queueing.waiting import needs_units, waiting_job
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
-from heterps_operator.control.waiting import needs_units, waiting_job
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial

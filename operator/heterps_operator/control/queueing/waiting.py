@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from heterps_operator.api.job import JobSpec, PoolSpec
-from heterps_operator.control.queueing import WAITING_FOR_CAPACITY
-from heterps_operator.control.waiting_line import WaitingJob
+from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
+from heterps_operator.control.queueing.waiting_line import WaitingJob
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import Observed, Place
 

@@ -1,0 +1,1 @@
+"""Who gets quota and units, and in which order jobs wait for them. Pure."""
