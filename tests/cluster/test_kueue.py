@@ -187,7 +187,6 @@ def test_a_preempted_job_resumes_and_gives_the_same_model(
     wait_until("all quota is given back", lambda: place.used() == 0, 60)
 
 
-@pytest.mark.usefixtures("held_jobs")
 def test_a_job_waits_for_its_queue_and_is_suspended_and_deactivated_there(
     make_queued: Make, place: Queue, kubectl: Kubectl
 ) -> None:
