@@ -131,9 +131,11 @@ def test_a_plan_that_finds_no_room_beside_other_software_is_replaced_by_one_that
     for layer in job.profile["layers"]:
         layer["parallelFraction"] = 1.0  # more workers share the price of the server
     for node in ("cpu-0", "cpu-1"):
-        neighbour = shell_pod(f"neighbour-{node}", "sleep 1000", nodeName=node)
+        # By the scheduler, which waits for the end of the pods of earlier tests; the kubelet would refuse the pod.
+        neighbour = shell_pod(f"neighbour-{node}", "sleep 1000", nodeSelector={"kubernetes.io/hostname": node})
         neighbour["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "600m"}}
         job.kubectl.apply(neighbour)
+    job.kubectl("wait", "--for=condition=Ready", "pod", "neighbour-cpu-0", "neighbour-cpu-1", "--timeout=300s")
     job.submit()
     wait_until("the plan is given up", lambda: job.told("PoolCrowded"), PATIENCE_SECONDS, more=job.story)
     [told] = job.told("PoolCrowded")
