@@ -98,12 +98,18 @@ class Torchrun(Peer):
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         (folder / "settings.json").write_text(
-            json.dumps(settings | {"folder": str(folder), "timeoutSeconds": PATIENCE_SECONDS})
+            json.dumps(settings | {"folder": str(folder), "timeoutSeconds": PATIENCE_SECONDS / 2})
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command += ["--max-restarts=1000", "--monitor-interval=0.1"]
         command += ["-m", "benchmarks._recovery.elastic_worker", str(folder / "settings.json")]
-        environment = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(FLIGHTS))), "OMP_NUM_THREADS": "1"}
+        environment = {
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(FLIGHTS))),
+            "OMP_NUM_THREADS": "1",
+            # Otherwise torchrun keeps one store for all attempts, without a prefix for each: restarted workers may read
+            # addresses of the previous attempt, and gloo waits for its members (pytorch/pytorch#135712).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
         super().__init__(folder, {"coordinator": Program(command, environment)})
 
     def pid(self, role: str) -> int:
