@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ __all__ = ["Dataset", "DatasetSchema", "open_dataset"]
 Rows = npt.NDArray[np.int64]
 
 # np.load parses a file's header with `ast`. In CPython 3.11, two threads must not do so at the same time ("AST
-# constructor recursion depth mismatch").
+# constructor recursion depth mismatch"): the lock is for ours, and the attempts for threads of libraries.
 _PARSING = threading.Lock()
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Dataset:
         # Plain views: indexing a np.memmap has the overhead of a subclass.
         with _PARSING:
             self._arrays: dict[str, npt.NDArray[Any]] = {
-                name: np.asarray(np.load(cached.folder / file, mmap_mode="r")) for name, file in cached.arrays.items()
+                name: _mapped(cached.folder / file) for name, file in cached.arrays.items()
             }
 
     def check_features(self, features: Sequence[str]) -> None:
@@ -150,3 +152,12 @@ def open_dataset(spec: DataSpec, split: Split, progress: Progress | None = None)
     """
     source = Source(spec, split)
     return Dataset(spec, open_cached(source, progress or (lambda fraction, text: None)))
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return np.asarray(np.load(path, mmap_mode="r"))
+        except SystemError:  # another thread parsed at that moment
+            continue
+    return np.asarray(np.load(path, mmap_mode="r"))
