@@ -95,7 +95,8 @@ class FieldError:
         if not isinstance(self.value, Missing):
             shown = _show(self.value)
             found = f", is {shown}" if self.message.startswith("must ") else f" (found {shown})"
-        return ": ".join([*places, f"{self.message}{found}; {self.fix}"])
+        text = ": ".join([*places, f"{self.message}{found}; {self.fix}"])
+        return text.encode("utf-8", "backslashreplace").decode()  # JSON may hold halves of surrogate pairs
 
 
 class ManifestError(HeterpsError, ValueError):

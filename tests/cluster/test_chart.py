@@ -197,7 +197,7 @@ def test_an_administrator_s_part_and_a_namespace_s_are_the_whole(helm: Helm) -> 
     assert "aggregate" not in str(granted["metadata"]["labels"]), "it is only bound by name"
     del whole["heterps"]  # the operator's own, with rights in the whole cluster
     assert roles == whole
-    # Whoever holds them may grant the Roles of an operator.
+    # A user who holds them may grant the Roles of an operator.
     needed = [rule for role in of_kind(rendered_for_namespaces(helm), "Role") for rule in role["rules"]]
     by_name = [rule for rule in needed if "resourceNames" in rule]
     assert [(rule["resources"], rule["verbs"]) for rule in by_name] == [(["configmaps"], ["get"])], "of prices"

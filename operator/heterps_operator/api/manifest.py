@@ -21,7 +21,7 @@ from heterps_operator.api.yaml_source import Document, read_documents
 from heterps_operator.errors import MISSING, FieldError, ManifestError
 from heterps_runtime.contract import API_GROUP, API_VERSION, RUN_CONFIG_VERSION
 
-__all__ = ["Manifest", "ValidObject", "check_objects", "load_manifest", "load_objects", "read_objects"]
+__all__ = ["Manifest", "ValidObject", "check_objects", "load_manifest", "load_objects", "read_job", "read_objects"]
 
 _LARGEST_FILE = 3 * 2**20  # bytes; the limit of an API server for one request
 
@@ -95,6 +95,17 @@ def read_objects(job: dict[str, Any], pools: Sequence[dict[str, Any]]) -> Manife
     """
     documents = [Document({**item, "metadata": _identity(item)}) for item in (job, *pools)]
     return Manifest(*_completed(_validate(documents, [])), Path("/"))
+
+
+def read_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Validate a job from an API server, whatever its pools are; return it with its defaults.
+
+    Raises:
+        ManifestError: something is wrong with it that no pool can change.
+    """
+    document = Document({**job, "metadata": _identity(job)})
+    [valid] = _validate([document], [], pools_required=False)
+    return complete_job(valid.value)
 
 
 def load_objects(path: Path | str, *, pools_required: bool = True) -> tuple[ValidObject, ...]:

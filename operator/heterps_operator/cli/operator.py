@@ -6,9 +6,7 @@ import ctypes
 import functools
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import uuid
 from argparse import Namespace
@@ -23,7 +21,9 @@ from heterps_operator.cli.log_format import log_to_stderr
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
+from heterps_operator.controller.planners import QueuedPlanner
 from heterps_operator.controller.pool_file import PoolFile
+from heterps_operator.controller.scratch import ScratchFolder
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
@@ -82,10 +82,11 @@ def operator(options: Namespace) -> int:
 
         keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
         keeper.start()
-        folder = Path(tempfile.mkdtemp(prefix="heterps-operator-"))
+        scratch = ScratchFolder()
+        make_planner = functools.partial(QueuedPlanner, prepare=scratch.make)
         cluster = OperatorContext(
             api.fenced(lease.is_held),
-            folder,
+            scratch.path,
             namespace,
             options.metrics_from,
             pool_file,
@@ -96,6 +97,8 @@ def operator(options: Namespace) -> int:
             metrics=metrics,
             measurement=measurement,
             connect=functools.partial(CoordinatorClient, may_act=lease.is_held),
+            make_planner=make_planner,
+            make_line_planner=make_planner,
         )
         supervisor = Supervisor(cluster, namespaces=options.namespace, threads=options.max_concurrent_turns)
 
@@ -127,7 +130,7 @@ def operator(options: Namespace) -> int:
                 if thread.is_alive():  # not if startup failed before it
                     thread.join(timeout=10)
             lease.release()  # after the last turn has ended
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.close()
     return EXIT_FAILED if failed.is_set() else EXIT_OK
 
 

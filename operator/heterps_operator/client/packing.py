@@ -1,4 +1,4 @@
-"""Packing a folder of code: the same files give the same bytes, whenever, wherever and by whomever they are packed.
+"""Packing a folder of code: the same files give the same bytes at any time, on any machine and for any user.
 
 Times, owners and the order of the file system do not count. Left out are the files that no job needs (`_EXCLUDED`) and
 those that the folder's `.heterpsignore` names, in a simple form of `.gitignore`: one pattern per line, `#` for

@@ -101,6 +101,7 @@ class QueuedPlanner(PlannerProcess):
         time_limit: name of the setting that is this time limit.
         memory_bytes: limit of the process's address space; None: no limit.
         stages: stages that the user has set.
+        prepare: called before the folder is written.
         on_end: called, in another thread, when the planner may start or its process has ended.
     """
 
@@ -115,11 +116,13 @@ class QueuedPlanner(PlannerProcess):
         time_limit: str = "scheduling.timeoutSeconds",
         memory_bytes: int | None = None,
         stages: Sequence[Json] = (),
+        prepare: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             folder, method, timeout_seconds, time_limit=time_limit, memory_bytes=memory_bytes, stages=stages
         )
+        self._prepare = prepare
         self._on_end = on_end
         self._places = places
         self._namespace = namespace
@@ -160,6 +163,7 @@ class QueuedPlanner(PlannerProcess):
             return
         start, self._waiting = self._waiting, None
         try:
+            self._prepare()
             start()
         except BaseException:  # the disk is full, for example
             self._places.leave(self._ticket)

@@ -47,6 +47,7 @@ class Reflector:
         pools: is told of changed capacities.
         problems: receives objects that cannot be read.
         wake: called with the key of each job that is concerned by a change.
+        wake_for_pool: called with the key of each job that names a changed pool.
         namespaces: namespaces of the managed jobs; empty: all.
         jitter: returns random numbers in [0, 1).
     """
@@ -57,6 +58,7 @@ class Reflector:
         pools: PoolKeeper,
         problems: ProblemRecorder,
         wake: Callable[[Key], None],
+        wake_for_pool: Callable[[Key], None],
         *,
         namespaces: Iterable[str] = (),
         jitter: Callable[[], float] = random.random,
@@ -65,6 +67,7 @@ class Reflector:
         self._pools = pools
         self._problems = problems
         self._wake = wake
+        self._wake_for_pool = wake_for_pool
         self._namespaces = tuple(namespaces)
         self._jitter = jitter
         self._accounting = PodAccounting(cluster.pods, cluster.ledger)
@@ -217,7 +220,7 @@ class Reflector:
     def _wake_users(self, pool: str) -> None:
         for job in self._cluster.jobs.all():
             if any(entry["name"] == pool for entry in job["spec"]["pools"]):
-                self._wake(key_of(job))
+                self._wake_for_pool(key_of(job))
 
     def _note_node(self, item: Json, gone: bool) -> None:
         nodes, name = self._cluster.nodes, str(item["metadata"]["name"])

@@ -67,7 +67,13 @@ class Supervisor:
         self._problems = ProblemRecorder(cluster.api, cluster.clock)
         self.pools = PoolKeeper(cluster, self._problems, self.wake_waiting)
         self.reflector = Reflector(
-            cluster, self.pools, self._problems, self.queue.wake, namespaces=namespaces, jitter=jitter
+            cluster,
+            self.pools,
+            self._problems,
+            self.queue.wake,
+            self._wake_for_pool,
+            namespaces=namespaces,
+            jitter=jitter,
         )
         self._line = LineKeeper(cluster, self.queue.wake)
         self._controllers: dict[Key, JobController] = {}
@@ -131,6 +137,13 @@ class Supervisor:
             waiting = [key for key, controller in self._controllers.items() if controller.waits_for_room]
         waiting = [key for key in waiting if not self._cluster.line.stands(job_key(*key))]
         for key in waiting:
+            self.queue.wake(key)
+
+    def _wake_for_pool(self, key: Key) -> None:
+        """Wake a job that names a changed pool, unless no pool matters to it."""
+        with self._lock:
+            controller = self._controllers.get(key)
+        if controller is None or controller.heeds_pools:
             self.queue.wake(key)
 
     # --- threads ------------------------------------------------------------------------------------------------------

@@ -8,19 +8,19 @@ layout.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # numba's code generator
-from numba import config, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 
 from heterps_runtime.partition import splitmix
+from heterps_runtime.store.kernel_cache import KernelCache
 
 __all__ = ["AnyFloats", "Int32s", "Int64s", "kernel", "mix64", "prefetch", "view"]
 
@@ -36,33 +36,19 @@ PREFETCH_BLOCK = 32  # keys whose memory is requested before the first is used: 
 def kernel(function: F, *, reassociate: bool = False) -> F:
     """Compile `function` on first call, without the GIL, and cache the machine code on disk.
 
-    The cache is in `$NUMBA_CACHE_DIR` (a folder for each version of these sources), beside the source, or in the user's
-    cache directory. If none of them is writable (a read-only image without a home directory), each process compiles the
-    kernel.
+    The cache is in `$NUMBA_CACHE_DIR`, beside the source, or in the user's cache directory (`kernel_cache`). If none of
+    them is writable (a read-only image without a home directory), each process compiles the kernel.
 
     Args:
         function: a function in numba's subset of Python.
         reassociate: let sums be reordered, so that reductions use vector instructions.
     """
     fastmath: bool | set[str] = {"reassoc"} if reassociate else False
-    try:
-        compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)(function)
-    except RuntimeError:  # "no locator available": no writable cache
-        compiled = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    compiled: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    with contextlib.suppress(RuntimeError):  # "no locator available": no writable cache
+        compiled._cache = KernelCache(function)  # where `cache=True` puts numba's own
     return cast(F, compiled)  # numba's dispatcher, under the function's type
 
-
-def source_digest() -> str:
-    """Digest of the sources from which kernels are compiled."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(splitmix.__file__)]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-# numba looks at the file of a kernel alone. Machine code of an earlier release, with calls of functions that have
-# changed or moved since, must not be found by a later one that shares its cache.
-_settings = cast(Any, config)
-if _settings.CACHE_DIR:
-    _settings.CACHE_DIR = str(Path(_settings.CACHE_DIR) / source_digest())
 
 mix64: Callable[[np.uint64], np.uint64] = kernel(splitmix.mix64)
 """The compiled `splitmix.mix64`, for single words."""

@@ -62,7 +62,7 @@ def fetch_revision(wanted: Revision, archive: Path, scratch: Path, secret: Path 
     Args:
         wanted: the revision.
         archive: the new file.
-        scratch: an empty folder that nobody else reads.
+        scratch: an empty folder that no other user can read.
         secret: folder with the files `username` and `password`; None: no credentials.
 
     Raises:

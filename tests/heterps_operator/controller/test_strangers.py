@@ -379,9 +379,9 @@ def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) ->
 
 
 def test_an_operator_that_cannot_begin_says_why(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And not that threads have not started."""
+    """And not that threads have not started. It has made no folder, which SIGKILL would leave."""
 
     class Cut(Server):
         def impatient(self, seconds: float) -> Cut:
@@ -397,8 +397,10 @@ def test_an_operator_that_cannot_begin_says_why(
             return body
 
         def each(self, path: str, label_selector: str = "") -> Iterator[Json]:
+            assert list(tmp_path.iterdir()) == []
             raise ApiError(0, "NoAnswer", "the API server https://10.0.0.1 does not answer: refused")
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(operator_module, "connect", lambda *_, **__: Cut())
     monkeypatch.setattr(operator_module, "log_to_stderr", lambda form, verbose: None)
     assert main(["operator", "--metrics-port=0", "--lease-namespace=heterps-system"]) != 0

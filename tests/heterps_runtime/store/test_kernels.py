@@ -1,17 +1,13 @@
 """What lies under the stores: memory that grows, kernels that compile once, warm-up."""
 
 import mmap
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import heterps_runtime
 from heterps_runtime.store.kernel import kernel, view
 from heterps_runtime.store.memory import Slab
 from heterps_runtime.store.optimizers import DenseOptimizer
@@ -138,22 +134,3 @@ def test_warm_up_takes_every_optimizer() -> None:
 def test_the_package_never_loads_torch() -> None:
     program = "import sys, heterps_runtime.store.warm; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_a_later_release_does_not_find_the_machine_code_of_an_earlier_one(tmp_path: Path) -> None:
-    """A kernel that calls one of another file would be found, with the old machine code of both."""
-    program = (
-        "from heterps_runtime.store.keys import shard_of; from heterps_runtime.store.kernel import mix64; mix64(7)"
-    )
-    cache, package = tmp_path / "cache", tmp_path / "heterps_runtime"
-    shutil.copytree(Path(heterps_runtime.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(tmp_path)}
-
-    def versions() -> int:
-        subprocess.run([sys.executable, "-P", "-c", program], env=environment, check=True)
-        return len(list(cache.iterdir()))
-
-    assert (versions(), versions()) == (1, 1)
-    with (package / "store" / "keys.py").open("a") as file:
-        file.write("# changed\n")
-    assert versions() == 2

@@ -83,7 +83,7 @@ class Allotment:
 
     units: Units  # free units that it may be planned with
     place: Place | None = None  # of a job that waits
-    tries: bool = False  # nobody else gets these units before it has been planned with them
+    tries: bool = False  # no other job gets these units before it has been planned with them
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LineState:
     """The line at a moment."""
 
     allotments: Mapping[str, Allotment]  # by key
-    spare: Units  # by pool: units that nobody in the line claims; for running jobs that grow
+    spare: Units  # by pool: units that no job in the line claims; for running jobs that grow
     contest: Contest | None = None
     until: float = math.inf  # when the patience with a job ends next
 
@@ -135,7 +135,7 @@ def form_line(
         units: free and held units.
         now: Unix seconds.
         patience: seconds after which the claims of a job are kept from others of its priority.
-        offers: units that were set apart for jobs, by key; nobody else gets them.
+        offers: units that were set apart for jobs, by key; no other job gets them.
         deciding: keys of jobs that are being planned together.
         alone: keys of jobs that are not to be planned with others, because that failed.
         stalled: keys of jobs that have had a try for too long.
@@ -162,7 +162,7 @@ def _in_order(jobs: Sequence[WaitingJob], units: FreeUnits) -> list[WaitingJob]:
     """Return the jobs by priority, share of the namespace, and waiting.
 
     Each job in turn counts as if it had its claim, so that the jobs of namespaces with equal shares alternate. Only the
-    contested pools that a job claims count for it: what its namespace holds elsewhere keeps nobody waiting. Jobs of one
+    contested pools that a job claims count for it: what its namespace holds elsewhere keeps no job waiting. Jobs of one
     namespace whose claims overlap there keep the order of their waiting, whatever the shares are.
     """
     claimed: dict[str, int] = defaultdict(int)
@@ -380,9 +380,9 @@ class _Walk:
     def _place(self, job: WaitingJob, units: Units) -> Place:
         lacking = sorted(pool for pool, number in job.claim.items() if number > units.get(pool, 0))
         pools = lacking or sorted(job.claim) or sorted(job.pools)
-        nobody: tuple[int, WaitingJob | None] = 0, None
-        pool = max(pools, key=lambda pool: self._ahead.get(pool, nobody)[0])
-        number, ahead = self._ahead.get(pool, nobody)
+        first: tuple[int, WaitingJob | None] = 0, None
+        pool = max(pools, key=lambda pool: self._ahead.get(pool, first)[0])
+        number, ahead = self._ahead.get(pool, first)
         for name in job.claim:
-            self._ahead[name] = self._ahead.get(name, nobody)[0] + 1, job
+            self._ahead[name] = self._ahead.get(name, first)[0] + 1, job
         return Place(number + 1, pool, "" if ahead is None else ahead.key, 0 if ahead is None else ahead.priority)

@@ -19,7 +19,12 @@ from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.jobs.owned_objects import NewerVersionError, NotReadyError, OwnedObjects
+from heterps_operator.controller.jobs.owned_objects import (
+    InvalidJobError,
+    NewerVersionError,
+    NotReadyError,
+    OwnedObjects,
+)
 from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
@@ -65,6 +70,8 @@ class JobController:
         self._publisher: Publisher | None = None
         self._known = StoredState(Status(), Bill())  # reported while the job has no session
         self._hindrance: NotReadyError | None = None  # why a changed spec is not applied
+        self._nothing_earlier = False  # the state was read, and has no spec to go on with while this one is refused
+        self._heeds_pools = True
         self._pacing = Pacing()
 
     def turn(self) -> float | None:
@@ -83,7 +90,9 @@ class JobController:
                 self._owned.end_pods(job)
             self.close()
             return None
+        self._heeds_pools = True  # before the pools are read: what changes from now on wakes the job
         if job["spec"].get("managedBy", MANAGED_BY) != MANAGED_BY:
+            self._heeds_pools = False
             return None
         if self._uid != job["metadata"]["uid"]:
             self.close()
@@ -102,6 +111,7 @@ class JobController:
             known = self._known if self._session is None else self._session
             self._cluster.metrics.refuse(*self._key, error.reason, known.bill.cost)
             publisher.refuse(known.status, known.bill, error.reason, str(error), _generation(job))
+            self._heeds_pools = not isinstance(error, InvalidJobError)
             return error.seconds
         self._pacing.observe(turn)
         self._cluster.metrics.update(*self._key, turn)
@@ -126,10 +136,15 @@ class JobController:
         shutil.rmtree(self._cluster.folder / self._key[0] / self._key[1], ignore_errors=True)
 
     @property
+    def heeds_pools(self) -> bool:
+        """Whether pools matter to the job. They do not if it is refused whatever its pools are, or not managed here."""
+        return self._heeds_pools
+
+    @property
     def waits_for_room(self) -> bool:
         """Whether the job may wait for units of other jobs."""
         if self._session is None:
-            return True
+            return self._heeds_pools
         return any(condition.reason == WAITING_FOR_CAPACITY for condition in self._session.status.conditions)
 
     @property
@@ -151,16 +166,21 @@ class JobController:
             if session.status.phase in _ENDED and not wanted.complete:
                 return session  # an ended job needs no pools
         state = None if session is not None else JobState(self._cluster.api, job)
-        if state is not None:
-            self._known = self._load(state, job)
-        manifest: Manifest | None
+        manifest: Manifest | None = None
+        refusal: NotReadyError | None = None
         try:
-            manifest, self._hindrance = wanted.manifest(), None
+            manifest = wanted.manifest()
         except NotReadyError as error:
+            refusal = error
+        if state is not None and not (self._nothing_earlier and isinstance(refusal, InvalidJobError)):
+            self._known = self._load(state, job)
+        if refusal is not None:
             manifest = self._known.manifest(job) if session is None else session.manifest(job)
-            if manifest is None or (session is not None and session.may_go_on):
-                raise
-            self._hindrance = error
+        self._nothing_earlier = session is None and manifest is None
+        if refusal is not None and (manifest is None or (session is not None and session.may_go_on)):
+            raise refusal
+        assert manifest is not None
+        self._hindrance = refusal
         spec = JobSpec.from_manifests(manifest.job, manifest.pools)
         if session is None:
             assert state is not None

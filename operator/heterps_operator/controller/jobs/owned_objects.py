@@ -29,7 +29,7 @@ from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, o
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 
-__all__ = ["REFUSED_SECONDS", "NewerVersionError", "NotReadyError", "OwnedObjects"]
+__all__ = ["REFUSED_SECONDS", "InvalidJobError", "NewerVersionError", "NotReadyError", "OwnedObjects"]
 
 REFUSED_SECONDS = 60.0  # a fallback: the job is woken when its spec or its pools change
 _RETRY_SECONDS = 10.0  # for changes that no watch reports
@@ -42,10 +42,10 @@ class NotReadyError(Exception):
 
     Attributes:
         reason: CamelCase, for programs.
-        seconds: seconds until the next attempt.
+        seconds: seconds until the next attempt; None: only a changed job can help.
     """
 
-    def __init__(self, reason: str, message: str, seconds: float = REFUSED_SECONDS) -> None:
+    def __init__(self, reason: str, message: str, seconds: float | None = REFUSED_SECONDS) -> None:
         super().__init__(message)
         self.reason = reason
         self.seconds = seconds
@@ -63,6 +63,13 @@ class NotReadyError(Exception):
         """Return the error for a name that belongs to an object of another owner or of an earlier job."""
         problem = name_taken(what, found)
         return cls(problem.reason, problem.message, _LEFTOVER_SECONDS)
+
+
+class InvalidJobError(NotReadyError):
+    """The spec of a job is refused for reasons that no pool can change."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("InvalidSpec", message, seconds=None)
 
 
 class NewerVersionError(NotReadyError):

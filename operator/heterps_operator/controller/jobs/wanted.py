@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from heterps_operator.api.admission import cluster_problems, pod_configuration
-from heterps_operator.api.manifest import Manifest, read_objects
+from heterps_operator.api.manifest import Manifest, read_job, read_objects
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.jobs.owned_objects import NotReadyError
+from heterps_operator.controller.jobs.owned_objects import InvalidJobError, NotReadyError
 from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
@@ -57,8 +57,29 @@ class Wanted:
         """Return the job and its pools, validated and with their defaults.
 
         Raises:
-            NotReadyError: a pool is missing, the namespace may not use one, or the job is invalid.
+            InvalidJobError: the job is invalid, whatever its pools are.
+            NotReadyError: a pool is missing or invalid, the namespace may not use one, or the job does not fit them.
         """
+        try:
+            return self._with_pools()
+        except NotReadyError:
+            self._check_job()  # what is wrong with the job itself comes first: its pools cannot mend it
+            raise
+
+    def _check_job(self) -> None:
+        """Validate the job without its pools.
+
+        Raises:
+            InvalidJobError: it is invalid.
+        """
+        try:
+            problems = cluster_problems(read_job({**self.job}))
+        except ManifestError as error:
+            raise InvalidJobError(str(error)) from error
+        if problems:
+            raise InvalidJobError("; ".join(map(str, problems)))
+
+    def _with_pools(self) -> Manifest:
         missing = [
             str(entry["name"])
             for entry, pool in zip(self.job["spec"]["pools"], self.pools, strict=True)

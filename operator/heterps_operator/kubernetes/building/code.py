@@ -65,7 +65,7 @@ def add_code(pod: dict[str, Any], job: Json, runtime: Mapping[str, Any], command
 
 
 def code_digest(job: Json) -> str | None:
-    """What tells this code from other code, whoever keeps it; None: the image has all code."""
+    """What tells this code from other code, wherever it is kept; None: the image has all code."""
     code = job["spec"].get("code")
     if not code:
         return None
