@@ -164,7 +164,9 @@ def test_jobs_are_planned_one_by_one_where_planning_together_failed(which: str) 
     state = line(jobs, free(gpu=1), **{which: frozenset({"ml/a", "ml/b"})})
     assert state.contest is None
     assert state.allotments["ml/a"].units["gpu"] == 1
-    assert state.allotments["ml/a"].tries == (which == "alone"), "a job that had a try for too long keeps the rest from no other"
+    assert state.allotments["ml/a"].tries == (which == "alone"), (
+        "a job that had a try for too long keeps the rest from no other"
+    )
     assert state.allotments["ml/b"].units["gpu"] == (0 if which == "alone" else 1)
 
 
