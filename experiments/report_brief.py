@@ -81,7 +81,7 @@ def _rows(results: Results) -> Iterator[tuple[str, str, str]]:
         "BalanceNet updates weights faster than equal and random division",
         f"in simulation {_lost(rows, 'BalanceNet, renormalised')} % slower than the best division of unequal workers, "
         f"an equal division {_lost(rows, 'even')} %, this controller {_lost(rows, 'controller')} %. Its image models "
-        "are not trained",
+        "train (examples/balancenet), but not on unequal workers yet",
         "hardly better than equal",
     )  # fmt: skip
 
