@@ -6,9 +6,6 @@ checkout and its virtual environment instead.
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,14 @@ import yaml
 
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import ACCELERATOR, POOL_LABEL, Cluster
-from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.demo_output import print_result, print_text, say, watch
+from tests.cluster.mixed_demo import MIXED, mixed, show_mixed
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.pods import project_template
 
-__all__ = ["flights", "print_result", "print_text", "say", "show", "watch"]
+__all__ = ["flights", "show"]
 
 FLIGHTS = ROOT / "examples" / "flights"
-_FINAL = ("Succeeded", "Failed", "Suspended")
-_PATIENCE_SECONDS = 900
 
 
 def flights(shared: Path, name: str = "flights") -> list[dict[str, Any]]:
@@ -76,53 +72,14 @@ def show(folder: Path) -> int:
             manifest.write_text(yaml.safe_dump_all(flights(shared), sort_keys=False))
             print_text(kubectl("apply", "--server-side", f"--filename={manifest}"))
             say("kubectl get hpsj flights --watch")
-            phase = watch(kubectl)
+            phase = watch(kubectl, "flights")
             say("kubectl get pods,devicepools")
             print_text(kubectl("get", "pods", "--output=wide"))
             print_text(kubectl("get", "devicepools"))
-            print_result(kubectl, shared)
+            print_result(kubectl, "flights", shared)
+            if phase == "Succeeded":
+                phase = show_mixed(kubectl, mixed(flights(shared, MIXED)), folder)
             if phase != "Succeeded":
                 print_text(operator.story())
                 return 1
     return 0
-
-
-def watch(kubectl: Kubectl) -> str:
-    """Print the job's line whenever it changes, until it has ended; return the last phase."""
-    began, shown = time.monotonic(), ""
-
-    def ended() -> str | None:
-        nonlocal shown
-        phase = kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status.phase}")
-        head, _, row = kubectl("get", "heterpsjob", "flights").strip().partition("\n")
-        line = row.rsplit(maxsplit=1)[0]  # without the age, which always changes
-        if not shown:
-            print_text(f"  time  {head}")
-        if line != shown:
-            shown = line
-            print_text(f"{time.monotonic() - began:5.0f}s  {row}")
-        return phase if phase in _FINAL else None
-
-    return wait_until("the job has ended", ended, _PATIENCE_SECONDS)
-
-
-def print_result(kubectl: Kubectl, shared: Path) -> None:
-    """Print what came out, and the bill."""
-    status = json.loads(kubectl("get", "heterpsjob", "flights", "--output=jsonpath={.status}"))
-    evaluation, cost = status.get("evaluation") or {}, status.get("cost") or {}
-    say(f"{status['phase']}: {status.get('message') or 'the job is done'}")
-    print_text(f"held-out AUC {evaluation.get('auc')}, log loss {evaluation.get('logLoss')}")
-    print_text(f"throughput {status['throughput'].get('samplesPerSecond')} samples/s, plan {status['plan']['summary']}")
-    print_text(f"bill ${cost.get('total')}")
-    print_text(f"model {shared / 'flights' / 'model'} (in pods: {status.get('model')})")
-
-
-def say(line: str) -> None:
-    """Print a command after a prompt, and anything else as it is."""
-    print_text(f"\n$ {line}" if line.startswith(("kubectl", "heterps", "helm")) else line)
-
-
-def print_text(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(text.rstrip("\n") + "\n")
-    sys.stdout.flush()

@@ -14,7 +14,7 @@ from images.building import Builder, BuildError, archive_of, is_current
 
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import FOLDERS, NODES, Cluster
-from tests.cluster.demo import print_result, print_text, say, watch
+from tests.cluster.demo_output import print_result, print_text, say, watch
 from tests.cluster.errors import ClusterError
 from tests.cluster.helm import CHART, Helm
 from tests.cluster.kubectl import Kubectl
@@ -109,11 +109,11 @@ def _install_and_train(kubectl: Kubectl, helm: Helm, shared: Path) -> int:
     say("kubectl apply -f examples/flights/cluster.yaml")
     print_text(kubectl("apply", f"--filename={_MANIFEST}"))
     say("kubectl get hpsj flights --watch")
-    phase = watch(kubectl)
+    phase = watch(kubectl, "flights")
     say("kubectl get pods,devicepools")
     print_text(kubectl("get", "pods", "--output=wide"))
     print_text(kubectl("get", "devicepools"))
     say("kubectl describe hpsj flights")
     print_text(kubectl("describe", "heterpsjob", "flights"))
-    print_result(kubectl, shared)
+    print_result(kubectl, "flights", shared)
     return 0 if phase == "Succeeded" else 1

@@ -114,6 +114,8 @@ def reconcile(job: JobSpec, observed: Observed) -> Decision:
         actions = leaves + questions + actions
         if status.outcome is not None:  # the step forward found that there is none
             status, actions = termination.wind_down(job, observed, status)
+        elif status.stopping_since is not None:  # or that it leads to other stages
+            status, actions = termination.orderly_stop(observed, status)
     actions += quota.give_back(job, observed, status)
     # What was measured is kept, even if the job ends with it.
     saves = tuple(

@@ -16,7 +16,7 @@ from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.throughput import Sample, ThroughputSeries
-from heterps_operator.state.trials import Review, Trial
+from heterps_operator.state.trials import FloorMoves, Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 
 __all__ = ["CONDITION_TYPES", "FINAL_PHASES", "Condition", "Event", "Failure", "Phase", "Relayed", "Status"]
@@ -167,6 +167,7 @@ class Status:
     reviewed: float | None = None  # when the planner was asked last, or the number of units changed
     series: ThroughputSeries = field(default_factory=ThroughputSeries)  # measured since the plan came into force
     trials: tuple[Trial, ...] = ()  # numbers of units that did not do
+    moved_for_floor: FloorMoves = field(default_factory=FloorMoves)  # to other stages
     prices: Mapping[str, str] = field(default_factory=dict)  # by pool, as decimals: in force at the last turn
     judged_prices: Mapping[str, str] = field(default_factory=dict)  # with which the plan was made, or judged last
     offer: Offer | None = None  # a cheaper plan at the present prices
@@ -290,6 +291,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "review": lambda value: Review.from_json(known_fields(Review, value)),
     "series": _series,
     "offer": lambda value: Offer(**known_fields(Offer, value)),
+    "moved_for_floor": lambda value: FloorMoves(**known_fields(FloorMoves, value)),
     "trials": lambda value: tuple(Trial.from_json(known_fields(Trial, item)) for item in value),
 }
 _OPTIONAL = frozenset({"plan", "outcome", "failure", "review", "offer"})  # that may be null

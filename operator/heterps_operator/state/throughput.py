@@ -8,7 +8,7 @@ judged on the mean and its standard error, never on one value.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -116,8 +116,17 @@ class ThroughputSeries:
     def least(self) -> float:
         """The throughput that can be relied on: the mean less its error, or half a minute if that was worse."""
         overall = mean(self.samples)
+        return min(overall.value - overall.error, *self._parts())
+
+    def most(self) -> float:
+        """The throughput that is surely not exceeded: the mean plus its error, or half a minute if that was better."""
+        overall = mean(self.samples)
+        return max(overall.value + overall.error, *self._parts())
+
+    def _parts(self) -> Iterator[float]:
+        """The mean throughput of each half a minute."""
         parts = (self.samples[i : i + LEAST_SAMPLES] for i in range(len(self.samples) - LEAST_SAMPLES + 1))
-        return min(overall.value - overall.error, *(mean(part).value for part in parts))
+        return (mean(part).value for part in parts)
 
 
 def mean(samples: Sequence[Sample]) -> Mean:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Cause", "Pods", "Review", "Trial", "remember", "spare"]
+__all__ = ["Cause", "FloorMoves", "Pods", "Review", "Trial", "remember", "spare"]
 
 Pods = tuple[int, ...]  # workers of each stage
 
@@ -33,6 +33,7 @@ class Cause(StrEnum):
     EXCESS = "excess"  # fewer units may do
     WORKERS = "workers"  # `elasticity.workers` asks for another number
     PRICES = "prices"  # prices have changed, and another plan may be cheaper
+    STAGES = "stages"  # the throughput is below the floor, and no number of units of the present stages reaches it
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,31 @@ class Trial:
         if not self.in_vain or present != self.fewer or now >= self.until:
             return False
         return not (self.gains(floor, rate) and now >= self.time + self.wait / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class FloorMoves:
+    """The last move to other stages because the floor was out of reach. After each, the next waits twice as long.
+
+    Attributes:
+        floor: samples/s that were wanted.
+        time: of the move, Unix seconds.
+        wait: seconds until another one is tried for the same floor; 0: there was none.
+    """
+
+    floor: float = 0.0
+    time: float = 0.0
+    wait: float = 0.0
+
+    def until(self, floor: float, now: float) -> float | None:
+        """When a move for this floor may be tried; None: now."""
+        end = self.time + self.wait
+        return end if floor == self.floor and now < end else None
+
+    def again(self, floor: float, now: float, pause: float) -> FloorMoves:
+        """What is remembered after one more move; `pause` is the unit of waiting, in seconds."""
+        known = floor == self.floor and now < self.time + _FORGOTTEN * self.wait
+        return FloorMoves(floor, now, min(2 * self.wait, _LONGEST_WAIT * pause) if known else _FIRST_WAIT * pause)
 
 
 def remember(trials: Sequence[Trial], trial: Trial, pause: float) -> tuple[Trial, ...]:

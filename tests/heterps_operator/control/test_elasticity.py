@@ -147,18 +147,100 @@ def test_too_early_figures_are_not_trusted() -> None:
     assert not any(isinstance(a, ComputePlan) for a in trained(world, 1_000.0).settle())
 
 
+TOO_SLOW = {"feasible": False, "message": "these stages reach 15,000 samples/s; limited by cpu"}
+OTHER_STAGES: dict[str, Any] = {
+    **PLAN,
+    "stages": [{**PLAN["stages"][1], "name": "stage-0", "firstLayer": 0, "layers": ["embedding", "mlp", "head"]}],
+    "throughput": 21_000.0,
+    "costPerHour": 2.46,
+}
+
+
+def out_of_reach(world: World) -> ComputePlan:
+    """Miss the floor with all units that the stages could have, until the planner is asked for other stages."""
+    began = trained(world, 12_000.0).time
+    while world.time < began + 600:
+        for action in world.turn().actions:
+            if isinstance(action, ComputePlan):
+                if not action.stages:
+                    assert world.time >= began - LOOK + GIVE_UP
+                    return action
+                world.answer(TOO_SLOW)
+        world.time += 10
+    raise AssertionError("other stages are not asked for")
+
+
 def test_a_floor_out_of_reach_is_said_and_training_goes_on() -> None:
-    world = trained(running(), 12_000.0)
-    world.turn()
-    world.answer({"feasible": False, "message": "these stages reach 15,000 samples/s; limited by cpu"})
+    world = running()
+    request = out_of_reach(world)
+    assert request.problem["minSamplesPerSecond"] == 20_000.0
+    problem = Problem.from_json({**request.problem, "minSamplesPerSecond": 0.0})
+    found = evaluate(problem, [{"pool": "cpu", "lastLayer": 0, "units": 2}, {"pool": "gpu", "units": 1}])
+    assert isinstance(found, Plan)
+    assert found.throughput == pytest.approx(12_000.0), "the corrected profile predicts what is measured"
+    world.answer({"feasible": False, "message": "no plan reaches 20,000 samples/s"})
     world.settle()
     condition = world.status.condition("Rescaled")
     assert (condition.status, condition.reason) == ("False", "CannotRescale")
-    assert "limited by cpu" in condition.message
+    assert condition.message == (
+        "measured 12,000 samples/s, the floor is 20,000; these stages reach 15,000 samples/s; limited by cpu; "
+        "no plan reaches 20,000 samples/s"
+    )
     assert world.status.plan == JOB_PLAN
     assert world.status.phase == "Running"
     world.time += 30
     assert world.settle() == [], "not asked again before the pause is over"
+
+
+def test_other_stages_that_reach_the_floor_replace_those_that_cannot() -> None:
+    world = running()
+    out_of_reach(world)
+    world.answer(OTHER_STAGES)
+    world.settle()
+    assert (world.status.phase, "stop" in world.accepted) == ("Stopping", True)
+    [event] = [e for e in world.events if e.reason == "StagesChanged"]
+    assert event.message == (
+        "measured 12,000 samples/s, the floor is 20,000; these stages reach 15,000 samples/s; limited by cpu; "
+        "gpu x1 [embedding..head] does by the corrected profile: the job saves a checkpoint and moves to it"
+    )
+    world.set_phase("Stopped")
+    for name in sorted(world.running()):
+        world.end(name, 0)
+    world.settle()
+    plan = present(world)
+    assert (plan.summary, world.status.plan_revision) == ("gpu x1 [embedding..head]", 2)
+    assert (world.status.plan_reason, world.status.history[-1].message) == ("Replanned", event.message)
+    assert (world.status.incarnation, world.status.failures, world.status.outcome) == (2, 0, None)
+    assert "coordinator" in world.running()
+
+
+def test_stages_that_miss_the_floor_again_are_kept_for_a_while() -> None:
+    world = running()
+    out_of_reach(world)
+    world.answer(OTHER_STAGES)
+    world.settle()
+    moves = world.status.moved_for_floor
+    assert (moves.floor, moves.time, moves.wait) == (20_000.0, world.time, 600.0)
+    assert moves.until(20_000.0, moves.time + 600) is None
+    assert moves.until(25_000.0, moves.time) is None, "another floor is another question"
+    waits = [moves.again(floor, moves.time + 700, 60.0).wait for floor in (20_000.0, 25_000.0)]
+    assert waits == [1200.0, 600.0]
+
+    again = running()
+    again.status = replace(again.status, moved_for_floor=replace(moves, time=again.time))
+    out_of_reach(again)
+    assert again.time >= 1_000.0 + 600.0, "not before the wait is over"
+    told = [e.message for e in again.events if e.reason == "CannotRescale"]
+    assert told[-1].endswith("; the last move to other stages did not help, the next is tried at 1970-01-01T00:26:40Z")
+
+
+def test_other_stages_without_room_are_left() -> None:
+    world = running()
+    out_of_reach(world)
+    world.answer(OTHER_STAGES)
+    world.free_units = {"gpu": 0}
+    assert world.settle() == []
+    assert (world.status.plan, world.status.phase, world.status.review) == (JOB_PLAN, "Running", None)
 
 
 def test_a_machine_whose_cores_are_all_busy_gets_no_more_workers() -> None:

@@ -18,6 +18,7 @@ from heterps_operator.api.job import PoolSpec
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import ComputePlan, ProcessView
 from heterps_planner.model.problem import Problem
+from heterps_planner.planning import plan as make_plan
 from heterps_planner.scenarios.evaluate import evaluate
 from tests.heterps_operator.helpers.world import PROFILE, World, make_job
 
@@ -141,7 +142,8 @@ class ElasticWorld(World):
         return self.status.plan.pods[0]
 
     def _plan(self, request: ComputePlan) -> None:
-        found = evaluate(Problem.from_json(request.problem), list(request.stages))
+        problem = Problem.from_json(request.problem)
+        found = evaluate(problem, list(request.stages)) if request.stages else make_plan(problem)
         self.answer({**found.to_json(), "version": 1})
 
     def _happen(self) -> None:

@@ -1,10 +1,10 @@
 """The number of units during the run: compare the measured throughput with the floor, and provision the stages anew.
 
-A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So the
-times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
-provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others go
-on. Other stages or pools need a restart from the checkpoint; that is done only if the present ones cannot be had any
-more (`stranded`).
+A plan is made from a profile, and a profile can be wrong: other jobs share the nodes, a pool's machines differ. So
+the times of the running stages, as the coordinator measures them, correct the profile (`calibrate`), and the planner
+provisions the same stages again. What comes out takes effect without a restart: workers are added or end, the others
+go on. Other stages or pools need a restart from the checkpoint; that is done only if the present ones cannot reach
+the floor with any number of units (`redivision`), or cannot be had any more (`stranded`).
 
 A change needs a reason: the floor is missed by more than a tolerance, the job pays for clearly more than the floor, or
 `elasticity.workers` asks for another number of workers, whatever the floor. Between two looks at it lies
@@ -24,6 +24,7 @@ from heterps_operator.api.job import JobSpec
 from heterps_operator.control.machine import describe_cores, is_busy
 from heterps_operator.control.problem import build_problem, with_running_servers
 from heterps_operator.control.tuning.calibration import calibrate, divide_workers
+from heterps_operator.control.tuning.redivision import ask_for_stages, take_stages
 from heterps_operator.formatting import format_time
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
@@ -67,7 +68,7 @@ def review(job: JobSpec, observed: Observed, status: Status, plan: JobPlan) -> t
     if status.review is not None and status.review.cause == Cause.PRICES:
         return status, ()  # the planner is busy with another question
     if status.review is not None:
-        return _judge(job, observed, status, plan, status.review), ()
+        return _judge(job, observed, status, plan, status.review)
     if status.reviewed is None:  # training has just begun
         return replace(status, reviewed=now), ()
     if now - status.reviewed < job.elasticity.cooldown_seconds or observed.planning:
@@ -244,33 +245,47 @@ def _basis(job: JobSpec, observed: Observed, plan: JobPlan) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _judge(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, asked: Review) -> Status:
-    """Take the planner's answer, or leave it."""
+def _judge(
+    job: JobSpec, observed: Observed, status: Status, plan: JobPlan, asked: Review
+) -> tuple[Status, tuple[ComputePlan, ...]]:
+    """Take the planner's answer, or leave it; or ask for other stages, where the present ones do not do."""
     now, outcome = observed.time, observed.outcome
     if outcome is None or outcome.revision != asked.revision:
         # The controller restarted and the question was lost: decide again after the next pause.
-        return status if observed.planning else replace(status, review=None)
+        return (status if observed.planning else replace(status, review=None)), ()
     done = replace(status, review=None, reviewed=now)
-    if outcome.plan is None:
-        if asked.cause == Cause.EXCESS:
-            return done
-        return done.with_condition("Rescaled", False, "CannotRescale", f"{asked.message}; {outcome.message}", now)
-    present, in_the_way = plan.pods, None
-    pods = _bounded(job, outcome.plan, plan)
+    if asked.cause == Cause.STAGES:
+        return take_stages(job, observed, done, asked), ()
+    if outcome.plan is not None:
+        return _take_units(job, observed, done, plan, outcome.plan, asked), ()
+    if asked.cause == Cause.EXCESS:
+        return done, ()
+    if asked.cause == Cause.MISSED:
+        return ask_for_stages(job, observed, done, plan, asked, outcome.message)
+    text = f"{asked.message}; {outcome.message}"
+    return done.with_condition("Rescaled", False, "CannotRescale", text, now), ()
+
+
+def _take_units(
+    job: JobSpec, observed: Observed, status: Status, plan: JobPlan, answer: JobPlan, asked: Review
+) -> Status:
+    """Change the number of units to the planner's, if that helps and did not fail before."""
+    now, present, in_the_way = observed.time, plan.pods, None
+    pods = _bounded(job, answer, plan)
     if asked.cause == Cause.EXCESS:
         floor = job.min_samples_per_second
         pods, in_the_way = spare(status.trials, pods, floor=floor, present=present, rate=asked.rate, now=now)
-    new = _with_pods(job, outcome.plan, plan, pods)
+    new = _with_pods(job, answer, plan, pods)
     grows = any(n > old for n, old in zip(pods, present, strict=True))
     saves = (new.cost_per_hour or 0.0) < (plan.cost_per_hour or 0.0) * (1 - _MIN_SAVING)
     helps = {Cause.MISSED: grows, Cause.EXCESS: saves, Cause.WORKERS: True}[asked.cause]
     if pods != present and helps:
         before = ThroughputSeries(before=present, before_rate=asked.rate)
         tried = ThroughputSeries() if asked.cause == Cause.WORKERS else before
-        return _change(job, observed, done, plan, new, asked, tried)
+        return _change(job, observed, status, plan, new, asked, tried)
     if in_the_way is None:
-        return done
-    return done.with_condition("Rescaled", False, "TriedBefore", _tried(plan, in_the_way, job), now)
+        return status
+    return status.with_condition("Rescaled", False, "TriedBefore", _tried(plan, in_the_way, job), now)
 
 
 def _give_back(job: JobSpec, observed: Observed, status: Status, plan: JobPlan, grown: Trial) -> Status:
