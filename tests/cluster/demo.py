@@ -14,6 +14,7 @@ import yaml
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import ACCELERATOR, POOL_LABEL, Cluster
 from tests.cluster.demo_output import print_result, print_text, say, watch
+from tests.cluster.faults import LASTING
 from tests.cluster.mixed_demo import MIXED, mixed, show_mixed
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.pods import project_template
@@ -66,7 +67,7 @@ def show(folder: Path) -> int:
         kubectl("wait", "--for=condition=Established", f"--filename={ROOT / 'crds'}", "--timeout=300s")
         kubectl("create", "namespace", NAMESPACE)
         say("heterps operator &")
-        with Operator(cluster.place.kubeconfig, folder) as operator:
+        with Operator(cluster.place.kubeconfig, folder, *LASTING) as operator:
             say("kubectl apply -f flights.yaml")
             manifest = folder / "flights.yaml"
             manifest.write_text(yaml.safe_dump_all(flights(shared), sort_keys=False))
