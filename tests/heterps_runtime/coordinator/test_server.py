@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PATH_PLAN, PlanDocument, Role
+from heterps_runtime.coordinator.membership.liveness import Liveness
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.errors import UserError
 from heterps_runtime.wire.link import member_identity
 from heterps_runtime.wire.messages import Join
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
-from tests.heterps_runtime.helpers.jobs import TOKEN, ThreadedJob, configuration, plan_document
+from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, TOKEN, ThreadedJob, configuration, plan_document
 
 
 class Plans:
@@ -87,6 +89,22 @@ def test_a_taken_port_is_named_and_the_other_one_is_free_again(taken: str, tmp_p
         with pytest.raises(UserError, match=f"{taken}: cannot listen on 127.0.0.1:{port}: Address already in use; "):
             asyncio.run(server.run())
         socket.create_server(("127.0.0.1", free_port)).close()
+
+
+def test_what_the_coordinator_reads_and_writes_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plan it takes the checkpoints over, which writes a file."""
+    noted, note = threading.Event(), Liveness.note_work
+
+    def noting(liveness: Liveness, name: str, amount: float) -> None:
+        note(liveness, name, amount)
+        if name == "coordinator" and amount > 0:
+            noted.set()
+
+    monkeypatch.setattr(Liveness, "note_work", noting)
+    job = ThreadedJob(configuration(tmp_path / "job"))
+    job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 10, 1)], 1))
+    assert noted.wait(PATIENCE_SECONDS)
+    job.close()
 
 
 def test_silence_is_not_measured_with_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
