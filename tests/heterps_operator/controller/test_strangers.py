@@ -372,6 +372,15 @@ def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypa
         turns.wait_for("later")
 
 
+@pytest.mark.parametrize(("threads", "most"), [(8, 6), (4, 3), (1, 1)])
+def test_turns_of_one_namespace_leave_threads_for_others(
+    threads: int, most: int, server: Server, tmp_path: Path
+) -> None:
+    """Its coordinators may answer one byte at a time. What the number does is tested with the queue itself."""
+    supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path), threads=threads)
+    assert supervisor.queue._most == most
+
+
 def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) -> None:
     supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path))
     supervisor.stop()
