@@ -147,6 +147,21 @@ def test_every_dependency_is_locked_with_hashes() -> None:
     assert missing == set()
 
 
+def test_every_installation_compares_hashes() -> None:
+    """Also that of the program which installs the others; only this project itself has none."""
+    commands = [
+        (name, command.split())
+        for name, text in tracked_texts()
+        if Path(name).name in ("Makefile", "Dockerfile")
+        for command in re.split(r"\n|&&|\|\||;", text.replace("\\\n", " "))
+        if re.search(r"\bpip\b.* (install|wheel|download)\b", command)
+    ]
+    assert {name for name, _ in commands} == {"Makefile", "images/Dockerfile", "examples/flights/Dockerfile"}
+    without = [(name, words) for name, words in commands if "--require-hashes" not in words]
+    wrong = [entry for entry in without if "--no-deps" not in entry[1] or entry[1][-1] not in (".", "wheels/*.whl")]
+    assert wrong == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     dead = []
     for name, text in tracked_texts():

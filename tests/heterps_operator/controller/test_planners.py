@@ -131,19 +131,21 @@ def test_a_planner_that_hangs_loses_its_place_without_a_turn_of_its_job(
     ("wanted", "limit", "name"),
     [(86_400.0, 600.0, "--max-planner-seconds of the operator"), (20.0, 20.0, "scheduling.timeoutSeconds")],
 )
-def test_no_job_plans_longer_than_the_operator_allows(tmp_path: Path, wanted: float, limit: float, name: str) -> None:
-    made = list[tuple[float, str]]()
+def test_no_job_plans_with_more_time_or_memory_than_the_operator_allows(
+    tmp_path: Path, wanted: float, limit: float, name: str
+) -> None:
+    made = list[tuple[float, str, int]]()
 
     def make(places: object, namespace: str, folder: Path, method: str, seconds: float, **options: Any) -> None:
-        made.append((seconds, options["time_limit"]))
+        made.append((seconds, options["time_limit"], options["memory_bytes"]))
 
-    cluster: Any = OperatorContext(cast("Any", None), tmp_path)
+    cluster: Any = OperatorContext(cast("Any", None), tmp_path, planner_memory_bytes=64 << 20)
     cluster.make_planner = make
     nothing = cast("Any", None)
     Site(cluster, ("ml", "flights"), nothing, nothing, nothing).planner(
         make_job(planner_timeout_seconds=wanted), "plan"
     )
-    assert made == [(limit, name)]
+    assert made == [(limit, name, 64 << 20)]
 
 
 def test_a_planner_that_takes_too_much_memory_fails_with_the_way_out(tmp_path: Path) -> None:

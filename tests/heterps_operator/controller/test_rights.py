@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
+from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
@@ -23,17 +25,21 @@ from heterps_operator.kubernetes.api import ApiError, _resource
 from heterps_operator.kubernetes.building.workloads import LABEL_PRIORITY
 from heterps_operator.kubernetes.names import object_path, workload_path
 from heterps_operator.kubernetes.queue import KueueQueue
+from heterps_operator.kubernetes.reading.complaints import Complaint
 from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.kubernetes.reading.readable import NODE
 from heterps_operator.state.status import Event, Status
 from heterps_operator.state.values import ProcessSpec, ReclaimQuota, RequestQuota, ReturnQuota
 from heterps_runtime.contract import Role
 from tests.heterps_operator.helpers.documents import condition, waiting
+from tests.heterps_operator.helpers.fake_server import FakeServer
 from tests.heterps_operator.helpers.job_world import PODS
 from tests.heterps_operator.helpers.life import Life
 from tests.heterps_operator.helpers.world import defaulted_job
 
 ROOT = Path(__file__).parents[3]
 HELPERS = ROOT / "helm" / "heterps" / "templates" / "_helpers.tpl"
+ROLES = HELPERS.with_name("roles.yaml")
 Rights = set[tuple[str, str]]
 
 # kopf's watches list and watch (controller/watches.py), the reflector lists.
@@ -55,9 +61,17 @@ def granted(*names: str) -> Rights:
     return found
 
 
-def used(life: Life) -> Rights:
+def rules_of(role: str) -> Rights:
+    """Return the rights of a role of the chart, by the end of its name."""
+    [rules] = re.findall(rf"-{role}\n.*?rules:\n(.*?)---", ROLES.read_text(), re.S)
+    return {
+        (verb, resource) for rule in yaml.safe_load(rules) for verb in rule["verbs"] for resource in rule["resources"]
+    }
+
+
+def used(server: FakeServer) -> Rights:
     found: Rights = set()
-    for verb, path in life.server.requests:
+    for verb, path in server.requests:
         parts = path.split("?")[0]
         resource = _resource(parts if verb not in ("create", "list") else f"{parts}/x")
         # Status is a part of an object that exists.
@@ -143,7 +157,7 @@ def test_every_verb_is_used_and_every_use_is_granted(
             life.coordinator.phase = "Succeeded"
         life.settle()
         life.now += 60
-    found, allowed = used(life) | WATCHED | FOR_ADMISSION, granted("jobRules")
+    found, allowed = used(life.server) | WATCHED | FOR_ADMISSION, granted("jobRules")
     if not in_namespaces_only:
         found, allowed = found | WATCHED_IN_THE_CLUSTER, allowed | granted("clusterRules")
     assert found - allowed == set(), "done without the right to"
@@ -168,6 +182,22 @@ def _queue_up(life: Life, pools: Mapping[str, Any], *, with_priorities: bool) ->
         del life.server.objects[f"{path}/status"]
 
 
+def test_the_lease_needs_what_its_role_grants(life: Life) -> None:
+    for _ in range(2):  # it is created, then renewed
+        assert Lease(life.server, "heterps-system", "heterps-operator", "first").try_once()
+    assert used(life.server) == granted("leaseRules")
+
+
+def test_events_about_objects_of_the_cluster_need_what_their_role_grants(life: Life) -> None:
+    for _ in range(2):  # the second operator finds the event of the first one
+        recorder = ProblemRecorder(life.server, life.cluster.clock, 0.0)
+        recorder.tell(NODE, {"metadata": {"name": "a"}}, Complaint("Unreadable", "this"))
+        recorder.close()
+        recorder.run(threading.Event())
+    assert all("/namespaces/default/" in path for _, path in life.server.requests)
+    assert used(life.server) == rules_of("events")
+
+
 def test_no_other_group_of_events_is_needed() -> None:
     text = HELPERS.read_text()
     assert "events.k8s.io" not in text
@@ -176,7 +206,7 @@ def test_no_other_group_of_events_is_needed() -> None:
 
 def test_prices_are_read_by_the_names_that_the_chart_lists() -> None:
     """The operator's namespace may hold ConfigMaps of others."""
-    role = re.findall(r"-prices\n.*?rules:\n(.*?)---", (HELPERS.parent / "roles.yaml").read_text(), re.S)[0]
+    role = re.findall(r"-prices\n.*?rules:\n(.*?)---", ROLES.read_text(), re.S)[0]
     rule = yaml.safe_load(role.replace("{{ toJson . }}", '["heterps-prices"]'))
     assert rule == [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["heterps-prices"], "verbs": ["get"]}

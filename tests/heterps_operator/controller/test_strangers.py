@@ -329,12 +329,20 @@ def test_a_thread_goes_on_after_whatever_happens(server: Server, run: Run, monke
             supervisor.reflector.listed()
             assert again["synchronize"].acquire(timeout=SECONDS)
         monkeypatch.setattr(turns, "watch_queue", None)
-        monkeypatch.setattr(supervisor, "wake_waiting", lambda: 1 / 0)  # after a turn
-        supervisor.reflector.job_seen(named(JOB, "a"))
-        turns.wait_for("a")
-        supervisor.reflector.job_seen(named(JOB, "a"), gone=True)
-        supervisor.reflector.job_seen(named(JOB, "b"))
-        turns.wait_for("b")
+        failed = threading.Semaphore(0)
+
+        def fail_after_a_turn() -> None:
+            failed.release()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(supervisor, "wake_waiting", fail_after_a_turn)
+        for name in ("a", "b"):  # as many as there are threads
+            supervisor.reflector.job_seen(named(JOB, name))
+            turns.wait_for(name)
+            supervisor.reflector.job_seen(named(JOB, name), gone=True)
+            assert failed.acquire(timeout=SECONDS)
+        supervisor.reflector.job_seen(named(JOB, "c"))
+        turns.wait_for("c")
 
 
 def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +370,15 @@ def test_a_turn_that_fails_is_told_on_its_job(server: Server, run: Run, monkeypa
         supervisor.reflector.job_seen(named(JOB, "good"), gone=True)
         supervisor.reflector.job_seen(named(JOB, "later"))
         turns.wait_for("later")
+
+
+@pytest.mark.parametrize(("threads", "most"), [(8, 6), (4, 3), (1, 1)])
+def test_turns_of_one_namespace_leave_threads_for_others(
+    threads: int, most: int, server: Server, tmp_path: Path
+) -> None:
+    """Its coordinators may answer one byte at a time. What the number does is tested with the queue itself."""
+    supervisor = Supervisor(OperatorContext(cast("KubernetesApi", server), tmp_path), threads=threads)
+    assert supervisor.queue._most == most
 
 
 def test_an_operator_that_never_began_can_end(server: Server, tmp_path: Path) -> None:

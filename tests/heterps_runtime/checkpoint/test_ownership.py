@@ -22,6 +22,7 @@ from heterps_runtime.checkpoint import (
     take_over,
 )
 from heterps_runtime.checkpoint.manifest import retain
+from heterps_runtime.checkpoint.publishing import upload
 from heterps_runtime.storage import Chunk
 from tests.heterps_runtime.helpers.checkpoint_samples import Array, make_manifest, write_checkpoint, write_state
 
@@ -109,6 +110,34 @@ def test_a_fenced_run_replaces_no_model(storage: Storage, tmp_path: Path, moment
         export_model(storage, manifest, model, owner=older, initial_rows=draw)
     assert [path.name for path in model.iterdir()] == ["model.json"]
     assert (model / "model.json").read_text() == "of the younger run"
+
+
+@pytest.mark.parametrize(
+    ("granted", "left"),
+    [
+        (0, {"a": b"old", "model.json": b"old"}),
+        (1, {"a": b"old"}),
+        (2, {"a": b"new"}),
+        (3, {"a": b"new", "b": b"new"}),
+    ],
+)
+def test_a_run_that_is_fenced_while_it_uploads_a_model_stops_there(
+    granted: int, left: dict[str, bytes], tmp_path: Path
+) -> None:
+    target = Storage(pafs._MockFileSystem(), "model", "mock://model")
+    for name in ("a", "model.json"):
+        target.write_atomic(name, b"old")
+    for name in ("a", "b", "model.json"):
+        (tmp_path / name).write_bytes(b"new")
+    checks = iter([None] * granted)
+
+    def check() -> None:
+        if next(checks, FencedError) is FencedError:
+            raise FencedError("another run has taken over")
+
+    with pytest.raises(FencedError):
+        upload(tmp_path, target, check)
+    assert {name: target.read(name) for name in target.files()} == left
 
 
 def test_what_the_youngest_run_has_written_is_the_newest_although_an_older_one_had_come_further(

@@ -1,22 +1,29 @@
-"""The coordinator's HTTP interface, on 127.0.0.1."""
+"""The coordinator's HTTP interface, on 127.0.0.1, and its clock."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from aiohttp.test_utils import TestClient, TestServer
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_PLAN, PlanDocument
+from heterps_runtime.contract import PATH_PLAN, PlanDocument, Role
+from heterps_runtime.coordinator.membership.liveness import Liveness
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.errors import UserError
+from heterps_runtime.wire.link import member_identity
+from heterps_runtime.wire.messages import Join
 from heterps_runtime.wire.security import LinkSecurity
-from tests.heterps_runtime.helpers.jobs import TOKEN, configuration, plan_document
+from heterps_runtime.wire.transport import Connection
+from tests.heterps_runtime.helpers.jobs import PATIENCE_SECONDS, TOKEN, ThreadedJob, configuration, plan_document
 
 
 class Plans:
@@ -82,3 +89,36 @@ def test_a_taken_port_is_named_and_the_other_one_is_free_again(taken: str, tmp_p
         with pytest.raises(UserError, match=f"{taken}: cannot listen on 127.0.0.1:{port}: Address already in use; "):
             asyncio.run(server.run())
         socket.create_server(("127.0.0.1", free_port)).close()
+
+
+def test_what_the_coordinator_reads_and_writes_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plan it takes the checkpoints over, which writes a file."""
+    noted, note = threading.Event(), Liveness.note_work
+
+    def noting(liveness: Liveness, name: str, amount: float) -> None:
+        note(liveness, name, amount)
+        if name == "coordinator" and amount > 0:
+            noted.set()
+
+    monkeypatch.setattr(Liveness, "note_work", noting)
+    job = ThreadedJob(configuration(tmp_path / "job"))
+    job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 10, 1)], 1))
+    assert noted.wait(PATIENCE_SECONDS)
+    job.close()
+
+
+def test_silence_is_not_measured_with_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day may be set back, and would then make nobody silent."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    job = ThreadedJob(configuration(tmp_path / "job"), heartbeat_seconds=0.5)
+    job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 10, 1)], 1))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address, identity = job.credentials.control_address(), member_identity("ps-0", "1")
+    connection = Connection(context, address, identity, job.credentials.security)
+    connection.send(Join(Role.PS, 0, "cpu", "tcp://127.0.0.1:1", 0, lineage=0, version=-1))  # and no pulse
+    status = job.wait(lambda status: any(e["reason"] == "MemberLost" for e in status["events"]))
+    connection.close()
+    context.term()
+    job.close()
+    assert [e["message"] for e in status["events"] if e["reason"] == "MemberLost"] == ["ps-0: no heartbeat for 0.5 s"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,14 +38,16 @@ class Wiretap:
         self._threads.append(self._start(self._accept, listener, (parts.hostname, parts.port)))
         return f"{parts.scheme}://127.0.0.1:{listener.getsockname()[1]}"
 
-    def tap_listeners(self, patch: pytest.MonkeyPatch) -> None:
-        """Tap every listening socket that the processes of a job open from now on."""
+    def tap_listeners(
+        self, patch: pytest.MonkeyPatch, modules: Iterable[ModuleType] = (coordinator, ps, member)
+    ) -> None:
+        """Tap every listening socket that processes of a job open from now on, those of these modules."""
 
         def listen(*arguments: Any) -> Any:
             opened, address = transport.listen_socket(*arguments)
             return opened, self.tap(address)
 
-        for module in (coordinator, ps, member):
+        for module in modules:
             patch.setattr(module, "listen_socket", listen)
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ import pytest
 import torch
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_CHECKPOINT, PATH_STOP, JobPhase
+from heterps_runtime.contract import PATH_CHECKPOINT, PATH_FAIL, PATH_STOP, JobPhase
+from heterps_runtime.coordinator.files import JobFiles
 from heterps_runtime.coordinator.server import CoordinatorServer
 from heterps_runtime.errors import UserError
-from tests.heterps_runtime.helpers.jobs import TOKEN, Stage, ThreadedJob, configuration, trained_model
+from tests.heterps_runtime.helpers.jobs import (
+    PATIENCE_SECONDS,
+    TOKEN,
+    Stage,
+    ThreadedJob,
+    configuration,
+    trained_model,
+)
 from tests.heterps_runtime.helpers.plain_torch import train
 from tests.same_model import assert_same_model
 
@@ -82,10 +92,18 @@ def _cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
+def _change(path: Path) -> None:
+    """Change the last value of a file, which stays as long as it was."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         pytest.param(lambda c: _cut_off(next(c.glob("rows-*.safetensors"))), id="rows are cut off"),
+        pytest.param(lambda c: _change(next(c.glob("rows-*.safetensors"))), id="a row is changed"),
         pytest.param(lambda c: _cut_off(c / "manifest.json"), id="the manifest is cut off"),
     ],
 )
@@ -103,6 +121,30 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_for_the_one_before(
     assert [e["type"] for e in skipped] == ["Warning"]
     assert newest.name in skipped[0]["message"]
     assert_same_model(trained_model(status), uninterrupted)
+
+
+@pytest.mark.parametrize(("role", "members"), [("rows", {"ps-0"}), ("dense", {"ps-0", "worker-0-0"})])
+def test_members_compare_checksums_of_what_they_load(
+    role: str, members: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may change after the coordinator has verified it."""
+    stages: list[Stage] = [("card", LAST, 1)]  # the worker holds dense parameters
+    document = configuration(folder / f"changed-{role}", steps=STEPS)
+    _run(document, stages, 1, stop_after=3)
+    [checkpoint] = _checkpoints(document)
+    _change(next(checkpoint.glob(f"{role}-*.safetensors")))
+    find = JobFiles.find
+    monkeypatch.setattr(JobFiles, "find", lambda files, contents: find(files, contents=False))  # as if it had before
+    job = ThreadedJob(document)
+    job.start(stages, 1)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while {failure.split(":")[0] for failure in job.failures} != members and time.monotonic() < deadline:
+        assert job.status()["phase"] != JobPhase.SUCCEEDED
+        time.sleep(0.05)
+    job.credentials.request("POST", PATH_FAIL, {"reason": "Test", "message": "it cannot go on"})
+    job.close()
+    words = f"DamagedError: {role}-[a-z0-9-]+.safetensors was changed after it was written"
+    assert {failure.split(":")[0] for failure in job.failures if re.search(words, failure)} == members
 
 
 def test_checkpoints_of_another_job_are_refused_by_the_field_that_differs(folder: Path) -> None:

@@ -21,6 +21,7 @@ import zmq
 
 from heterps_runtime.contract import PATH_HEALTH, PATH_METRICS
 from heterps_runtime.errors import ProtocolError, TransientError
+from heterps_runtime.wire import transport
 from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from heterps_runtime.wire.link import ControlLink
 from heterps_runtime.wire.messages import Forward, Go, Message, Shutdown
@@ -188,24 +189,69 @@ def test_a_peer_that_returns_takes_its_identity_over(context: zmq.Context[zmq.So
     listener.close(linger=0)
 
 
-def test_a_frame_that_is_too_long_is_not_even_read(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_both_ends_notice_a_connection_that_is_half_open(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_HEARTBEAT_MILLISECONDS", 100)
+    monkeypatch.setattr(transport, "_SILENCE_MILLISECONDS", 1000)
+    TokenAuthority(context, SECURITY)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    departures: Departures[str] = Departures(listener)
+    cutter = Cutter(address)
+    silent = Connection(context, cutter.address, "silent", SECURITY)
+    silent.send(Go(1))
+    assert _hear(listener, departures) == ("silent", Go(1))
+    assert not silent.broke()
+    cutter.mute()  # nothing arrives any more, and TCP tells neither end
+    gone = _departed(departures)
+    noticed = silent.pollables[1].poll(10_000)
+    broke = silent.broke()
+    silent.close()
+    cutter.close()
+    departures.close()
+    listener.close(linger=0)
+    assert gone == ["silent"]
+    assert noticed
+    assert broke
+
+
+def _is_closed(stranger: socket.socket) -> bool:
+    """Whether the other end closes the connection before the timeout of the socket."""
+    try:
+        while stranger.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_stranger_that_does_not_finish_the_handshake_is_disconnected(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_HANDSHAKE_MILLISECONDS", 200)
+    listener, address = listen_socket(context, "127.0.0.1", SECURITY)
+    host, port = address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        closed = _is_closed(stranger)
+    listener.close(linger=0)
+    assert closed, "ZeroMQ itself would wait for 30 s"
+
+
+def test_a_frame_that_is_too_long_is_not_even_read(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ZMTP 3.0 (RFC 23): a greeting of 64 bytes, then frames; a long one has 8 bytes of length."""
+    monkeypatch.setattr(transport, "_HANDSHAKE_MILLISECONDS", 0)  # without a limit, which would end both connections
     listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     host, port = address.removeprefix("tcp://").split(":")
     for length, refused in ((MAX_FRAME_BYTES + 1, True), (MAX_FRAME_BYTES, False)):
         with socket.create_connection((host, int(port))) as stranger:
             greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + b"\x00" + bytes(31)
             stranger.sendall(greeting + b"\x06" + length.to_bytes(8, "big"))
-            stranger.settimeout(20 if refused else 1)
-            closed = False
-            with contextlib.suppress(TimeoutError):
-                try:
-                    while stranger.recv(4096):
-                        pass
-                except ConnectionResetError:
-                    pass
-                closed = True
-            assert closed == refused, length
+            stranger.settimeout(10 if refused else 1)
+            assert _is_closed(stranger) == refused, length
     listener.close(linger=0)
 
 

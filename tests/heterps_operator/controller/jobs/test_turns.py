@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.controller import context as cluster
+from tests.heterps_operator.helpers.documents import condition, running
 from tests.heterps_operator.helpers.job_world import STATE
 from tests.heterps_operator.helpers.life import Life
 
@@ -60,6 +61,22 @@ def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_
         life.operator.turn()
     assert life.status["restarts"] == 0
     assert life.coordinator is coordinator
+
+
+def test_a_step_of_the_clock_is_not_the_silence_of_a_coordinator(life: Life) -> None:
+    stepped = 0.0
+    life.cluster.monotonic = lambda: life.now - stepped
+    coordinator = life.train()
+    [path] = [path for path, item in life.server.objects.items() if item is life.pods()["coordinator"]]
+    runs = {"conditions": [condition("PodScheduled", "True")], "containerStatuses": running()}
+    life._set(path, {**life.server.objects[path]["status"], **runs})
+    coordinator.silent, stepped = True, 10_000.0
+    life.now += stepped  # the time of day is set
+    for seconds, given_up in ((100, False), (30, True)):
+        for _ in range(seconds // 10):
+            life.now += 10
+            life.operator.turn()
+        assert ("deletionTimestamp" in life.server.objects[path]["metadata"]) == given_up
 
 
 def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
