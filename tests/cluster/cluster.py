@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.cluster import building
+from tests.cluster.addresses import IPV4, Addresses
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.daemons import Daemons
 from tests.cluster.errors import ClusterError
@@ -85,6 +86,7 @@ class Cluster:
         outlive_parent: Keep running when this process ends; otherwise the cluster ends with it, even if it is killed.
         say: Called with progress messages, a line at a time.
         node_grace_seconds: Seconds after which a silent node counts as lost.
+        addresses: Of the cluster.
         snapshotter: Of the nodes' containerd. `native` copies an image for each container, which is little for the
             tests' own one. `overlayfs` does not, but cannot be used on an overlay, the root of many containers.
     """
@@ -97,6 +99,7 @@ class Cluster:
         outlive_parent: bool = False,
         say: Say = lambda line: None,
         node_grace_seconds: int = ControlPlane.node_grace_seconds,
+        addresses: Addresses = IPV4,
         snapshotter: str = "native",
     ) -> None:
         self.place = Place(name or str(os.getpid()))
@@ -106,6 +109,7 @@ class Cluster:
         self._outlive_parent = outlive_parent
         self._say = say
         self._node_grace_seconds = node_grace_seconds
+        self._addresses = addresses
         self._snapshotter = snapshotter
         self._daemons: Daemons | None = None
         self._sandbox: Sandbox | None = None
@@ -187,9 +191,9 @@ class Cluster:
         self.logs.mkdir()
         self._sandbox = sandbox = Sandbox.create(folder, outlive_parent=self._outlive_parent)
         self._daemons = daemons = Daemons(sandbox, self.logs)
-        make_bridge(sandbox)
-        write_network(folder)
-        control_plane = ControlPlane(folder, programs, self._node_grace_seconds)
+        make_bridge(sandbox, self._addresses)
+        write_network(folder, self._addresses)
+        control_plane = ControlPlane(folder, programs, self._node_grace_seconds, self._addresses)
         control_plane.write_credentials([node.name for node in self._wanted])
         control_plane.start_server(daemons)
 
