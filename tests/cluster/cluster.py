@@ -81,12 +81,13 @@ class Cluster:
     """A running cluster; as a context manager it runs inside the block and is removed after it.
 
     Args:
-        nodes: Its nodes; none for a control plane with fake nodes (kwok.py).
+        nodes: Its nodes; none for a control plane alone, or with fake nodes (kwok.py).
         name: Distinguishes clusters that run at the same time.
         outlive_parent: Keep running when this process ends; otherwise the cluster ends with it, even if it is killed.
         say: Called with progress messages, a line at a time.
         node_grace_seconds: Seconds after which a silent node counts as lost.
         addresses: Of the cluster.
+        control_plane: Programs of another release, by the names of those that they replace.
         snapshotter: Of the nodes' containerd. `native` copies an image for each container, which is little for the
             tests' own one. `overlayfs` does not, but cannot be used on an overlay, the root of many containers.
     """
@@ -100,6 +101,7 @@ class Cluster:
         say: Say = lambda line: None,
         node_grace_seconds: int = ControlPlane.node_grace_seconds,
         addresses: Addresses = IPV4,
+        control_plane: Mapping[str, building.Program] | None = None,
         snapshotter: str = "native",
     ) -> None:
         self.place = Place(name or str(os.getpid()))
@@ -110,6 +112,7 @@ class Cluster:
         self._say = say
         self._node_grace_seconds = node_grace_seconds
         self._addresses = addresses
+        self._programs = {program.name: program for program in building.CLUSTER} | dict(control_plane or {})
         self._snapshotter = snapshotter
         self._daemons: Daemons | None = None
         self._sandbox: Sandbox | None = None
@@ -153,7 +156,7 @@ class Cluster:
         """
         if reasons := reasons_against():
             raise ClusterError("; ".join(reasons))
-        programs = {program.name: building.path_of(program) for program in building.CLUSTER}
+        programs = {name: building.path_of(program) for name, program in self._programs.items()}
         remove_leftovers()
         started = time.monotonic()
         try:

@@ -12,10 +12,11 @@ import pytest
 from heterps_operator.kubernetes.api import connect
 from tests.availability import unavailable
 from tests.cluster.addresses import IPV6
-from tests.cluster.cluster import POOL_LABEL, Cluster, Node
+from tests.cluster.cluster import POOL_LABEL, Cluster
 from tests.cluster.helm import Helm, grant, install_custom_resources, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
+from tests.cluster.nodes import Node
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.requirements import reasons_against
 
