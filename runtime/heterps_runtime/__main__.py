@@ -27,6 +27,7 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import ENV_CONFIG, ENV_TOKEN, EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Role
 from heterps_runtime.errors import HeterpsRuntimeError, UserError
 from heterps_runtime.processes.process import at_termination, end_with_parent, log
+from heterps_runtime.wire.ports import Ports
 
 __all__ = ["entry", "main"]
 
@@ -82,6 +83,7 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
                 options.port,
                 options.ready_file,
                 metrics_port=options.metrics_port,
+                ports=Ports.from_environment(),
             )
             at_termination(coordinator.leave)
             asyncio.run(coordinator.run())
@@ -91,7 +93,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
             from heterps_runtime.wire.link import Credentials
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
-            server = ParameterServer(config, credentials, options.index, options.pool, options.host)
+            ports = Ports.from_environment()
+            server = ParameterServer(config, credentials, options.index, options.pool, options.host, ports)
             at_termination(server.leave)
             server.run()
             return server.interrupted
@@ -100,7 +103,8 @@ def _run(options: argparse.Namespace, config: RunConfig) -> bool:
             from heterps_runtime.worker.main import open_worker
 
             credentials = Credentials.from_environment(encrypted=config.encrypted)
-            worker = open_worker(config, credentials, options.stage, options.index, options.pool, options.host)
+            ports = Ports.from_environment()
+            worker = open_worker(config, credentials, options.stage, options.index, options.pool, options.host, ports)
             at_termination(worker.leave)
             worker.run()
             return worker.interrupted
@@ -132,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     for role in (ps, worker, profile):
         role.add_argument("--pool", required=True)
     for role in (coordinator, ps, worker):
-        role.add_argument("--host", default="127.0.0.1", help="address to listen on")
+        role.add_argument("--host", default="127.0.0.1", help="IPv4 or IPv6 address to listen on")
     return parser
 
 

@@ -21,6 +21,11 @@ PROFILE_VERSION = 1
 # --- environment of every runtime process -----------------------------------------------------------------------------
 ENV_CONFIG = "HETERPS_CONFIG"  # path of the run configuration, a JSON file (see heterps_runtime.config)
 ENV_COORDINATOR = "HETERPS_COORDINATOR"  # http://host:port of the job's coordinator; https if the job encrypts
+# Ports of a process that shares its address with no other; without them, it listens on any free ones. They are no
+# arguments, so that runtimes of the release before ignore them.
+ENV_MESSAGE_PORT = "HETERPS_MESSAGE_PORT"  # for the messages of members (ZeroMQ)
+ENV_RENDEZVOUS_PORT = "HETERPS_RENDEZVOUS_PORT"  # of the store with which a stage's workers form a group (all-reduce)
+ENV_METRICS_PORT = "HETERPS_METRICS_PORT"  # of a member's own /metrics
 ENV_TOKEN = "HETERPS_TOKEN"  # noqa: S105  # name of the variable that holds the job's shared secret
 
 # --- addresses of data and checkpoints --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.cluster import building
+from tests.cluster.addresses import IPV4, Addresses
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.daemons import Daemons
 from tests.cluster.errors import ClusterError
@@ -80,11 +81,13 @@ class Cluster:
     """A running cluster; as a context manager it runs inside the block and is removed after it.
 
     Args:
-        nodes: Its nodes; none for a control plane with fake nodes (kwok.py).
+        nodes: Its nodes; none for a control plane alone, or with fake nodes (kwok.py).
         name: Distinguishes clusters that run at the same time.
         outlive_parent: Keep running when this process ends; otherwise the cluster ends with it, even if it is killed.
         say: Called with progress messages, a line at a time.
         node_grace_seconds: Seconds after which a silent node counts as lost.
+        addresses: Of the cluster.
+        control_plane: Programs of another release, by the names of those that they replace.
         snapshotter: Of the nodes' containerd. `native` copies an image for each container, which is little for the
             tests' own one. `overlayfs` does not, but cannot be used on an overlay, the root of many containers.
     """
@@ -97,6 +100,8 @@ class Cluster:
         outlive_parent: bool = False,
         say: Say = lambda line: None,
         node_grace_seconds: int = ControlPlane.node_grace_seconds,
+        addresses: Addresses = IPV4,
+        control_plane: Mapping[str, building.Program] | None = None,
         snapshotter: str = "native",
     ) -> None:
         self.place = Place(name or str(os.getpid()))
@@ -106,6 +111,8 @@ class Cluster:
         self._outlive_parent = outlive_parent
         self._say = say
         self._node_grace_seconds = node_grace_seconds
+        self._addresses = addresses
+        self._programs = {program.name: program for program in building.CLUSTER} | dict(control_plane or {})
         self._snapshotter = snapshotter
         self._daemons: Daemons | None = None
         self._sandbox: Sandbox | None = None
@@ -149,7 +156,7 @@ class Cluster:
         """
         if reasons := reasons_against():
             raise ClusterError("; ".join(reasons))
-        programs = {program.name: building.path_of(program) for program in building.CLUSTER}
+        programs = {name: building.path_of(program) for name, program in self._programs.items()}
         remove_leftovers()
         started = time.monotonic()
         try:
@@ -187,9 +194,9 @@ class Cluster:
         self.logs.mkdir()
         self._sandbox = sandbox = Sandbox.create(folder, outlive_parent=self._outlive_parent)
         self._daemons = daemons = Daemons(sandbox, self.logs)
-        make_bridge(sandbox)
-        write_network(folder)
-        control_plane = ControlPlane(folder, programs, self._node_grace_seconds)
+        make_bridge(sandbox, self._addresses)
+        write_network(folder, self._addresses)
+        control_plane = ControlPlane(folder, programs, self._node_grace_seconds, self._addresses)
         control_plane.write_credentials([node.name for node in self._wanted])
         control_plane.start_server(daemons)
 

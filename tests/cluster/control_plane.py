@@ -9,14 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.addresses import IPV4, Addresses
 from tests.cluster.daemons import Daemons
 
-# The address of the bridge of all pods: also every node's address and the pods' DNS server.
-HOST = "10.88.0.1"
-PODS = "10.88.0.0/16"
-SERVICES = "10.96.0.0/16"
 DNS_DOMAIN = "cluster.local"
-SERVER = f"https://{HOST}:6443"
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEERS = "http://127.0.0.1:2380"
 # Tests that inspect names recognise the cluster; see `kubectl.check_test_context`.
@@ -46,7 +42,6 @@ PROXY = {
     "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
     "kind": "KubeProxyConfiguration",
     "mode": "iptables",
-    "clusterCIDR": PODS,
     # Connection tracking tables are sized for the whole machine, which is impossible inside a network namespace.
     "conntrack": {"maxPerCore": 0},
     # By default it batches changes for a second, which tests would wait for.
@@ -63,6 +58,7 @@ class ControlPlane:
     # A silent node counts as lost after this time. The default is forty seconds, for which tests that stop a kubelet
     # would wait.
     node_grace_seconds: int = 12
+    addresses: Addresses = IPV4
 
     @property
     def certificate(self) -> Path:
@@ -109,9 +105,10 @@ class ControlPlane:
             self.programs["kube-apiserver"],
             f"--etcd-servers={ETCD}",
             "--secure-port=6443",
-            f"--advertise-address={HOST}",
+            f"--bind-address={self.addresses.unspecified}",
+            f"--advertise-address={self.addresses.host}",
             f"--cert-dir={self.certificate.parent}",
-            f"--service-cluster-ip-range={SERVICES}",
+            f"--service-cluster-ip-range={self.addresses.services}",
             f"--service-account-issuer=https://kubernetes.default.svc.{DNS_DOMAIN}",
             f"--service-account-signing-key-file={key}",
             f"--service-account-key-file={key}",
@@ -147,7 +144,7 @@ class ControlPlane:
             "--leader-elect=false",
         ])  # fmt: skip
         (self.folder / "Corefile").write_text(
-            COREFILE.format(domain=DNS_DOMAIN, host=HOST, kubeconfig=self.kubeconfig("dns"))
+            COREFILE.format(domain=DNS_DOMAIN, host=self.addresses.host, kubeconfig=self.kubeconfig("dns"))
         )
         daemons.start("dns", [self.programs["coredns"], "-conf", self.folder / "Corefile"])
 
@@ -155,6 +152,7 @@ class ControlPlane:
         """Start kube-proxy: one serves all nodes, as they share the network namespace."""
         settings = {
             **PROXY,
+            "clusterCIDR": self.addresses.pods,
             "clientConnection": {"kubeconfig": str(self.kubeconfig("proxy"))},
             "hostnameOverride": node,
         }
@@ -163,7 +161,7 @@ class ControlPlane:
 
     def _kubeconfig_text(self, identity: str, token: str) -> str:
         # The API server writes its certificate later: refer to it by name, not by content.
-        server = {"server": SERVER, "certificate-authority": str(self.certificate)}
+        server = {"server": self.addresses.server, "certificate-authority": str(self.certificate)}
         return json.dumps({
             "apiVersion": "v1",
             "kind": "Config",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from heterps_operator.kubernetes.api import KubernetesApi
+from tests.cluster.addresses import IPV4
 from tests.cluster.cluster import Cluster
-from tests.cluster.control_plane import HOST
 from tests.cluster.daemons import Daemon
 
 PODS = "10.200.0.0/16"
@@ -112,7 +112,7 @@ class FakeNode:
                 "capacity": capacity,
                 "allocatable": capacity,
                 "conditions": [ready],
-                "addresses": [{"type": "InternalIP", "address": HOST}, {"type": "Hostname", "address": self.name}],
+                "addresses": [{"type": "InternalIP", "address": IPV4.host}, {"type": "Hostname", "address": self.name}],
             },
         }
 
@@ -135,7 +135,7 @@ def play(cluster: Cluster, api: KubernetesApi, nodes: Sequence[FakeNode], progra
         f"--kubeconfig={cluster.place.kubeconfig}",
         f"--config={stages}",
         f"--cidr={PODS}",
-        f"--node-ip={HOST}",
+        f"--node-ip={IPV4.host}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-label-selector={label}={value}",
         "--node-lease-duration-seconds=0",  # saves a hundred unused writes per second

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.control_plane import DNS_DOMAIN, HOST, PODS, ControlPlane
+from tests.cluster.addresses import Addresses
+from tests.cluster.control_plane import DNS_DOMAIN, ControlPlane
 from tests.cluster.daemons import Daemon, Daemons
 from tests.cluster.images import IMAGE
 from tests.cluster.sandbox import Sandbox
@@ -52,7 +53,6 @@ KUBELET = {
     "imageGCHighThresholdPercent": 100,
     "evictionHard": {"memory.available": "100Mi"},
     "healthzPort": 0,
-    "clusterDNS": [HOST],
     "clusterDomain": DNS_DOMAIN,
     # The machine's own name servers are unreachable, and their search domains would only delay answers.
     "resolvConf": "",
@@ -106,6 +106,8 @@ class RunningNode:
         )
         settings = {
             **KUBELET,
+            "address": self.control_plane.addresses.unspecified,
+            "clusterDNS": [self.control_plane.addresses.host],
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "port": self.port,
             "podLogsDir": str(self.home / "pod-logs"),
@@ -132,18 +134,18 @@ class RunningNode:
             f"--config={self.home / 'kubelet.json'}",
             f"--kubeconfig={self.control_plane.kubeconfig(f'node-{name}')}",
             f"--hostname-override={name}",
-            f"--node-ip={HOST}",
+            f"--node-ip={self.control_plane.addresses.host}",
             f"--node-labels={labels}",
             f"--root-dir={self.home / 'kubelet'}",
             f"--cert-dir={self.home / 'pki'}",
         ])  # fmt: skip
 
 
-def write_network(folder: Path) -> None:
+def write_network(folder: Path, addresses: Addresses) -> None:
     """Write the CNI configuration: all nodes' pods on one bridge, with addresses from one range."""
     (folder / "cni").mkdir()
-    ranges = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]],
-              "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
+    ranges = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": addresses.pods}]],
+              "routes": [{"dst": addresses.everywhere}]}  # fmt: skip
     bridge = {
         "type": "bridge",
         "bridge": BRIDGE,
@@ -156,13 +158,16 @@ def write_network(folder: Path) -> None:
     (folder / "cni" / "10-heterps.conflist").write_text(json.dumps(plugins))
 
 
-def make_bridge(sandbox: Sandbox) -> None:
+def make_bridge(sandbox: Sandbox, addresses: Addresses) -> None:
     """Create the bridge, with a default route: programs need one to start, although it leads nowhere."""
+    # Nothing else has these addresses: looking for duplicates would take a second.
+    options = "nodad" if addresses.is_ipv6 else ""
+    forwarding = "net.ipv6.conf.all.forwarding" if addresses.is_ipv6 else "net.ipv4.ip_forward"
     sandbox.run("sh", "-euc", f"""
         ip link set lo up
         ip link add {BRIDGE} type bridge
-        ip address add {HOST}/16 dev {BRIDGE}
+        ip address add {addresses.interface} dev {BRIDGE} {options}
         ip link set {BRIDGE} up
-        ip route add default dev {BRIDGE}
-        sysctl -qw net.ipv4.ip_forward=1
+        ip route add {addresses.everywhere} dev {BRIDGE}
+        sysctl -qw {forwarding}=1
     """)  # fmt: skip

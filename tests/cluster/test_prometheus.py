@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from heterps_operator.kubernetes.api import KubernetesApi
+from tests.cluster.addresses import IPV4
 from tests.cluster.api_server import ApiServer
 from tests.cluster.building import ROOT
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import unbuilt
-from tests.cluster.control_plane import HOST
 from tests.cluster.debian import missing
 from tests.cluster.faults import MODEL
 from tests.cluster.helm import CHART, Helm, operator_values
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(1800)
 
-ADDRESS = f"{HOST}:9090"  # pods reach it, as they reach their node
+ADDRESS = f"{IPV4.host}:9090"  # pods reach it, as they reach their node
 RELEASE = "watched"
 ALERTS = (
     "metrics.prometheusRule.enabled=true",

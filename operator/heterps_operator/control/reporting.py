@@ -59,7 +59,7 @@ def observe_members(job: JobSpec, observed: Observed, status: Status) -> Status:
 
 def _unreachable(silence: str) -> PodProblem:
     text = (
-        f"the kubelet reaches the coordinator, the operator does not ({silence}): let the operator reach port http "
+        f"the kubelet reaches the coordinator, the operator does not ({silence}): let the operator reach port 7400 "
         "of the job's pods (is there a NetworkPolicy, a proxy or a service mesh between them?); training continues, "
         "but units, batch sizes and the reported progress stay as they are"
     )

@@ -30,8 +30,10 @@ __all__ = [
     "LABEL_PROCESS",
     "LABEL_ROLE",
     "LABEL_STAGE",
+    "MESSAGE_PORT",
     "METRICS_PORT",
     "PRIORITY_CLASSES",
+    "RENDEZVOUS_PORT",
     "budget_name",
     "code_config_name",
     "code_labels",
@@ -75,7 +77,9 @@ CONTAINER = "heterps"  # name of the runtime's container in every pod
 CODE_CONTAINER = "heterps-code"  # name of the init container that brings the job's code
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 COORDINATOR_PORT = 7400
-METRICS_PORT = 7401  # of a coordinator's health and metrics, never encrypted
+METRICS_PORT = 7401  # of a process's metrics, and of a coordinator's health; never encrypted
+MESSAGE_PORT = 7402  # of ZeroMQ
+RENDEZVOUS_PORT = 7403  # of workers that all-reduce
 
 LABEL_JOB = f"{API_GROUP}/job"
 LABEL_ROLE = f"{API_GROUP}/role"

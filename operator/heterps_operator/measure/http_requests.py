@@ -65,7 +65,8 @@ def send_request(
     parts = urlsplit(url)
     assert parts.hostname is not None
     deadline = time.monotonic() + timeout
-    connection = http.client.HTTPConnection(parts.hostname, parts.port)
+    # Without a port, it would read one from the end of an IPv6 address.
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or http.client.HTTP_PORT)
     try:
         with _connect(parts, deadline, context) as connected:
             connection.sock = _Stream(connected, deadline)

@@ -337,8 +337,7 @@ class PrometheusServer:
             raise MeasurementError(f"{self._url}: the response is not from a Prometheus API ({error!r})") from error
         found = [_gather(samples) for samples in targets.values() if _complete(samples)]
         if not found:
-            port = "port http (with encryption, metrics)"
-            fix = f"let it scrape the coordinators' {port} with a PodMonitor, or leave --prometheus-url out"
+            fix = "let it scrape the coordinators' port http-metrics with a PodMonitor, or leave --prometheus-url out"
             raise MeasurementError(f"{self._url}: it has no series of job {namespace}/{job}; {fix}")
         # For a while, the series of a replaced coordinator exist beside those of its successor.
         newest = max(found, key=lambda figures: figures.measured)

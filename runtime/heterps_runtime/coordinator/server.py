@@ -31,6 +31,7 @@ from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SE
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.codec import decode, encode, read_stamp
+from heterps_runtime.wire.host_port import join_host_port, split_host_port
 from heterps_runtime.wire.link import member_identity, read_identity
 from heterps_runtime.wire.messages import (
     Evaluated,
@@ -42,6 +43,7 @@ from heterps_runtime.wire.messages import (
     Probe,
     Pulse,
 )
+from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Peers
 from heterps_runtime.wire.transport import Departures, TokenAuthority, listen_socket
@@ -65,6 +67,7 @@ class CoordinatorServer:
         ready_file: written with the address once the coordinator listens.
         heartbeat_seconds: silence after which a member is considered lost.
         metrics_port: port for health and metrics alone, without TLS; None: none.
+        ports: fixed ones; `messages` is that of the control socket.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class CoordinatorServer:
         ready_file: Path | None,
         heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
         metrics_port: int | None = None,
+        ports: Ports = FREE_PORTS,
     ) -> None:
         self._config = config
         self._host = host
@@ -104,13 +108,13 @@ class CoordinatorServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = LinkSecurity(token, config.encrypted)
         self._authority = TokenAuthority(self._context, self._security)
-        socket, address = listen_socket(self._context, host, self._security)
+        socket, address = listen_socket(self._context, host, self._security, ports.messages)
         self._socket = zmq.asyncio.Socket.shadow(socket.underlying)
         self._plain = socket
         self._departures: Departures[tuple[str, str]] = Departures(socket)  # (name, incarnation)
         self._peers = Peers()  # not of pulses, of which the next one says the same
         self._identities: dict[str, bytes] = {}  # of the members' processes, by name
-        self._control_port = int(address.rsplit(":", 1)[1])
+        _, self._control_port = split_host_port(address.removeprefix("tcp://"))
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -165,11 +169,11 @@ class CoordinatorServer:
         port = runner.addresses[0][1]
         if self._ready_file is not None:
             scheme = "http" if context is None else "https"
-            text = json.dumps({"http": f"{scheme}://{self._host}:{port}", "pid": os.getpid()})
+            text = json.dumps({"http": f"{scheme}://{join_host_port(self._host, port)}", "pid": os.getpid()})
             temporary = self._ready_file.with_suffix(".tmp")
             temporary.write_text(text)
             temporary.replace(self._ready_file)
-        log(f"coordinator of job {self._config.name} listens on {self._host}:{port}")
+        log(f"coordinator of job {self._config.name} listens on {join_host_port(self._host, port)}")
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._departures.fileno(), self._lose_departed)
         receiver = asyncio.create_task(self._receive())
@@ -190,7 +194,7 @@ class CoordinatorServer:
         except OSError as error:
             await runner.cleanup()
             raise UserError(
-                f"{option}: cannot listen on {self._host}:{port}: {os.strerror(error.errno or 0)}; "
+                f"{option}: cannot listen on {join_host_port(self._host, port)}: {os.strerror(error.errno or 0)}; "
                 "choose another port, or 0 for any free one"
             ) from error
         return runner

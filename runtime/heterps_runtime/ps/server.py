@@ -43,6 +43,7 @@ from heterps_runtime.wire.messages import (
     Rows,
     ToServer,
 )
+from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.transport import Listener, TokenAuthority, listen_socket
 
 __all__ = ["ParameterServer"]
@@ -52,9 +53,29 @@ _NONE = -1  # generation of a server that takes part in none
 
 
 class ParameterServer(Member):
-    """A shard with its sockets."""
+    """A shard with its sockets.
 
-    def __init__(self, config: RunConfig, credentials: Credentials, index: int, pool: str, host: str) -> None:
+    Args:
+        config: the job.
+        credentials: of the job.
+        index: among the servers.
+        pool: that it runs on.
+        host: address to listen on.
+        ports: to listen on.
+
+    Raises:
+        TransientError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        credentials: Credentials,
+        index: int,
+        pool: str,
+        host: str,
+        ports: Ports = FREE_PORTS,
+    ) -> None:
         self._wakeup = Wakeup()
         super().__init__(ControlLink(credentials, ps_name(index)), self._wakeup.wake)
         self._config = config
@@ -67,7 +88,7 @@ class ParameterServer(Member):
         self._early: list[tuple[bytes, ToServer]] = []  # of a generation that is not announced yet
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authority = TokenAuthority(self._context, credentials.security)
-        socket, address = listen_socket(self._context, host, credentials.security)
+        socket, address = listen_socket(self._context, host, credentials.security, ports.messages)
         self._listener = Listener(socket)
         self._link.totals = self._totals
         self._saver = Saver(self._storage, self._link, self._wakeup.wake)
@@ -83,7 +104,7 @@ class ParameterServer(Member):
         rows.set_function(lambda: self._shard.num_rows)
         memory = Gauge("heterps_ps_memory_bytes", "Memory of rows, state and dense parameters", registry=self._registry)
         memory.set_function(lambda: self._shard.num_bytes)
-        self._metrics_server = MetricsServer(self._registry, host)
+        self._metrics_server = MetricsServer(self._registry, host, ports.metrics)
         self._index = index
         self._pool = pool
         self._address = address

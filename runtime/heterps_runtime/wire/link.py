@@ -24,6 +24,7 @@ import zmq
 
 from heterps_runtime.contract import ENV_COORDINATOR, ENV_TOKEN, PATH_ENDPOINT
 from heterps_runtime.errors import ProtocolError, TransientError, UserError
+from heterps_runtime.wire.host_port import join_host_port
 from heterps_runtime.wire.messages import FromCoordinator, FromMember, Join, Pulse, Rejoin
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
@@ -110,7 +111,7 @@ class Credentials:
         while True:
             try:
                 port = self.request("GET", PATH_ENDPOINT)["port"]
-                return f"tcp://{urlparse(self.url).hostname}:{port}"
+                return f"tcp://{join_host_port(str(urlparse(self.url).hostname), port)}"
             except urllib.error.HTTPError as error:
                 raise TransientError(f"the coordinator at {self.url} refuses this process: {error}") from error
             except OSError as error:

@@ -53,7 +53,7 @@ class Peer:
     """A member of a generation, for the other members."""
 
     name: str
-    address: str  # tcp://host:port
+    address: str  # tcp://host:port; an IPv6 address is in brackets, also below
     store_address: str  # host:port of its rendezvous; empty unless its stage all-reduces
     store_secret: str  # prefix of the keys in its rendezvous
 

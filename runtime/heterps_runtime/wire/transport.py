@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from heterps_runtime.errors import TransientError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.codec import MAX_FRAME_BYTES, decode, encode, read_stamp
+from heterps_runtime.wire.host_port import is_ipv6, join_host_port
 from heterps_runtime.wire.messages import Message, Probe
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.sequence import Numbering, Peers
@@ -51,24 +52,34 @@ def _configure(socket: zmq.Socket[bytes], security: LinkSecurity) -> None:
 
 
 def listen_socket(
-    context: zmq.Context[zmq.Socket[bytes]], host: str, security: LinkSecurity
+    context: zmq.Context[zmq.Socket[bytes]], host: str, security: LinkSecurity, port: int = 0
 ) -> tuple[zmq.Socket[bytes], str]:
-    """A ROUTER socket on a free port that requires the token, and its address.
+    """A ROUTER socket that requires the token, and its address, tcp://host:port.
+
+    Connections of a process that has ended, in TIME_WAIT, do not keep its port (ZeroMQ sets SO_REUSEADDR).
+
+    Args:
+        context: ZeroMQ context.
+        host: IPv4 or IPv6 address to listen on.
+        security: of the job's links.
+        port: to listen on; 0: any free one.
 
     Raises:
-        TransientError: the host is not an address of this machine.
+        TransientError: the host is not an address of this machine, or the port is taken.
     """
     socket = context.socket(zmq.ROUTER)
     _configure(socket, security)
+    socket.set(zmq.IPV6, is_ipv6(host))
     # A peer that connects again takes its identity over from a connection that is dead but not closed yet.
     socket.set(zmq.ROUTER_HANDOVER, 1)
     security.guard_listener(socket)
     try:
-        port = socket.bind_to_random_port(f"tcp://{host}", min_port=20000, max_port=60000, max_tries=1000)
+        socket.bind(f"tcp://{join_host_port(host, port or '*')}")
     except zmq.ZMQError as error:
         socket.close()
-        raise TransientError(f"cannot listen on {host}: {error}") from error
-    return socket, f"tcp://{host}:{port}"
+        where = f"{join_host_port(host, port)} for messages" if port else host
+        raise TransientError(f"cannot listen on {where}: {error}") from error
+    return socket, socket.get_string(zmq.LAST_ENDPOINT)
 
 
 class Listener:
@@ -122,7 +133,7 @@ class Connection:
 
     Args:
         context: ZeroMQ context.
-        address: of the listening socket, tcp://host:port.
+        address: of the listening socket, tcp://host:port; an IPv6 address is in brackets.
         identity: name of this end; unique at the listening socket.
         security: of the job's links.
         session: with which the numbers of messages begin.
@@ -143,6 +154,7 @@ class Connection:
         self._numbering = Numbering(session)
         self._socket = context.socket(zmq.DEALER)
         _configure(self._socket, security)
+        self._socket.set(zmq.IPV6, address.startswith("tcp://["))
         self._socket.set(zmq.IDENTITY, identity.encode())
         security.guard_connection(self._socket)
         self._monitor = self._socket.get_monitor_socket(

@@ -12,6 +12,7 @@ from heterps_runtime.processes.process import log
 from heterps_runtime.store.warm import warm_up_worker
 from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
+from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device
 from heterps_runtime.worker.steps.source import Data
@@ -33,9 +34,15 @@ def open_data(config: RunConfig, link: ControlLink | None = None) -> Data:
 
 
 def open_worker(
-    config: RunConfig, credentials: Credentials, stage: int, index: int, pool: str, host: str
+    config: RunConfig,
+    credentials: Credentials,
+    stage: int,
+    index: int,
+    pool: str,
+    host: str,
+    ports: Ports = FREE_PORTS,
 ) -> WorkerMember:
-    """Load data and model of worker `index` of a stage."""
+    """Load data and model of worker `index` of a stage, and listen on `host` and `ports`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     link = ControlLink(credentials, worker_name(stage, index))
     try:
@@ -58,7 +65,7 @@ def open_worker(
         link.close()
         raise
     log(f"{link.name}: ready to compute on {device}")
-    place, workload = Place(stage, index, pool, host), Workload(model, loss, device)
+    place, workload = Place(stage, index, pool, host, ports), Workload(model, loss, device)
     return WorkerMember(config, link, context, credentials, place, workload, data)
 
 

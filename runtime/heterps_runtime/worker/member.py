@@ -28,6 +28,7 @@ from heterps_runtime.wire.messages import (
     Order,
     Ready,
 )
+from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.peers import Upstream
@@ -46,12 +47,13 @@ POLL_MILLISECONDS = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's position in the plan, and its address."""
+    """A worker's position in the plan, its address and its ports."""
 
     stage: int
     index: int  # among the workers of the stage
     pool: str
     host: str  # address to listen on
+    ports: Ports = FREE_PORTS
 
 
 class WorkerMember(Member):
@@ -86,12 +88,13 @@ class WorkerMember(Member):
         self._data = data
         self._source = BatchSource(config, data, workload.model.layered.tables, workload.device) if data else None
         self._authority = TokenAuthority(context, credentials.security)
-        socket, self._address = listen_socket(context, place.host, credentials.security)
+        socket, self._address = listen_socket(context, place.host, credentials.security, place.ports.messages)
         self._upstream = Upstream(socket)
         self._clock = Clock()
         self._process = WorkerProcess(link, self._inbox, self._clock)
         all_reduces = config.pools[place.pool].all_reduces
-        self._collectives = Collectives(place.host, config.hang_timeout_seconds) if all_reduces else None
+        timeout, port = config.hang_timeout_seconds, place.ports.rendezvous
+        self._collectives = Collectives(place.host, timeout, port) if all_reduces else None
         self._setup = GenerationSetup(
             config,
             self._process,
@@ -106,7 +109,7 @@ class WorkerMember(Member):
         self._engine: Engine | None = None  # of the generation that this worker takes part in
         self._running = False
         self._poller = zmq.Poller()
-        self._export_metrics(place.host)
+        self._export_metrics(place)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -247,7 +250,7 @@ class WorkerMember(Member):
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 
-    def _export_metrics(self, host: str) -> None:
+    def _export_metrics(self, place: Place) -> None:
         registry = CollectorRegistry()
         samples = Gauge("heterps_worker_samples", "Samples computed since the process started", registry=registry)
         samples.set_function(lambda: float(self._setup.samples))
@@ -270,4 +273,4 @@ class WorkerMember(Member):
             }
 
         self._link.totals = totals
-        self._metrics_server = MetricsServer(registry, host)
+        self._metrics_server = MetricsServer(registry, place.host, place.ports.metrics)

@@ -15,6 +15,7 @@ import xxhash
 
 from heterps_runtime.errors import ProtocolError, UserError
 from heterps_runtime.wire.codec import decode, encode, read_stamp
+from heterps_runtime.wire.host_port import split_host_port
 from heterps_runtime.wire.link import Credentials, read_identity
 from heterps_runtime.wire.messages import MESSAGES, Array
 from heterps_runtime.wire.security import LinkSecurity
@@ -50,6 +51,11 @@ def _take_stamps(data: bytes) -> None:
 def _read_coordinator(data: bytes) -> None:
     """Read the address of the coordinator, as the environment of a member has it."""
     Credentials(data.decode(errors="replace"), _SECURITY)
+
+
+def _read_rendezvous(data: bytes) -> None:
+    """Read the address of another worker's rendezvous."""
+    split_host_port(data.decode(errors="replace"))
 
 
 def _read_identity(data: bytes) -> None:
@@ -105,6 +111,14 @@ TARGETS = [
         _read_coordinator,
         (UserError,),
         lambda: [b"http://10.0.0.1:8080/", b"http://[::1]:80"],
+        Form.TEXT,
+        longest=512,
+    ),
+    Target(
+        "wire.rendezvous",
+        _read_rendezvous,
+        (ValueError,),
+        lambda: [b"10.0.0.1:7403", b"[fd00::1]:7403"],
         Form.TEXT,
         longest=512,
     ),

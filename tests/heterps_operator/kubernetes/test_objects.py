@@ -14,7 +14,17 @@ from heterps_operator.kubernetes.building import objects
 from heterps_operator.kubernetes.names import object_path
 from heterps_operator.state.plan import JobPlan
 from heterps_runtime.contract import ServersDocument, StageDocument
-from tests.heterps_operator.helpers.documents import CPU_WORKER, POOLS, SERVER, Json, make_job, of_pool, pod_of
+from tests.heterps_operator.helpers.documents import (
+    CPU_WORKER,
+    POOLS,
+    SERVER,
+    SPECS,
+    Json,
+    container_of,
+    make_job,
+    of_pool,
+    pod_of,
+)
 from tests.heterps_operator.helpers.structure import check
 from tests.heterps_operator.helpers.world import defaulted_job
 
@@ -53,6 +63,22 @@ def test_every_object_is_of_its_kind_and_belongs_to_the_job(item: Json) -> None:
     assert item["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "heterps"
     assert [owner["uid"] for owner in item["metadata"]["ownerReferences"]] == [make_job()["metadata"]["uid"]]
     assert object_path(item).endswith(f"/namespaces/ml/{object_path(item).split('/')[-2]}/{item['metadata']['name']}")
+
+
+@pytest.mark.parametrize(("encryption", "scheme"), [("Disabled", "http"), ("Required", "https")])
+def test_ports_of_the_service_say_their_protocol(encryption: str, scheme: str) -> None:
+    """As meshes read it: the start of the name, or appProtocol."""
+    job = make_job()
+    job["spec"]["encryption"] = encryption
+    ports = objects.service(job)["spec"]["ports"]
+    assert [(port["name"], port["port"], port.get("appProtocol")) for port in ports] == [
+        (scheme, 7400, scheme),
+        ("http-metrics", 7401, "http"),
+        ("tcp-messages", 7402, None),
+        ("tcp-rendezvous", 7403, None),
+    ]
+    declared = {port["name"] for spec in SPECS for port in container_of(pod_of(spec, job)).get("ports", ())}
+    assert declared == {port["name"] for port in ports}
 
 
 def test_the_service_is_headless_and_names_pods_before_they_are_ready() -> None:

@@ -40,6 +40,11 @@ def environment(pod: Json) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in entries}
 
 
+def ports_of(pod: Json) -> dict[str, int]:
+    """Return the declared ports of the runtime's container."""
+    return {port["name"]: port["containerPort"] for port in container_of(pod).get("ports", ())}
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_every_pod_has_the_structure_of_a_pod(spec: ProcessSpec) -> None:
     pod = pod_of(spec, plan_revision=3)
@@ -64,11 +69,48 @@ def test_the_coordinator_listens_where_others_find_it() -> None:
     assert container["command"] == [
         "heterps-runtime", "coordinator", "--host", "$(POD_IP)", "--port", "7400", "--metrics-port", "7401",
     ]  # fmt: skip
-    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": 7400, "metrics": 7401}
+    assert ports_of(pod) == {"http": 7400, "http-metrics": 7401, "tcp-messages": 7402}
+    assert environment(pod)["HETERPS_MESSAGE_PORT"] == "7402"
+    assert "HETERPS_METRICS_PORT" not in environment(pod), "it is an argument"
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": 7401}
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
     assert "HETERPS_COORDINATOR" not in environment(pod)
     assert "nodeSelector" not in pod["spec"]
+
+
+def test_members_listen_on_declared_ports() -> None:
+    members = {"http-metrics": 7401, "tcp-messages": 7402}
+    for spec, ports in (
+        (CPU_WORKER, members),
+        (SERVER, members),
+        (GPU_WORKER, {**members, "tcp-rendezvous": 7403}),
+        (PROFILER, {}),
+    ):
+        pod = pod_of(spec)
+        assert ports_of(pod) == ports, spec.name
+        names = {"MESSAGE": "tcp-messages", "RENDEZVOUS": "tcp-rendezvous", "METRICS": "http-metrics"}
+        given = {name: environment(pod).get(f"HETERPS_{key}_PORT") for key, name in names.items()}
+        assert given == {name: str(ports[name]) if name in ports else None for name in names.values()}
+
+
+def test_the_api_of_a_job_that_encrypts_is_https() -> None:
+    job = make_job()
+    job["spec"]["encryption"] = "Required"
+    assert "https" in ports_of(pod_of(COORDINATOR, job))
+    assert "http" not in ports_of(pod_of(COORDINATOR, job))
+
+
+def test_members_on_the_network_of_their_node_listen_on_free_ports() -> None:
+    """They share the node's address, so that a fixed port would allow one of them per node."""
+    job = make_job()
+    job["spec"]["podTemplates"] = {"all": {"spec": {"hostNetwork": True}}}
+    for spec in (CPU_WORKER, SERVER, GPU_WORKER):
+        pod = pod_of(spec, job)
+        assert ports_of(pod) == {}
+        assert not [name for name in environment(pod) if name.endswith("_PORT")]
+    coordinator = pod_of(COORDINATOR, job)
+    assert ports_of(coordinator) == {"http": 7400, "http-metrics": 7401}
+    assert "HETERPS_MESSAGE_PORT" not in environment(coordinator)
 
 
 def test_a_worker_gets_the_units_of_its_pool() -> None:

@@ -28,6 +28,9 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import (
     ENV_CONFIG,
     ENV_COORDINATOR,
+    ENV_MESSAGE_PORT,
+    ENV_METRICS_PORT,
+    ENV_RENDEZVOUS_PORT,
     ENV_TOKEN,
     FINAL_PHASES,
     PATH_LOST,
@@ -42,6 +45,7 @@ from heterps_runtime.ps.server import ParameterServer
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.warm import warm_up_server, warm_up_worker
 from heterps_runtime.wire.link import Credentials
+from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import open_worker
 from tests.counting import NUMBERS, counting_columns, counting_spec
@@ -236,10 +240,29 @@ def plan_document(stages: Sequence[Stage], servers: int) -> dict[str, Any]:
     return {"stages": documents, "parameterServer": {"pool": "cpu", "replicas": servers, "units": servers}}
 
 
-class ThreadedJob:
-    """A job whose processes are threads of this one."""
+def on_loopback(process: str) -> str:
+    """The address of every process, unless a test gives them others."""
+    return "127.0.0.1"
 
-    def __init__(self, document: dict[str, Any], heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+
+class ThreadedJob:
+    """A job whose processes are threads of this one.
+
+    Args:
+        document: the run configuration.
+        heartbeat_seconds: silence after which a member is considered lost.
+        host: the address that a process listens on, by its name.
+        ports: that every process listens on.
+    """
+
+    def __init__(
+        self,
+        document: dict[str, Any],
+        heartbeat_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+        host: Callable[[str], str] = on_loopback,
+        ports: Ports = FREE_PORTS,
+    ) -> None:
+        self._host, self._ports = host, ports
         self.document = copy.deepcopy(document)
         self.config = RunConfig.from_json(document)
         self._threads: list[threading.Thread] = []
@@ -262,7 +285,9 @@ class ThreadedJob:
 
     def _coordinate(self, ready: Path, heartbeat_seconds: float) -> None:
         try:
-            asyncio.run(CoordinatorServer(self.config, TOKEN, "127.0.0.1", 0, ready, heartbeat_seconds).run())
+            host = self._host("coordinator")
+            server = CoordinatorServer(self.config, TOKEN, host, 0, ready, heartbeat_seconds, ports=self._ports)
+            asyncio.run(server.run())
         except BaseException as error:
             self._loop_failure = error
 
@@ -308,16 +333,14 @@ class ThreadedJob:
 
     def start_server(self, index: int) -> None:
         """Start a parameter server."""
-        self._start(
-            f"ps-{index}", lambda: ParameterServer(self.config, self.credentials, index, "cpu", "127.0.0.1").run()
-        )
+        place = (index, "cpu", self._host(f"ps-{index}"), self._ports)
+        self._start(f"ps-{index}", lambda: ParameterServer(self.config, self.credentials, *place).run())
 
     def start_worker(self, stage: int, index: int, pool: str) -> None:
         """Start a worker."""
-        self._start(
-            f"worker-{stage}-{index}",
-            lambda: open_worker(self.config, self.credentials, stage, index, pool, "127.0.0.1").run(),
-        )
+        name = f"worker-{stage}-{index}"
+        place = (stage, index, pool, self._host(name), self._ports)
+        self._start(name, lambda: open_worker(self.config, self.credentials, *place).run())
 
     def start_process(
         self, name: str, stages: Sequence[Stage], program: Sequence[str] = PROGRAM
@@ -330,7 +353,7 @@ class ThreadedJob:
         role, *numbers = name.split("-")
         pool = "cpu" if role == "ps" else stages[int(numbers[0])][0]
         stage = [] if role == "ps" else ["--stage", numbers[0]]
-        arguments = [role, *stage, "--index", numbers[-1], "--pool", pool]
+        arguments = [role, *stage, "--index", numbers[-1], "--pool", pool, "--host", self._host(name)]
         path = Path(self.document["workDirectory"]) / "config.json"
         path.write_text(json.dumps(self.document))
         environment = {
@@ -338,6 +361,9 @@ class ThreadedJob:
             ENV_CONFIG: str(path),
             ENV_COORDINATOR: self.credentials.url,
             ENV_TOKEN: TOKEN,
+            ENV_MESSAGE_PORT: str(self._ports.messages),
+            ENV_RENDEZVOUS_PORT: str(self._ports.rendezvous),
+            ENV_METRICS_PORT: str(self._ports.metrics),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
             "OMP_NUM_THREADS": "1",
         }

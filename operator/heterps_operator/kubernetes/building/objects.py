@@ -18,6 +18,7 @@ from heterps_operator.api.job import RunPolicy
 from heterps_operator.api.quantity import parse_quantity
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.pods import CONFIG_FILE, build_pod, scheduling_policy
+from heterps_operator.kubernetes.building.ports import service_ports
 from heterps_operator.kubernetes.names import (
     ANNOTATION_PLAN_REVISION,
     COORDINATOR_PORT,
@@ -67,10 +68,7 @@ def service(job: Json) -> dict[str, Any]:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": job_selector(name),
-            "ports": [
-                {"name": "http", "port": COORDINATOR_PORT, "protocol": "TCP"},
-                {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},
-            ],
+            "ports": service_ports(job),
         },
     )
 
@@ -149,14 +147,15 @@ def disruption_budgets(job: Json, plan: JobPlan, policy: RunPolicy) -> tuple[dic
 
 
 def network_policy(job: Json, operator_namespace: str, scrapers: Sequence[Json]) -> dict[str, Any]:
-    """Build the ingress rules of the job's pods: each other; the operator and Prometheus, on the coordinator's ports.
+    """Build the ingress rules of the job's pods: each other; the operator, on the coordinator's API; Prometheus.
 
-    Egress stays open: data and checkpoints may be anywhere.
+    Among the job's own pods all ports are open: NCCL and gloo choose theirs themselves, and the user's containers may
+    have some. Egress stays open: data and checkpoints may be anywhere.
 
     Args:
         job: the HeterPSJob.
         operator_namespace: namespace whose pods reach the coordinator.
-        scrapers: NetworkPolicyPeers that read its metrics; none: everyone, as in a NetworkPolicy.
+        scrapers: NetworkPolicyPeers that read its pods' metrics; none: everyone, as in a NetworkPolicy.
     """
     name = str(job["metadata"]["name"])
     operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}

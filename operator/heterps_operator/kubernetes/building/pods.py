@@ -14,6 +14,7 @@ from heterps_operator.api.admission import WORK_DIRECTORY
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.building.code import add_code, brings_code
+from heterps_operator.kubernetes.building.ports import container_ports, port_variables
 from heterps_operator.kubernetes.building.templates import merge, named
 from heterps_operator.kubernetes.names import (
     ANNOTATION_PLAN_REVISION,
@@ -74,6 +75,7 @@ def build_pod(
     pod: dict[str, Any] = merge(proposed, template)
     _drop_conflicts(pod, spec)
     labels, annotations = _gang(job, spec)
+    shares_address = pod["spec"].get("hostNetwork") is True
     required = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -93,7 +95,7 @@ def build_pod(
             "hostname": host_name(spec.name),
             "subdomain": service_name(name),
             **_placement(pool),
-            "containers": [_container(name, pool, spec, coordinator, job)],
+            "containers": [_container(name, pool, spec, coordinator, job, own_address=not shares_address)],
             "volumes": [{"name": "heterps-config", "configMap": {"name": run_config_name(name)}}],
         },
     }
@@ -248,7 +250,9 @@ def _placement(pool: Json | None) -> dict[str, Any]:
     return placement
 
 
-def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str | None, job: Json) -> dict[str, Any]:
+def _container(
+    name: str, pool: Json | None, spec: ProcessSpec, coordinator: str | None, job: Json, *, own_address: bool
+) -> dict[str, Any]:
     """Build the required settings of the runtime's container."""
     environment: list[dict[str, Any]] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -257,7 +261,8 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
     ]
     if coordinator is not None:
         environment.append({"name": ENV_COORDINATOR, "value": coordinator})
-    environment += [{"name": key, "value": value} for key, value in process_variables(spec).items()]
+    ports = port_variables(job, spec.role, pool, own_address=own_address)
+    environment += [{"name": key, "value": value} for key, value in (process_variables(spec) | ports).items()]
     command = [_COMMAND, *spec.arguments]
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -265,6 +270,8 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
         "env": environment,
         "volumeMounts": [{"name": "heterps-config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True}],
     }
+    if declared := container_ports(job, spec.role, pool, own_address=own_address):
+        container["ports"] = declared
     resources = _units(pool, spec)
     if spec.role == "ps" and (memory := (job["spec"].get("parameterServer") or {}).get("memoryLimit")) is not None:
         for kind in ("requests", "limits"):
@@ -275,10 +282,6 @@ def _container(name: str, pool: Json | None, spec: ProcessSpec, coordinator: str
         command += ["--host", "$(POD_IP)"]
     elif spec.role == "coordinator":
         command += ["--host", "$(POD_IP)", "--port", str(COORDINATOR_PORT), "--metrics-port", str(METRICS_PORT)]
-        container["ports"] = [
-            {"name": "http", "containerPort": COORDINATOR_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
-        ]
         container["readinessProbe"] = {
             "httpGet": {"path": PATH_HEALTH, "port": METRICS_PORT},
             "periodSeconds": 1,  # the job waits for readiness

@@ -5,6 +5,7 @@ Groups do not use torch's default group, so that a new generation can replace th
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import threading
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from heterps_runtime.errors import PeerLostError
+from heterps_runtime.errors import PeerLostError, TransientError
+from heterps_runtime.wire.host_port import join_host_port, split_host_port
 from heterps_runtime.wire.messages import Peer
 
 __all__ = ["Collectives", "Group"]
@@ -144,17 +146,25 @@ class Collectives:
     Args:
         host: address of the rendezvous.
         timeout_seconds: of an operation.
+        port: of the rendezvous; 0: any free one.
+
+    Raises:
+        TransientError: the host is not an address of this machine, or the port is taken.
 
     Attributes:
         store_address: host:port of the rendezvous that this worker offers.
         store_secret: of that rendezvous.
     """
 
-    def __init__(self, host: str, timeout_seconds: float) -> None:
+    def __init__(self, host: str, timeout_seconds: float, port: int = 0) -> None:
         self._host = host
         self._timeout = timedelta(seconds=timeout_seconds)
         # With a port instead of a socket, the store would listen on all addresses.
-        listener = socket.create_server((host, 0), family=_family(host))
+        try:
+            listener = socket.create_server((host, port), family=_family(host))
+        except OSError as error:
+            text = f"{join_host_port(host, port)} for the rendezvous: {os.strerror(error.errno or 0)}"
+            raise TransientError(f"cannot listen on {text}") from error
         port = listener.getsockname()[1]
         self._store = TCPStore(
             host,
@@ -164,7 +174,7 @@ class Collectives:
             timeout=self._timeout,
             master_listen_fd=listener.detach(),
         )
-        self.store_address = f"{host}:{port}"
+        self.store_address = join_host_port(host, port)
         self.store_secret = secrets.token_hex(16)
         self._group: Group | None = None
 
@@ -192,9 +202,9 @@ class Collectives:
         self.leave()
 
         def form() -> Any:
-            host, port = store.store_address.rsplit(":", 1)
+            host, port = split_host_port(store.store_address)
             # A connection of its own: an operation that waits holds it, and may outlive the generation.
-            shared = TCPStore(host, int(port), is_master=False, timeout=self._timeout)
+            shared = TCPStore(host, port, is_master=False, timeout=self._timeout)
             prefixed = PrefixStore(f"{store.store_secret}/generation-{generation}/stage-{stage}", shared)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
