@@ -47,6 +47,31 @@ def test_with_many_jobs_each_is_looked_at_less_often(life: Life) -> None:
     assert pauses(life, 30)[-1] == 15.0, "and still often enough to follow a change of speed"
 
 
+def test_with_many_jobs_details_of_the_status_wait_and_milestones_do_not(life: Life) -> None:
+    coordinator = life.train()
+    life.settle()
+    life.cluster.active_jobs = 500
+    names = [member["name"] for member in coordinator.members if member["role"] == "worker"]
+    told = list[tuple[str, int]]()
+    for name in [*names, ""]:
+        for member in coordinator.members:
+            if member["name"] == name:
+                member["state"] = "starting"
+        for _ in range(2 if name else 5):
+            life.now += 2
+            life.operator.turn()
+            ready = life.condition("PodsReady")
+            told.append((ready["reason"], life.status["workers"]["ready"]))
+    most = len(names)
+    waiting = [("WaitingForMembers", number) for number in (most - 1, 0)]
+    assert told[: 2 * most - 1] == [waiting[0]] * (2 * most - 1), "a new reason is told at once, the second worker not"
+    assert told[-1] == waiting[1], "but within ten seconds"
+    coordinator.phase = "Succeeded"
+    life.now += 0.5
+    life.operator.turn()
+    assert life.status["phase"] == "Stopping"
+
+
 def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_it_is_given_up(life: Life) -> None:
     coordinator = life.train()
     coordinator.silent, life.patience, life.asked, began = True, 2.0, 0, life.now
