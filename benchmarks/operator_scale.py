@@ -197,9 +197,10 @@ class Figures:
     jobs_running: int
 
     @classmethod
-    def read(cls, *, jobs: bool = True) -> Figures:
-        """Scrape the operator; excluding the twenty series of each job keeps that cheap."""
-        query = "" if jobs else "?" + urlencode([("name[]", name) for name in OPERATOR_SERIES])
+    def read(cls, *, jobs: bool = False, everything: bool = False) -> Figures:
+        """Scrape the operator, without the series of each job, unless asked for the phases or everything."""
+        names = [*OPERATOR_SERIES, *(["heterps_job_phase"] if jobs else [])]
+        query = "" if everything else "?" + urlencode([("name[]", name) for name in names])
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics{query}", timeout=60) as response:
             text = response.read().decode()
         now, requests, single = time.monotonic(), Counter[tuple[str, str]](), dict[str, float]()
@@ -251,7 +252,7 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     said = 0.0
     peak = before.memory_bytes
     while True:
-        now = Figures.read()
+        now = Figures.read(jobs=True)
         peak = max(peak, now.memory_bytes)
         found = pods_running(api) if now.jobs_running >= jobs else 0
         if found >= jobs * pods:
@@ -287,13 +288,13 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
 def rest(jobs: int, seconds: float) -> Json:
     """Return the costs of all these jobs while they only train."""
     time.sleep(30)  # late observations of the start
-    samples = [Figures.read(jobs=False)]
+    samples = [Figures.read()]
     while samples[-1].time - samples[0].time < seconds:
         time.sleep(SAMPLE_SECONDS)
-        samples.append(Figures.read(jobs=False))
+        samples.append(Figures.read())
     before, began = samples[-1].cpu_seconds, time.monotonic()
-    Figures.read()
-    scraping, scraped = Figures.read(jobs=False).cpu_seconds - before, time.monotonic() - began
+    Figures.read(everything=True)
+    scraping, scraped = Figures.read().cpu_seconds - before, time.monotonic() - began
     first, last = samples[0], samples[-1]
     passed = last.time - first.time
     requests = last.requests - first.requests
