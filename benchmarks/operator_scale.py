@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from benchmarks._cpu import cpu_by_program
 from benchmarks._processes import pool_document
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster import building
@@ -245,7 +246,7 @@ def pods_running(api: KubernetesApi) -> int:
 
 def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     """Create jobs up to a number, and wait until all of their pods run."""
-    before, began = Figures.read(), time.monotonic()
+    before, programs, began = Figures.read(), cpu_by_program(), time.monotonic()
     for number in range(first, jobs):
         api.create(jobs_path(NAMESPACE), make_job(f"job-{number:04d}", pods))
     applied = time.monotonic() - began
@@ -267,6 +268,7 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     seconds = time.monotonic() - began
     after, added = Figures.read(), jobs - first
     requests = after.requests - before.requests
+    programs = cpu_by_program() - programs
     return {
         "jobs": jobs,
         "pods": jobs * pods,
@@ -277,6 +279,7 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
             f"{verb} {resource}": round(count / added, 2) for (verb, resource), count in requests.most_common()
         },
         "cpuSecondsPerJob": round((after.cpu_seconds - before.cpu_seconds) / added, 3),
+        "cpuSecondsByProgram": {name: round(used, 1) for name, used in programs.most_common() if used >= 0.1},
         "turnsPerJob": round((after.turns - before.turns) / added, 1),
         "failedTurns": after.errors - before.errors,
         "longestTurnSeconds": longest(before.turn_buckets, after.turn_buckets),
@@ -332,7 +335,9 @@ def measure(steps: Sequence[int], pods: int, nodes: int, planners: int, steady: 
         done = 0
         for jobs in steps:
             say(f"{jobs} jobs with {pods} pods each on {nodes} nodes")
-            row = start(api, done, jobs, pods) | rest(jobs, steady if jobs == steps[-1] else min(steady, SHORT_SECONDS))
+            row = start(api, done, jobs, pods)
+            say(json.dumps(row))
+            row |= rest(jobs, steady if jobs == steps[-1] else min(steady, SHORT_SECONDS))
             say(json.dumps(row))
             rows.append(row)
             done = jobs
