@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 __all__ = ["cpu_by_program"]
@@ -13,13 +13,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _OWN, _ENDED = slice(11, 13), slice(13, 15)
 
 
-def cpu_by_program(pid: int | None = None) -> Counter[str]:
+def cpu_by_program(pid: int | None = None) -> dict[str, float]:
     """Return the CPU seconds of a process and its descendants, by program; those that have ended count for the parent.
 
     Args:
         pid: the process; None: this one.
     """
-    seconds, waiting = Counter[str](), [os.getpid() if pid is None else pid]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    waiting = [os.getpid() if pid is None else pid]
     while waiting:
         process = Path(f"/proc/{waiting.pop()}")
         try:
@@ -32,7 +33,7 @@ def cpu_by_program(pid: int | None = None) -> Counter[str]:
         seconds[_program(words)] += sum(map(int, fields[_OWN])) / _TICKS
         if ended := sum(map(int, fields[_ENDED])) / _TICKS:
             seconds[f"{_program(words)}, ended children"] += ended
-    return seconds
+    return dict(seconds)
 
 
 def _program(words: list[str]) -> str:

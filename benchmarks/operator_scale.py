@@ -268,7 +268,7 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     seconds = time.monotonic() - began
     after, added = Figures.read(), jobs - first
     requests = after.requests - before.requests
-    programs = cpu_by_program() - programs
+    used = {name: seconds - programs.get(name, 0.0) for name, seconds in cpu_by_program().items()}
     return {
         "jobs": jobs,
         "pods": jobs * pods,
@@ -279,7 +279,9 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
             f"{verb} {resource}": round(count / added, 2) for (verb, resource), count in requests.most_common()
         },
         "cpuSecondsPerJob": round((after.cpu_seconds - before.cpu_seconds) / added, 3),
-        "cpuSecondsByProgram": {name: round(used, 1) for name, used in programs.most_common() if used >= 0.1},
+        "cpuSecondsByProgram": {
+            name: round(used[name], 1) for name in sorted(used, key=used.__getitem__, reverse=True)
+        },
         "turnsPerJob": round((after.turns - before.turns) / added, 1),
         "failedTurns": after.errors - before.errors,
         "longestTurnSeconds": longest(before.turn_buckets, after.turn_buckets),
@@ -381,7 +383,7 @@ def main() -> None:
     parser.add_argument("--jobs", default="20,100,500", help="steps, ascending (default: %(default)s)")
     parser.add_argument("--pods", type=int, default=20, help="of each job (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=1000, help="default: %(default)s")
-    parser.add_argument("--planners", type=int, default=2, help="at a time (default, the operator's: %(default)s)")
+    parser.add_argument("--planners", type=int, default=3, help="at a time (default, the operator's: %(default)s)")
     text = "seconds of looking at the last step; a resync comes every 300 (default: %(default)g)"
     parser.add_argument("--steady", type=float, default=360.0, help=text)
     parser.add_argument("--output", choices=("table", "json"), default="table")
