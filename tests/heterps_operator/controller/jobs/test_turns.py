@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.controller import context as cluster
-from tests.heterps_operator.helpers.job_world import STATE
+from tests.heterps_operator.helpers.job_world import JOB, STATE
 from tests.heterps_operator.helpers.life import Life
 
 
@@ -102,3 +102,20 @@ def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
     life.replace_operator()
     life.operator.turn()
     assert Decimal(life.status["cost"]["total"]) == cost
+
+
+def test_only_a_job_that_may_wait_has_the_other_jobs_listed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, holders = list[str](), life.cluster.ledger.holders
+
+    def count(pool: str, excluding: str = "") -> tuple[tuple[str, int], ...]:
+        asked.append(pool)
+        return holders(pool, excluding)
+
+    monkeypatch.setattr(life.cluster.ledger, "holders", count)
+    while "plan" not in life.server.objects.get(f"{JOB}/status", {}).get("status", {}):
+        life.operator.turn()
+        life.go_on()
+    assert asked
+    asked.clear()
+    life.train()
+    assert asked == [], "it has its units while it starts and trains"
