@@ -226,7 +226,7 @@ class JobSession:
         )
         plan = self.status.plan
         if self.status.phase != Phase.RUNNING and (plan is None or not capacity.fits(plan.units)):
-            # Only a job that may have to wait tells for whom: listing 500 jobs takes 0.4 ms, a third of a turn.
+            # Only a job that may have to wait tells for whom: listing 500 jobs takes 0.4 ms, a quarter of a turn.
             capacity = replace(capacity, holders={pool: ledger.holders(pool, excluding=holder) for pool in pools})
         turn = self._loop.turn(capacity, self.site.cluster.prices.histories(pools))
         self._stand_in_line()
