@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from benchmarks._cpu import cpu_by_program
 from benchmarks._processes import pool_document
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster import building
@@ -197,9 +198,10 @@ class Figures:
     jobs_running: int
 
     @classmethod
-    def read(cls, *, jobs: bool = True) -> Figures:
-        """Scrape the operator; excluding the twenty series of each job keeps that cheap."""
-        query = "" if jobs else "?" + urlencode([("name[]", name) for name in OPERATOR_SERIES])
+    def read(cls, *, jobs: bool = False, everything: bool = False) -> Figures:
+        """Scrape the operator, without the series of each job, unless asked for the phases or everything."""
+        names = [*OPERATOR_SERIES, *(["heterps_job_phase"] if jobs else [])]
+        query = "" if everything else "?" + urlencode([("name[]", name) for name in names])
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics{query}", timeout=60) as response:
             text = response.read().decode()
         now, requests, single = time.monotonic(), Counter[tuple[str, str]](), dict[str, float]()
@@ -244,14 +246,14 @@ def pods_running(api: KubernetesApi) -> int:
 
 def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     """Create jobs up to a number, and wait until all of their pods run."""
-    before, began = Figures.read(), time.monotonic()
+    before, programs, began = Figures.read(), cpu_by_program(), time.monotonic()
     for number in range(first, jobs):
         api.create(jobs_path(NAMESPACE), make_job(f"job-{number:04d}", pods))
     applied = time.monotonic() - began
     said = 0.0
     peak = before.memory_bytes
     while True:
-        now = Figures.read()
+        now = Figures.read(jobs=True)
         peak = max(peak, now.memory_bytes)
         found = pods_running(api) if now.jobs_running >= jobs else 0
         if found >= jobs * pods:
@@ -266,6 +268,7 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
     seconds = time.monotonic() - began
     after, added = Figures.read(), jobs - first
     requests = after.requests - before.requests
+    used = {name: seconds - programs.get(name, 0.0) for name, seconds in cpu_by_program().items()}
     return {
         "jobs": jobs,
         "pods": jobs * pods,
@@ -276,6 +279,9 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
             f"{verb} {resource}": round(count / added, 2) for (verb, resource), count in requests.most_common()
         },
         "cpuSecondsPerJob": round((after.cpu_seconds - before.cpu_seconds) / added, 3),
+        "cpuSecondsByProgram": {
+            name: round(used[name], 1) for name in sorted(used, key=used.__getitem__, reverse=True)
+        },
         "turnsPerJob": round((after.turns - before.turns) / added, 1),
         "failedTurns": after.errors - before.errors,
         "longestTurnSeconds": longest(before.turn_buckets, after.turn_buckets),
@@ -287,13 +293,13 @@ def start(api: KubernetesApi, first: int, jobs: int, pods: int) -> Json:
 def rest(jobs: int, seconds: float) -> Json:
     """Return the costs of all these jobs while they only train."""
     time.sleep(30)  # late observations of the start
-    samples = [Figures.read(jobs=False)]
+    samples = [Figures.read()]
     while samples[-1].time - samples[0].time < seconds:
         time.sleep(SAMPLE_SECONDS)
-        samples.append(Figures.read(jobs=False))
+        samples.append(Figures.read())
     before, began = samples[-1].cpu_seconds, time.monotonic()
-    Figures.read()
-    scraping, scraped = Figures.read(jobs=False).cpu_seconds - before, time.monotonic() - began
+    Figures.read(everything=True)
+    scraping, scraped = Figures.read().cpu_seconds - before, time.monotonic() - began
     first, last = samples[0], samples[-1]
     passed = last.time - first.time
     requests = last.requests - first.requests
@@ -331,7 +337,9 @@ def measure(steps: Sequence[int], pods: int, nodes: int, planners: int, steady: 
         done = 0
         for jobs in steps:
             say(f"{jobs} jobs with {pods} pods each on {nodes} nodes")
-            row = start(api, done, jobs, pods) | rest(jobs, steady if jobs == steps[-1] else min(steady, SHORT_SECONDS))
+            row = start(api, done, jobs, pods)
+            say(json.dumps(row))
+            row |= rest(jobs, steady if jobs == steps[-1] else min(steady, SHORT_SECONDS))
             say(json.dumps(row))
             rows.append(row)
             done = jobs
@@ -375,7 +383,7 @@ def main() -> None:
     parser.add_argument("--jobs", default="20,100,500", help="steps, ascending (default: %(default)s)")
     parser.add_argument("--pods", type=int, default=20, help="of each job (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=1000, help="default: %(default)s")
-    parser.add_argument("--planners", type=int, default=2, help="at a time (default, the operator's: %(default)s)")
+    parser.add_argument("--planners", type=int, default=3, help="at a time (default, the operator's: %(default)s)")
     text = "seconds of looking at the last step; a resync comes every 300 (default: %(default)g)"
     parser.add_argument("--steady", type=float, default=360.0, help=text)
     parser.add_argument("--output", choices=("table", "json"), default="table")

@@ -106,6 +106,10 @@ def test_operators_may_crash_at_any_point(make_alone: Make, make_operator: MakeO
     job.job["spec"].setdefault("runPolicy", {})["failurePolicy"] = {"rules": [rule]}
     job.submit(profiled=False)
     job.wait_for_step(30)
+    [profile] = job.kubectl.items("configmaps", "--selector=app.kubernetes.io/component=profile")
+    [container] = job.pods("worker")[0]["status"]["containerStatuses"]
+    assert container["imageID"]
+    assert profile["metadata"]["annotations"]["heterps.io/image-id"] == container["imageID"]
     for role in ("worker", "ps"):
         with held(job):
             victim = only_pod(job, role)

@@ -28,6 +28,7 @@ from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch
 from heterps_operator.kubernetes.api import KubernetesApi, connect
 from heterps_operator.kubernetes.rate_limit import RateLimiter
+from heterps_operator.local.planner import planner_server
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import Measurement, PrometheusServer
 from heterps_operator.measure.metrics import MetricsServer, OperatorMetrics
@@ -83,7 +84,8 @@ def operator(options: Namespace) -> int:
         keeper = threading.Thread(target=lease.keep, args=(stop, give_up), name="lease", daemon=True)
         keeper.start()
         scratch = ScratchFolder()
-        make_planner = functools.partial(QueuedPlanner, prepare=scratch.make)
+        planner = planner_server()
+        make_planner = functools.partial(QueuedPlanner, program=planner, prepare=scratch.make)
         cluster = OperatorContext(
             api.fenced(lease.is_held),
             scratch.path,
@@ -119,6 +121,7 @@ def operator(options: Namespace) -> int:
         # Not in the main thread, where kopf would install its own signal handlers.
         watcher = threading.Thread(target=watching, name="watch", daemon=True)
         try:
+            planner.launch()
             supervisor.start()
             active.append(supervisor)
             watcher.start()
@@ -129,6 +132,7 @@ def operator(options: Namespace) -> int:
             for thread in (watcher, keeper):
                 if thread.is_alive():  # not if startup failed before it
                     thread.join(timeout=10)
+            planner.close()
             lease.release()  # after the last turn has ended
             scratch.close()
     return EXIT_FAILED if failed.is_set() else EXIT_OK

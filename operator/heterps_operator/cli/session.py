@@ -12,7 +12,7 @@ from heterps_operator.api.manifest import load_manifest
 from heterps_operator.cli.signals import ends_in_order
 from heterps_operator.documents import Json
 from heterps_operator.errors import UsageError
-from heterps_operator.local.planner import PLANNER_COMMAND, PlannerProcess
+from heterps_operator.local.planner import PLANNER_COMMAND, PlannerProcess, planner_program
 from heterps_operator.local.processes import RUNTIME_COMMAND, ProcessSubstrate
 from heterps_operator.local.profiles import ProfileCache
 from heterps_operator.local.workspace import Workspace, work_directory
@@ -135,7 +135,7 @@ def drive(
         session.job.planner_timeout_seconds,
         stages=session.job.stages_by_hand,
         cores=session.programs.cores(),
-        command=session.programs.planner,
+        program=planner_program(session.programs.planner),
     )
     loop = ControlLoop(
         session.job,

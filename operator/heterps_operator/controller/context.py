@@ -34,6 +34,8 @@ _TURNS_PER_SECOND = 8.0
 _LONGEST_PAUSE_SECONDS = 15.0  # however many jobs there are: batch sizes and units follow a change of speed
 _UPDATES_PER_SECOND = 3.0  # of jobs' status, if only progress has changed
 _PROGRESS_SECONDS = 10.0
+_DETAILS_PER_SECOND = 50.0  # likewise, if only the number of ready members or a message has changed
+_MOST_DETAIL_SECONDS = 10.0
 # State is also saved without a decision, for `heterps top`. The next operator adds missing costs from the pods' times.
 _SAVES_PER_SECOND = 1.5
 _SAVE_SECONDS = 15.0
@@ -99,6 +101,11 @@ class OperatorContext:
     def progress_seconds(self) -> float:
         """Seconds between two updates of a job's status if only progress has changed."""
         return max(_PROGRESS_SECONDS, self.active_jobs / _UPDATES_PER_SECOND)
+
+    @property
+    def detail_seconds(self) -> float:
+        """Seconds between two updates of a job's status if neither its phase nor a reason has changed."""
+        return min(self.active_jobs / _DETAILS_PER_SECOND, _MOST_DETAIL_SECONDS)
 
     @property
     def save_seconds(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from heterps_operator.documents import Json
-from heterps_operator.local.planner import PlannerAnswer, PlannerProcess, end_group
+from heterps_operator.local.children import Child, Program
+from heterps_operator.local.planner import PlannerAnswer, PlannerProcess
 
 __all__ = ["FairSemaphore", "LinePlanner", "QueuedPlanner"]
 
@@ -101,6 +101,7 @@ class QueuedPlanner(PlannerProcess):
         time_limit: name of the setting that is this time limit.
         memory_bytes: limit of the process's address space; None: no limit.
         stages: stages that the user has set.
+        program: the planner; None: see `PlannerProcess`.
         prepare: called before the folder is written.
         on_end: called, in another thread, when the planner may start or its process has ended.
     """
@@ -116,11 +117,18 @@ class QueuedPlanner(PlannerProcess):
         time_limit: str = "scheduling.timeoutSeconds",
         memory_bytes: int | None = None,
         stages: Sequence[Json] = (),
+        program: Program | None = None,
         prepare: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
-            folder, method, timeout_seconds, time_limit=time_limit, memory_bytes=memory_bytes, stages=stages
+            folder,
+            method,
+            timeout_seconds,
+            time_limit=time_limit,
+            memory_bytes=memory_bytes,
+            stages=stages,
+            program=program,
         )
         self._prepare = prepare
         self._on_end = on_end
@@ -168,13 +176,11 @@ class QueuedPlanner(PlannerProcess):
         except BaseException:  # the disk is full, for example
             self._places.leave(self._ticket)
             raise
-        assert self._popen is not None
-        threading.Thread(target=self._watch, args=(self._popen, self._ticket), name="planner", daemon=True).start()
+        assert self._child is not None
+        threading.Thread(target=self._watch, args=(self._child, self._ticket), name="planner", daemon=True).start()
 
-    def _watch(self, process: subprocess.Popen[bytes], ticket: object) -> None:
-        try:
-            process.wait(self.longest_seconds)
-        except subprocess.TimeoutExpired:
-            end_group(process)
+    def _watch(self, child: Child, ticket: object) -> None:
+        if child.wait(self.longest_seconds) is None:
+            child.kill()
         self._places.leave(ticket)
         self._on_end()

@@ -61,6 +61,7 @@ def watch(
     settings.queueing.idle_timeout = _IDLE_SECONDS
     settings.watching.label_selectors["pods"] = LABEL_JOB
     settings.persistence.diffbase_storage = _NoDifferences()
+    settings.persistence.progress_storage = _NoProgress()
 
     @kopf.on.login(registry=registry)
     def _log_in(**_: Any) -> kopf.ConnectionInfo:
@@ -107,6 +108,25 @@ class _NoDifferences(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
+        raise AssertionError("kopf must not write to objects")
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Disables kopf's search of each object for the progress of handlers, which low-level handlers do not have."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("kopf must not write to objects")
+
+    def purge(self, **_: Any) -> None:
+        raise AssertionError("kopf must not write to objects")
+
+    def touch(self, **_: Any) -> None:
         raise AssertionError("kopf must not write to objects")
 
 

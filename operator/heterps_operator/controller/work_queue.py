@@ -21,7 +21,8 @@ class WorkQueue:
     """Due times of jobs.
 
     Args:
-        least_seconds: seconds between two turns of a job, however often it is woken: watch events come in bursts.
+        least_seconds: mean seconds between turns of a job, however often it is woken: watch events come in bursts. A
+            job that had no turn for that long may have two at once: the second event need not wait.
         clock: monotonic seconds.
         on_wait: called with the seconds that a job was due before a thread took it.
         most_of_namespace: threads that jobs of one namespace may have at a time; None: no limit.
@@ -40,12 +41,15 @@ class WorkQueue:
         self._on_wait = on_wait
         self._changed = threading.Condition()
         self._due: dict[Key, float] = {}
-        self._last: OrderedDict[Key, float] = OrderedDict()  # ends of the last turns, within the least seconds
+        # When jobs that had turns just now may have two at once again (the generic cell rate algorithm).
+        self._rested: OrderedDict[Key, float] = OrderedDict()
         self._heap: list[tuple[float, Key]] = []  # entries that differ from `_due` are outdated
         self._ready: dict[str, dict[Key, float]] = {}  # jobs that were due, by namespace and in order of their due time
         self._busy: set[Key] = set()
         self._turns: Counter[str] = Counter()  # busy jobs by namespace
         self._again: set[Key] = set()  # woken while busy
+        # The waiting thread that watches the next due time, which would wake all of them. The others are notified.
+        self._watcher: object | None = None
         self._closed = False
 
     def wake(self, key: Key) -> None:
@@ -54,7 +58,7 @@ class WorkQueue:
             if key in self._busy:
                 self._again.add(key)
                 return
-            self._set(key, max(self._clock(), self._last.get(key, 0.0) + self._least))
+            self._set(key, max(self._clock(), self._rested.get(key, 0.0) - self._least))
 
     def take(self) -> Key | None:
         """Wait for a job that is due, and return it; None once the queue is closed."""
@@ -71,8 +75,10 @@ class WorkQueue:
                     self._busy.add(key)
                     self._turns[namespace] += 1
                     self._on_wait(now - due)
+                    if self._ready or (self._heap and self._watcher is None):
+                        self._changed.notify()  # another thread takes the next one, or watches
                     return key
-                self._changed.wait(self._heap[0][0] - now if self._heap else None)
+                self._wait(now)
             return None
 
     def done(self, key: Key, seconds: float | None) -> None:
@@ -87,12 +93,13 @@ class WorkQueue:
             self._turns[key[0]] -= 1
             if not self._turns[key[0]]:
                 del self._turns[key[0]]
-            self._changed.notify()  # another job of the namespace may be ready
+            if self._ready:
+                self._changed.notify()  # another job of the namespace may have a turn now
             now = self._clock()
-            self._last[key] = now
-            self._last.move_to_end(key)
-            while next(iter(self._last.values())) + self._least < now:
-                self._last.popitem(last=False)
+            self._rested[key] = max(self._rested.get(key, now), now) + self._least
+            self._rested.move_to_end(key)
+            while next(iter(self._rested.values())) < now:
+                self._rested.popitem(last=False)
             if key in self._again:
                 self._again.discard(key)
                 self._set(key, now + self._least)
@@ -115,6 +122,16 @@ class WorkQueue:
         """Return the number of jobs that have a turn now, or will have one without being woken."""
         with self._changed:
             return self._number_ready() + len(self._due) + len(self._busy)
+
+    def _wait(self, now: float) -> None:
+        """Wait until notified, or for the next due time unless another thread does that; the lock is held."""
+        if self._watcher is not None or not self._heap:
+            self._changed.wait()
+            return
+        me = self._watcher = object()
+        self._changed.wait(self._heap[0][0] - now)
+        if self._watcher is me:
+            self._watcher = None
 
     def _collect(self, now: float) -> None:
         """Move the jobs that are due to the ready ones; the lock is held."""
@@ -141,4 +158,6 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, key))
-        self._changed.notify()
+        if self._heap[0] == (due, key):
+            self._watcher = None  # it watches a later time
+            self._changed.notify()

@@ -16,6 +16,7 @@ from heterps_operator.state.values import ProcessSpec
 from heterps_runtime.contract import API_GROUP, API_VERSION
 
 __all__ = [
+    "ANNOTATION_IMAGE",
     "ANNOTATION_LAST_USED",
     "ANNOTATION_PLAN_REVISION",
     "ANNOTATION_PROCESS",
@@ -88,6 +89,7 @@ LABEL_POOL = f"{API_GROUP}/pool"
 LABEL_STAGE = f"{API_GROUP}/stage"
 LABEL_INDEX = f"{API_GROUP}/index"
 ANNOTATION_PROCESS = f"{API_GROUP}/process"
+ANNOTATION_IMAGE = f"{API_GROUP}/image-id"  # with which a profile was measured, as the kubelet reported it
 ANNOTATION_LAST_USED = f"{API_GROUP}/last-used"  # of a profile
 ANNOTATION_PLAN_REVISION = f"{API_GROUP}/plan-revision"
 ANNOTATION_REQUEST = f"{API_GROUP}/request"  # name of the request for quota that a Workload is

@@ -3,6 +3,9 @@
 They have no owner, as they must outlive the job that measured them. Namespaces do not share profiles. When a profile is
 stored, those of its namespace are deleted that were not used for long, and the least recently used of too many; never
 one that a job of the namespace names.
+
+A profile is named after its inputs, and the image's name is one of them. A name may come to stand for another image:
+each profile has the digest of the image that was measured, and is outdated once a pod of the pool runs another one.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from heterps_operator.control.problem import is_profile, profile_digest
@@ -21,6 +25,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.building.code import code_digest
 from heterps_operator.kubernetes.building.pods import image_of
 from heterps_operator.kubernetes.names import (
+    ANNOTATION_IMAGE,
     ANNOTATION_LAST_USED,
     LABEL_POOL,
     config_map_path,
@@ -35,6 +40,7 @@ __all__ = ["ConfigMapProfileCache", "outdated_profiles"]
 
 _LOG = logging.getLogger("heterps.operator")
 _FILE = "profile.json"
+_OUTDATED = "outdated"  # in place of the image
 _DAY_SECONDS = 86_400.0
 _KEPT_SECONDS = 30 * _DAY_SECONDS  # since it was used last
 _MOST_KEPT = 200  # of a namespace, besides those in use; each has a few kB
@@ -68,6 +74,10 @@ class ConfigMapProfileCache:
         configuration: the run configuration: manifests with defaults.
         clock: Unix seconds.
         in_use: returns the names of the profiles that jobs of the namespace may read; None: nothing is deleted.
+        image_of: returns the image (`reading.images.image_id`) with which a pool is measured now.
+
+    Attributes:
+        images: by pool, the images of the profiles that were loaded or stored, as far as they are known.
     """
 
     def __init__(
@@ -78,15 +88,22 @@ class ConfigMapProfileCache:
         *,
         clock: Callable[[], float] = time.time,
         in_use: Callable[[], Collection[str]] | None = None,
+        image_of: Callable[[str], str] = lambda pool: "",
     ) -> None:
+        self.images: dict[str, str] = {}
+        self._image_of = image_of
         self._clock = clock
         self._in_use = in_use
         self._api = api
         self._namespace = namespace
         self._configuration = configuration
 
-    def load(self, pools: Sequence[str]) -> dict[str, Any]:
+    def load(self, pools: Sequence[str], *, outdated: bool = False) -> dict[str, Any]:
         """Return the stored profiles of these pools; a damaged one is ignored, so that it is measured again.
+
+        Args:
+            pools: names of the pools.
+            outdated: also those of an image that has been replaced: for a job that runs with a plan that they led to.
 
         Raises:
             ApiError: the API server does not answer.
@@ -100,8 +117,10 @@ class ConfigMapProfileCache:
                 document = json.loads(((item or {}).get("data") or {}).get(_FILE, "null"))
             except (AttributeError, TypeError, ValueError, RecursionError):
                 continue
-            if is_profile(document):
+            image = str((((item or {}).get("metadata") or {}).get("annotations") or {}).get(ANNOTATION_IMAGE) or "")
+            if is_profile(document) and (outdated or image != _OUTDATED):
                 found[pool] = document
+                self._note_image(pool, image)
         return found
 
     def save(self, pool: str, profile: Json) -> None:
@@ -112,6 +131,7 @@ class ConfigMapProfileCache:
         Raises:
             ApiError: the API server does not answer.
         """
+        image = self._image_of(pool)
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -119,10 +139,11 @@ class ConfigMapProfileCache:
                 "name": self.name(pool),
                 "namespace": self._namespace,
                 "labels": {**_LABELS, LABEL_POOL: pool},
-                "annotations": {ANNOTATION_LAST_USED: format_time(self._clock())},
+                "annotations": {ANNOTATION_LAST_USED: format_time(self._clock()), ANNOTATION_IMAGE: image},
             },
             "data": {_FILE: json.dumps(profile, separators=(",", ":"))},
         }
+        self._note_image(pool, image)
         try:
             self._api.apply(object_path(body), body)
         except ApiError as error:
@@ -133,6 +154,24 @@ class ConfigMapProfileCache:
         if self._in_use is not None:
             with contextlib.suppress(ApiError):  # until the next profile is stored
                 self._collect(self._in_use)
+
+    def outdate(self, pool: str) -> None:
+        """Have the pool measured again by the next job: another image runs under the name of the measured one.
+
+        Raises:
+            ApiError: the API server does not answer, or refuses.
+        """
+        path = config_map_path(self._namespace, self.name(pool))
+        try:
+            self._api.patch(path, {"metadata": {"annotations": {ANNOTATION_IMAGE: _OUTDATED}}})
+        except ApiError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+        self.images.pop(pool, None)
+
+    def _note_image(self, pool: str, image: str) -> None:
+        if image and image != _OUTDATED:
+            self.images[pool] = image
 
     def _note_use(self, item: Json) -> None:
         """Write once a day that a profile is used; not being able to does not matter to the job."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Protocol
@@ -20,6 +20,7 @@ from heterps_operator.kubernetes.api import ApiError, KubernetesApi
 from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.names import coordinator_address, events_path, is_owned, pod_name, pod_path, pods_path
 from heterps_operator.kubernetes.reading import observe
+from heterps_operator.kubernetes.reading.images import RunningImage, image_id
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
 from heterps_operator.kubernetes.reading.processes import process_of
 from heterps_operator.state.status import Status
@@ -177,6 +178,14 @@ class KubernetesSubstrate:
         if status.get("phase") != "Running" or not status.get("podIP"):
             return None
         return coordinator_address(self.job, str(status["podIP"]))
+
+    def images(self, role: str, *, ended: bool = False) -> Iterator[RunningImage]:
+        """Yield the images that processes of a role run, or have run, as far as kubelets have reported them."""
+        for view in self._known.values():
+            if view.spec.role == role and view.spec.pool is not None and (ended or view.running):
+                pod = self._pod(pod_name(self._job_name, view.spec))
+                if pod is not None and (image := image_id(pod)):
+                    yield RunningImage(view.name, view.spec.pool, image)
 
     def wait(self, seconds: float) -> None:
         """Wait until woken, or until the time has passed."""

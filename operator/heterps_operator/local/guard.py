@@ -19,7 +19,20 @@ import resource
 import signal
 import sys
 
+__all__ = ["end_with_parent", "limit_memory"]
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def end_with_parent(parent: int) -> bool:
+    """Have the kernel kill this process when its parent ends; return False if the parent has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
+
+
+def limit_memory(bytes_: int) -> None:
+    """Limit the address space of this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (bytes_, bytes_))
 
 
 def main(arguments: list[str]) -> None:
@@ -28,11 +41,9 @@ def main(arguments: list[str]) -> None:
     (parent, *limits), command = arguments[:separator], arguments[separator + 1 :]
     assert command
     for limit in limits:
-        resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        return  # the parent ended before the line above
-    os.execv(command[0], command)  # noqa: S606  # replacing the process is the purpose
+        limit_memory(int(limit))
+    if end_with_parent(int(parent)):
+        os.execv(command[0], command)  # noqa: S606  # replacing the process is the purpose
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The planner as a child process.
 
 Planning may take minutes and gigabytes, which the control loop cannot afford: it starts `heterps plan --problem` in a
-separate process, polls it on every turn, and kills it after its time limit.
+separate process, polls it on every turn, and kills it after its time limit. `heterps run` starts an interpreter for
+it; the operator, which plans for many jobs, forks one that has imported the planner (`planner_server`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,13 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heterps_operator.documents import Json, write_json
-from heterps_operator.local.processes import guarded, read_last_lines
+from heterps_operator.local.children import Child, Command, ForkServer, Program
+from heterps_operator.local.processes import read_last_lines
 from heterps_operator.state.plan import PlanOutcome
 from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 
-__all__ = ["PLANNER_COMMAND", "PlannerAnswer", "PlannerProcess", "end_group"]
+__all__ = ["PLANNER_COMMAND", "PlannerAnswer", "PlannerProcess", "planner_program", "planner_server"]
 
 PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
+_FUNCTION = "heterps_operator.__main__:main"
+_MODULES = ("heterps_operator.cli.plan", "heterps_operator.cli.plans.jobs", "numpy.random")  # which it imports late
+# Several planners run beside each other; a server that is forked must have one thread, too.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # The planner keeps its own time limit; this is slack for starting Python and writing the answer, before it counts as
 # hung.
 _MARGIN_SECONDS = 30.0
@@ -41,6 +43,16 @@ class PlannerAnswer:
     error: str = ""
 
 
+def planner_program(command: Sequence[str] = PLANNER_COMMAND) -> Command:
+    """Return the planner as a program of which each run takes a new interpreter."""
+    return Command(command, _ENVIRONMENT)
+
+
+def planner_server() -> ForkServer:
+    """Return the planner as a program that is imported once."""
+    return ForkServer(_FUNCTION, first=("plan",), modules=_MODULES, environment=_ENVIRONMENT)
+
+
 class PlannerProcess:
     """Runs one planner at a time.
 
@@ -51,7 +63,7 @@ class PlannerProcess:
         time_limit: name of the setting that is this time limit, for messages.
         cores: cores of the machine that all processes of the job share; 0: each unit has its own core.
         memory_bytes: limit of the process's address space; None: no limit.
-        command: command line of the planner, without options.
+        program: the planner; None: `planner_program`.
         clock: returns seconds, for the time limit.
     """
 
@@ -65,7 +77,7 @@ class PlannerProcess:
         time_limit: str = "scheduling.timeoutSeconds",
         cores: float = 0.0,
         memory_bytes: int | None = None,
-        command: Sequence[str] = PLANNER_COMMAND,
+        program: Program | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -75,16 +87,16 @@ class PlannerProcess:
         self._stages = list(stages)
         self._cores = cores
         self._memory_bytes = memory_bytes
-        self._command = tuple(command)
+        self._program = planner_program() if program is None else program
         self._clock = clock
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._started = 0.0
         self._revision = 1
 
     @property
     def running(self) -> bool:
         """Whether a planner is running."""
-        return self._popen is not None
+        return self._child is not None
 
     @property
     def longest_seconds(self) -> float:
@@ -99,7 +111,7 @@ class PlannerProcess:
             revision: revision of the plan, returned with the outcome.
             stages: only provision these; empty: the job's hand-written stages, or else a search.
         """
-        assert self._popen is None
+        assert self._child is None
         self._revision = revision
         given = list(stages) or self._stages
         options = self._write("problem", problem)
@@ -113,7 +125,7 @@ class PlannerProcess:
 
     def start_line(self, line: Json) -> None:
         """Start planning jobs that wait (docs/cli.md, "A line of jobs"); no planner may be running."""
-        assert self._popen is None
+        assert self._child is None
         self._launch(self._write("line", line))
 
     def _write(self, name: str, document: Json) -> list[str]:
@@ -125,16 +137,9 @@ class PlannerProcess:
 
     def _launch(self, options: Sequence[str]) -> None:
         options = [*options, "--timeout", f"{self._timeout:g}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with (self._folder / "plan.json").open("wb") as output, (self._folder / "plan.log").open("wb") as messages:
-            self._popen = subprocess.Popen(
-                guarded([*self._command, *options, "--output", "json"], self._memory_bytes),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=messages,
-                start_new_session=True,
-            )
+        self._child = self._program.start(
+            [*options, "--output", "json"], self._folder / "plan.json", self._folder / "plan.log", self._memory_bytes
+        )
         self._started = self._clock()
 
     def poll(self) -> PlanOutcome | None:
@@ -151,9 +156,9 @@ class PlannerProcess:
 
     def take(self) -> PlannerAnswer | None:
         """Return the answer as it was printed, once; None while the planner runs."""
-        if self._popen is None:
+        if self._child is None:
             return None
-        code = self._popen.poll()
+        code = self._child.wait()
         expired = self._clock() - self._started > self.longest_seconds
         if code is None and not expired:
             return None
@@ -180,14 +185,6 @@ class PlannerProcess:
 
     def close(self) -> None:
         """Kill a running planner."""
-        if self._popen is not None:
-            end_group(self._popen)
-            self._popen = None
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads its session, with its children, and wait for its end."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if self._child is not None:
+            self._child.kill()
+            self._child = None

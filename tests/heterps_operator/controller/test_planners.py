@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,9 @@ from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.session import Site
 from heterps_operator.controller.planners import FairSemaphore, QueuedPlanner
 from heterps_operator.local import planner as planner_module
+from heterps_operator.local.children import ForkServer
+from heterps_operator.local.planner import planner_server
+from tests.heterps_operator.helpers.given_program import Given
 from tests.heterps_operator.helpers.world import PROFILE, make_job
 
 
@@ -117,8 +121,10 @@ def test_a_planner_that_hangs_loses_its_place_without_a_turn_of_its_job(
 ) -> None:
     monkeypatch.setattr(planner_module, "_MARGIN_SECONDS", 0.1)
     places, ended = FairSemaphore(1), threading.Event()
-    hangs = QueuedPlanner(places, "ml", tmp_path, "optimal", 0.1, time_limit="a setting", on_end=ended.set)
-    hangs._command = (sys.executable, "-c", "import signal; signal.pause()")
+    program = Given("import signal; signal.pause()")
+    hangs = QueuedPlanner(
+        places, "ml", tmp_path, "optimal", 0.1, time_limit="a setting", program=program, on_end=ended.set
+    )
     hangs.start({})
     assert ended.wait(60)
     assert places.ask("another", "other", lambda: None)
@@ -150,8 +156,10 @@ def test_no_job_plans_with_more_time_or_memory_than_the_operator_allows(
 
 def test_a_planner_that_takes_too_much_memory_fails_with_the_way_out(tmp_path: Path) -> None:
     ended = threading.Event()
-    greedy = QueuedPlanner(FairSemaphore(1), "ml", tmp_path, "optimal", 60, memory_bytes=256 << 20, on_end=ended.set)
-    greedy._command = (sys.executable, "-c", "bytearray(1 << 29)")
+    places, program = FairSemaphore(1), Given("bytearray(1 << 29)")
+    greedy = QueuedPlanner(
+        places, "ml", tmp_path, "optimal", 60, memory_bytes=256 << 20, program=program, on_end=ended.set
+    )
     greedy.start({})
     assert ended.wait(60)
     outcome = greedy.poll()
@@ -160,14 +168,20 @@ def test_a_planner_that_takes_too_much_memory_fails_with_the_way_out(tmp_path: P
     assert "--planner-memory-mib" in outcome.error
 
 
-def test_the_default_memory_is_enough_for_every_method(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkServer]:
+    """The planner, as the operator runs it."""
+    with closing(planner_server()) as server:
+        yield server
+
+
+def test_the_default_memory_is_enough_for_every_method(tmp_path: Path, forked: ForkServer) -> None:
     problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
     for method in ("optimal", "rl-lstm", "genetic"):
         ended = threading.Event()
         memory = OperatorContext.planner_memory_bytes
-        planner = QueuedPlanner(
-            FairSemaphore(1), "ml", tmp_path / method, method, 20, memory_bytes=memory, on_end=ended.set
-        )
+        places, folder = FairSemaphore(1), tmp_path / method
+        planner = QueuedPlanner(places, "ml", folder, method, 20, memory_bytes=memory, program=forked, on_end=ended.set)
         planner.start(problem)
         assert ended.wait(60)
         outcome = planner.poll()
@@ -175,12 +189,21 @@ def test_the_default_memory_is_enough_for_every_method(tmp_path: Path) -> None:
         assert outcome.plan is not None, (method, outcome.error)
 
 
-def test_a_line_is_planned_in_a_process_within_the_default_memory_and_a_place(tmp_path: Path) -> None:
+def test_a_line_is_planned_in_a_process_within_the_default_memory_and_a_place(
+    tmp_path: Path, forked: ForkServer
+) -> None:
     problem = build_problem(make_job(), {"cpu": PROFILE, "gpu": PROFILE})
     jobs = [{"name": f"ml/{number}", "problem": problem, "first": False} for number in range(8)]
     places, ended = FairSemaphore(1), threading.Event()
     planner = QueuedPlanner(
-        places, "", tmp_path, "optimal", 20, memory_bytes=OperatorContext.planner_memory_bytes, on_end=ended.set
+        places,
+        "",
+        tmp_path,
+        "optimal",
+        20,
+        memory_bytes=OperatorContext.planner_memory_bytes,
+        program=forked,
+        on_end=ended.set,
     )
     assert places.ask("another", "ml", lambda: None)
     planner.start_line({"version": 1, "limits": {"cpu": 8, "gpu": 2}, "jobs": jobs})

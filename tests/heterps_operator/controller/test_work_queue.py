@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 from heterps_operator.controller.work_queue import WorkQueue
@@ -47,16 +48,28 @@ def test_a_job_that_is_woken_while_it_has_its_turn_gets_another_one() -> None:
     assert schedule.take() == A
 
 
-def test_a_burst_of_events_is_one_turn() -> None:
+def test_a_burst_of_events_is_two_turns_and_then_one_per_pause() -> None:
     clock = Clock()
     schedule = WorkQueue(least_seconds=0.5, clock=clock)
-    schedule.wake(A)
+    for _ in range(2):
+        schedule.wake(A)
+        assert schedule.take() == A, "an event soon after another one need not wait"
+        schedule.done(A, None)
+    turns = 0
+    for _ in range(100):  # of 0.05 s
+        schedule.wake(A)
+        while schedule.depth():
+            assert schedule.take() == A
+            schedule.done(A, None)
+            schedule.wake(A)
+            turns += 1
+        clock.now += 0.05
+    assert turns in (9, 10)
+    clock.now += 1.0
     schedule.take()
     schedule.done(A, None)
     schedule.wake(A)
-    assert schedule.depth() == 0
-    clock.now += 0.5
-    assert schedule.depth() == 1
+    assert schedule.depth() == 1, "it has rested"
 
 
 def test_a_job_comes_back_after_the_pause_it_asked_for_or_when_woken_before() -> None:
@@ -93,7 +106,7 @@ def test_jobs_that_are_gone_leave_nothing_behind() -> None:
         assert schedule.take() == key
         schedule.done(key, None)
         clock.now += 1
-    assert len(schedule._last) <= 1
+    assert len(schedule._rested) <= 1
     assert (schedule.known(), len(schedule._heap)) == (0, 0)
 
 
@@ -150,3 +163,28 @@ def test_a_thread_that_waits_gets_the_job_whose_namespace_has_a_turn_less() -> N
     queue.done(first, None)
     thread.join(30)
     assert taken == [("ml", "2")]
+
+
+def test_no_thread_misses_a_job_that_is_due_before_the_one_that_is_watched() -> None:
+    queue, taken, enough = WorkQueue(0.0), list[object](), threading.Event()
+    rng = random.Random(5)
+
+    def work() -> None:
+        while (key := queue.take()) is not None:
+            taken.append(key)
+            if len(taken) >= 600:
+                enough.set()
+            queue.done(key, rng.choice([0.0, 0.001, 0.002, 3600.0]) if len(taken) < 300 else None)
+            if len(taken) >= 300:
+                queue.wake(("ml", str(rng.randrange(20))))  # while all others wait for an hour
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        queue.wake(("ml", str(number)))
+    assert enough.wait(60)
+    queue.close()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()

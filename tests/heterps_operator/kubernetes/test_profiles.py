@@ -35,6 +35,12 @@ class Objects:
         self.items[path] = body
         return body
 
+    def patch(self, path: str, body: Json) -> Json:
+        if path not in self.items:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        self.items[path]["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        return self.items[path]
+
 
 def configuration(job: Json | None = None) -> Json:
     return {"version": 1, "job": job or make_job(), "pools": copy.deepcopy(list(POOLS.values()))}
@@ -110,6 +116,30 @@ def test_a_refusal_costs_a_measurement_and_not_the_job() -> None:
     objects.refusal = ApiError(503, "ServiceUnavailable", "etcd is away")
     with pytest.raises(ApiError, match="etcd is away"):
         cache(objects, configuration()).save("v100", PROFILE)
+
+
+def test_a_profile_of_an_image_that_has_been_replaced_is_for_jobs_that_run_with_it_only() -> None:
+    objects, document = Objects(), configuration()
+    image = "registry.example.com/flights@sha256:one"
+
+    def measuring() -> ConfigMapProfileCache:
+        return ConfigMapProfileCache(cast("KubernetesApi", objects), "ml", document, image_of=lambda pool: image)
+
+    measuring().save("v100", PROFILE)
+    found = measuring()
+    assert found.load(["cpu", "v100"]) == {"v100": PROFILE}
+    assert found.images == {"v100": image}
+    found.outdate("v100")
+    assert found.images == {}
+    assert measuring().load(["v100"]) == {}
+    running = measuring()
+    assert running.load(["v100"], outdated=True) == {"v100": PROFILE}
+    assert running.images == {}, "it need not be told again"
+    image = "registry.example.com/flights@sha256:two"
+    measuring().save("v100", PROFILE)
+    assert measuring().load(["v100"]) == {"v100": PROFILE}
+    objects.items.clear()
+    found.outdate("v100")  # is gone already
 
 
 DAY = 86_400.0

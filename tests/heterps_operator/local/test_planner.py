@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from heterps_operator.local.planner import PlannerProcess
 from heterps_operator.state.plan import PlanOutcome
 from heterps_runtime.contract import EXIT_INFEASIBLE, MOST_PROCESSES
+from tests.heterps_operator.helpers.given_program import Given
 
 
 def document(workers: int = 2) -> dict[str, Any]:
@@ -25,10 +25,10 @@ def document(workers: int = 2) -> dict[str, Any]:
 
 def outcome_of(program: str, folder: Path, **options: Any) -> PlanOutcome:
     """Return the outcome of a program in place of the planner."""
-    planner = PlannerProcess(folder, "optimal", 60.0, command=(sys.executable, "-c", program), **options)
+    planner = PlannerProcess(folder, "optimal", 60.0, program=Given(program), **options)
     planner.start({"layers": []}, revision=3)
-    assert planner._popen is not None
-    planner._popen.wait()
+    assert planner._child is not None
+    planner._child.wait(60)
     outcome = planner.poll()
     assert outcome is not None
     assert outcome.revision == 3
@@ -77,7 +77,7 @@ def test_a_planner_without_memory_says_what_to_raise(tmp_path: Path) -> None:
 def test_a_planner_that_hangs_is_killed(tmp_path: Path) -> None:
     now = 0.0
     planner = PlannerProcess(
-        tmp_path, "optimal", 5.0, command=(sys.executable, "-c", "import time; time.sleep(3600)"), clock=lambda: now
+        tmp_path, "optimal", 5.0, program=Given("import time; time.sleep(3600)"), clock=lambda: now
     )
     with closing(planner):
         planner.start({"layers": []})

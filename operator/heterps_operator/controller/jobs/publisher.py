@@ -21,6 +21,7 @@ __all__ = ["Publisher"]
 
 _FIGURES = ("progress", "throughput", "cost", "checkpoint")  # that change in every turn
 _MEASURED = "ThroughputMet"  # the condition whose message changes as well
+_DETAILS = ("message", "workers", "parameterServers")  # that change with each pod of a job that starts
 
 
 class Publisher:
@@ -67,9 +68,17 @@ class Publisher:
             plan_config=plan_config_name(self._name, turn.status.plan_revision) if planned else "",
             measured=turn.measured,
         )
-        recent = self._cluster.clock() - self._written_at < self._cluster.progress_seconds
-        if document != self._written and not (recent and _lasting(document) == _lasting(self._written)):
+        if document != self._written and self._cluster.clock() - self._written_at >= self._pause(turn, document):
             self._write(document)
+
+    def _pause(self, turn: Turn, document: dict[str, Any]) -> float:
+        """Return the seconds between the last status and this one: the less has changed, the longer they are."""
+        if _lasting(document) == _lasting(self._written):
+            return self._cluster.progress_seconds
+        # A job in a final phase may have no further turn.
+        if not turn.status.final and _milestones(document) == _milestones(self._written):
+            return self._cluster.detail_seconds
+        return 0.0
 
     def refuse(self, known: Status, bill: Bill, reason: str, message: str, generation: int) -> None:
         """Write why the job cannot be started.
@@ -134,3 +143,10 @@ def _lasting(document: dict[str, Any]) -> dict[str, Any]:
         for c in document.get("conditions") or ()
     ]
     return lasting
+
+
+def _milestones(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a status whose changes people wait for."""
+    told = {key: value for key, value in document.items() if key not in (*_FIGURES, *_DETAILS)}
+    told["conditions"] = [(c["type"], c["status"], c["reason"]) for c in document.get("conditions") or ()]
+    return told

@@ -25,6 +25,7 @@ class PodStore(ObjectStore):
     def __init__(self) -> None:
         super().__init__(slim_pod)
         self._by_job: dict[Key, dict[Key, Json]] = {}  # by namespace and uid of the job
+        self._on_node: dict[str, Counter[Key]] = {}  # number of pods by node, and by namespace and name of the job
         self._known: set[Key] = set()  # jobs, by namespace and uid
         self._resources: dict[str, str] = {}
         self._claims = Claims()
@@ -43,12 +44,8 @@ class PodStore(ObjectStore):
 
     def jobs_on(self, node: str) -> frozenset[Key]:
         """Return namespace and name of the jobs that have pods on a node."""
-        found = set()
-        for pod in self.all():
-            owner = job_owner(pod)
-            if owner is not None and (pod.get("spec") or {}).get("nodeName") == node:
-                found.add((key_of(pod)[0], owner[0]))
-        return frozenset(found)
+        with self._lock:
+            return frozenset(self._on_node.get(node, ()))
 
     def know_job(self, namespace: str, uid: str, *, known: bool = True) -> None:
         """Count the pods of a job as its own; or, unless `known`, as orphans."""
@@ -120,6 +117,8 @@ class PodStore(ObjectStore):
         return {**item, "metadata": metadata}
 
     def _changed(self, key: Key, before: Json | None, after: Json | None) -> None:
+        self._count_on_node(key, before, -1)
+        self._count_on_node(key, after, 1)
         if before is not None and (owner := job_owner(before)) is not None:
             pods = self._by_job.get((key[0], owner[1])) or {}
             pods.pop(key, None)
@@ -132,6 +131,17 @@ class PodStore(ObjectStore):
         if (owner := job_owner(after)) is not None:
             self._by_job.setdefault((key[0], owner[1]), {})[key] = after
         self._claim(key, after)
+
+    def _count_on_node(self, key: Key, pod: Json | None, number: int) -> None:
+        node, owner = ((pod or {}).get("spec") or {}).get("nodeName"), job_owner(pod) if pod is not None else None
+        if not node or owner is None:
+            return
+        jobs = self._on_node.setdefault(node, Counter())
+        jobs[key[0], owner[0]] += number
+        if not jobs[key[0], owner[0]]:
+            del jobs[key[0], owner[0]]
+        if not jobs:
+            del self._on_node[node]
 
     def _claim(self, key: Key, pod: Json) -> None:
         owner = job_owner(pod)

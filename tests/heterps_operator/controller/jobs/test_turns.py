@@ -9,7 +9,7 @@ import pytest
 
 from heterps_operator.controller import context as cluster
 from tests.heterps_operator.helpers.documents import condition, running
-from tests.heterps_operator.helpers.job_world import STATE
+from tests.heterps_operator.helpers.job_world import JOB, STATE
 from tests.heterps_operator.helpers.life import Life
 
 
@@ -46,6 +46,31 @@ def test_with_many_jobs_each_is_looked_at_less_often(life: Life) -> None:
     assert pauses(life, 20)[-1] == 7.5
     life.cluster.active_jobs = 500
     assert pauses(life, 30)[-1] == 15.0, "and still often enough to follow a change of speed"
+
+
+def test_with_many_jobs_details_of_the_status_wait_and_milestones_do_not(life: Life) -> None:
+    coordinator = life.train()
+    life.settle()
+    life.cluster.active_jobs = 500
+    names = [member["name"] for member in coordinator.members if member["role"] == "worker"]
+    told = list[tuple[str, int]]()
+    for name in [*names, ""]:
+        for member in coordinator.members:
+            if member["name"] == name:
+                member["state"] = "starting"
+        for _ in range(2 if name else 5):
+            life.now += 2
+            life.operator.turn()
+            ready = life.condition("PodsReady")
+            told.append((ready["reason"], life.status["workers"]["ready"]))
+    most = len(names)
+    waiting = [("WaitingForMembers", number) for number in (most - 1, 0)]
+    assert told[: 2 * most - 1] == [waiting[0]] * (2 * most - 1), "a new reason is told at once, the second worker not"
+    assert told[-1] == waiting[1], "but within ten seconds"
+    coordinator.phase = "Succeeded"
+    life.now += 0.5
+    life.operator.turn()
+    assert life.status["phase"] == "Stopping"
 
 
 def test_a_coordinator_that_hangs_is_asked_less_and_less_often_and_heard_before_it_is_given_up(life: Life) -> None:
@@ -94,3 +119,20 @@ def test_what_was_not_saved_of_a_bill_is_charged_by_the_next_operator(
     life.replace_operator()
     life.operator.turn()
     assert Decimal(life.status["cost"]["total"]) == cost
+
+
+def test_only_a_job_that_may_wait_has_the_other_jobs_listed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, holders = list[str](), life.cluster.ledger.holders
+
+    def count(pool: str, excluding: str = "") -> tuple[tuple[str, int], ...]:
+        asked.append(pool)
+        return holders(pool, excluding)
+
+    monkeypatch.setattr(life.cluster.ledger, "holders", count)
+    while "plan" not in life.server.objects.get(f"{JOB}/status", {}).get("status", {}):
+        life.operator.turn()
+        life.go_on()
+    assert asked
+    asked.clear()
+    life.train()
+    assert asked == [], "it has its units while it starts and trains"

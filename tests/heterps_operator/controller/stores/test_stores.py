@@ -73,6 +73,27 @@ def test_pods_are_found_by_job_until_they_are_gone() -> None:
     assert names(store, "a", "space", "another job of the name") == set()
 
 
+def test_the_jobs_of_a_node_are_found_until_their_last_pod_there_is_gone() -> None:
+    store = PodStore()
+    for name, of, node in (
+        ("a-0", "a", "n"),
+        ("a-1", "a", "n"),
+        ("b-0", "b", "n"),
+        ("b-1", "b", "m"),
+        ("c-0", "c", ""),
+    ):
+        store.put(pod(name, of, spec={"nodeName": node}))
+    a, b = ("space", "a"), ("space", "b")
+    assert store.jobs_on("n") == {a, b}
+    store.remove(pod("a-0", "a"))
+    store.put(pod("b-0", "b", spec={"nodeName": "m"}))
+    assert store.jobs_on("n") == {a}
+    assert store.jobs_on("m") == {b}
+    store.remove(pod("a-1", "a"))
+    assert store.jobs_on("n") == frozenset()
+    assert store._on_node.keys() == {"m"}
+
+
 def test_a_label_makes_a_pod_nobodys() -> None:
     store = PodStore()
     stranger = pod("stranger", "a", status={"phase": "Running", "message": "x" * 1000}, spec={"nodeName": "n"})
