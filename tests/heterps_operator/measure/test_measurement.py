@@ -285,7 +285,8 @@ def test_a_prometheus_server_gives_the_same_figures() -> None:
     assert query == (
         '{__name__=~"heterps_training_measured_timestamp_seconds|heterps_training_generation|'
         "heterps_training_samples_per_second|heterps_stage_samples_per_second|heterps_worker_batch_size|"
-        'heterps_worker_step_seconds",namespace="ml",job_name="flights"}'
+        "heterps_worker_step_seconds|heterps_worker_operations_per_second|heterps_worker_memory_bytes|"
+        'heterps_worker_round_trip_seconds",namespace="ml",job_name="flights"}'
     )
 
 

@@ -1,0 +1,199 @@
+"""Four workers in one scenario after the other policy: what each makes of a step.
+
+A phase follows one policy from an even split and from no knowledge: it lets the controller settle, then measures whole
+steps. The last phase of a scenario is the clairvoyant one: the division that is best by all that was measured of the
+workers' speeds before.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from experiments.confinement import Confinement
+from experiments.framework import Row
+from experiments.image_job import ImageJob
+from heterps_planner.balancing import Worker, divide_equal, divide_optimal
+
+__all__ = ["CLAIRVOYANT", "CORES", "POLICIES", "SCENARIOS", "Settings", "Speeds", "run_scenario"]
+
+POLICIES = ("equal", "random", "bno", "optimal")
+CLAIRVOYANT = "clairvoyant"
+CORES = 0.5  # of a node with the limit 1x; the four together leave the server and coordinator theirs
+_UNEQUAL = (1.0, 1.0, 0.5, 0.25)  # of CORES
+_EQUAL = (sum(_UNEQUAL) / 4,) * 4  # as many cores in all
+_TRANSFER_SECONDS = 0.5  # of the gradients over the slow link
+_MEMORY_MARGIN = 1.02  # of the small memory, over what the node uses at an even split
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long a phase is."""
+
+    decisions: int = 4  # intervals in which the controller settles
+    steps: int = 12  # that are measured, at least
+    seconds: float = 4.0  # that are measured, at least
+
+
+def _cores(nodes: Confinement, shares: Sequence[float]) -> None:
+    for node, share in enumerate(shares):
+        nodes.limit_cores(node, CORES * share)
+
+
+def _homogeneous(nodes: Confinement, job: ImageJob) -> None:
+    _cores(nodes, _EQUAL)
+
+
+def _unequal(nodes: Confinement, job: ImageJob) -> None:
+    _cores(nodes, _UNEQUAL)
+
+
+def _slow_link(nodes: Confinement, job: ImageJob) -> None:
+    _cores(nodes, _EQUAL)
+    nodes.limit_rate(3, 8 * job.parameter_bytes / _TRANSFER_SECONDS)
+
+
+def _small_memory(nodes: Confinement, job: ImageJob) -> None:
+    _cores(nodes, _EQUAL)
+    nodes.limit_memory(3, int(_MEMORY_MARGIN * nodes.memory(3)))
+
+
+SCENARIOS: Mapping[str, Callable[[Confinement, ImageJob], None]] = {
+    "homogeneous": _homogeneous,
+    "unequal cores": _unequal,
+    "slow link": _slow_link,
+    "small memory": _small_memory,
+}
+
+
+@dataclass
+class Speeds:
+    """What was measured of each worker, over all phases: (samples, busy seconds of a step)."""
+
+    seen: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    def note(self, batches: Sequence[int], seconds: Sequence[float]) -> None:
+        """Add a division and the seconds that each worker was busy in a step of it."""
+        if not self.seen:
+            self.seen = [[] for _ in batches]
+        for points, batch, busy in zip(self.seen, batches, seconds, strict=True):
+            points.append((batch, busy))
+
+    def workers(self) -> list[Worker]:
+        """The line of least squares of each worker, overhead and time per sample not negative."""
+        found = []
+        for points in self.seen:
+            batch_P, seconds_P = np.array(points, dtype=np.float64).T  # noqa: N806
+            if len(set(batch_P.tolist())) == 1:
+                found.append(Worker(0.0, float(seconds_P.mean() / batch_P.mean())))
+                continue
+            pace, overhead = np.polyfit(batch_P, seconds_P, 1)
+            if pace <= 0:
+                pace, overhead = 0.0, float(seconds_P.mean())
+            elif overhead < 0:
+                pace, overhead = float((batch_P @ seconds_P) / (batch_P @ batch_P)), 0.0
+            found.append(Worker(float(overhead), float(pace)))
+        return found
+
+    def best(self, total: int) -> tuple[int, ...]:
+        """The division by which all workers end together; each keeps a sample, as in jobs."""
+        workers = [Worker(w.overhead_seconds, w.seconds_per_sample, least=1) for w in self.workers()]
+        return tuple(divide_optimal(workers, total))
+
+
+def run_scenario(
+    job: ImageJob, nodes: Confinement, scenario: str, policies: Sequence[str], seed: int, settings: Settings
+) -> list[Row]:
+    """Run all policies under the limits of a scenario, then the clairvoyant division."""
+    total = job.job.global_batch_size
+    even = tuple(divide_equal([Worker(0.0, 1.0)] * len(job.workers), total))
+    SCENARIOS[scenario](nodes, job)
+    speeds = Speeds()
+    _apply(job, even)
+    pause = _step_seconds(job)
+    rows = []
+    for policy in policies:
+        _apply(job, even)
+        _settle(job, policy, max(1.0, 3 * pause), seed, settings)
+        rows.append({"scenario": scenario, "policy": policy} | _measure(job, speeds, settings, decide=True))
+    _apply(job, speeds.best(total))
+    rows.append({"scenario": scenario, "policy": CLAIRVOYANT} | _measure(job, speeds, settings, decide=False))
+    return rows
+
+
+def _apply(job: ImageJob, batches: tuple[int, ...]) -> None:
+    """Divide by hand, and wait until steps of this division are committed."""
+    job.divide(batches)
+    while job.batches != batches:
+        _next(job, decide=False)
+    for _ in range(3):
+        _next(job, decide=False)
+
+
+def _next(job: ImageJob, *, decide: bool) -> None:
+    """Turn until another step is committed."""
+    before = job.view.committed_steps
+    while job.view.committed_steps <= before:
+        job.turn(decide=decide)
+        time.sleep(0.01)
+
+
+def _step_seconds(job: ImageJob) -> float:
+    began = time.monotonic()
+    for _ in range(3):
+        _next(job, decide=False)
+    return (time.monotonic() - began) / 3
+
+
+def _settle(job: ImageJob, policy: str, interval: float, seed: int, settings: Settings) -> None:
+    """Let the controller decide a few times."""
+    job.follow(policy, interval, seed)
+    end = time.monotonic() + settings.decisions * interval
+    while time.monotonic() < end:
+        _next(job, decide=True)
+
+
+def _measure(job: ImageJob, speeds: Speeds, settings: Settings, *, decide: bool) -> Row:
+    """Measure steps. The division may change meanwhile, if the policy wants it to."""
+    _next(job, decide=decide)
+    began, times, figures = time.monotonic(), [time.monotonic()], []
+    while len(times) <= settings.steps or time.monotonic() - began < settings.seconds:
+        _next(job, decide=decide)
+        times.append(time.monotonic())
+        if all(member.compute_seconds > 0 for member in job.workers):
+            figures.append((job.batches, job.workers, job.activities()))
+    last, workers, _ = figures[-1]
+    alike = [entry for entry in figures if entry[0] == last]
+    busy = [
+        statistics.median(entry[1][index].compute_seconds for entry in alike)
+        + statistics.median(entry[1][index].round_trip_seconds for entry in alike)
+        for index in range(len(last))
+    ]
+    speeds.note(last, busy)
+    update = [_update_seconds(activity) for _, _, activities in figures for activity in activities]
+    steps = np.diff(times)
+    row: Row = {
+        "steps": len(steps),
+        "step_seconds": float((times[-1] - times[0]) / len(steps)),
+        "median_step_seconds": float(np.median(steps)),
+        "update_seconds": statistics.mean(update),
+        "divisions": len({entry[0] for entry in figures}),
+    }
+    for index, member in enumerate(workers):
+        row |= {
+            f"batch_{index}": member.batch_size,
+            f"busy_{index}": busy[index],
+            f"operations_{index}": member.operations_per_second,
+            f"memory_{index}": member.memory_bytes,
+            f"round_trip_{index}": member.round_trip_seconds,
+        }
+    return row
+
+
+def _update_seconds(activities: Mapping[str, float]) -> float:
+    """Seconds of a step from the end of a worker's backward pass to the new parameters."""
+    return sum(activities.get(name, 0.0) for name in ("push", "wait-commit", "wait-dense"))
