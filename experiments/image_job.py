@@ -1,8 +1,7 @@
-"""A training job of an image model on confined nodes: real processes, and the product's own controller of batch sizes.
+"""A training job of an image model on confined nodes: real processes of the runtime.
 
-The job is a manifest of `examples/balancenet`, its processes are those that a controller starts. Each turn reads the
-coordinator's status, scrapes its metrics, asks `rebalance` and sends what it decides, as the control loop does; the
-loop itself is not used, because it would start the processes outside of the nodes.
+The job is a manifest of `examples/balancenet`, its processes are those that a controller starts: a coordinator, a
+parameter server and, in the nodes, the workers. Their figures are scraped as the operator does it.
 """
 
 from __future__ import annotations
@@ -13,50 +12,39 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import yaml
 
+from experiments.balanced_job import BalancedJob, one_stage
 from experiments.confinement import HUB, Confinement
 from experiments.framework import ROOT
+from experiments.image_data import EXAMPLE, manifest_documents
 from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
-from heterps_operator.control.tuning.rebalancing import rebalance
 from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.measure.measurement import Meter, Scraping
-from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Status
-from heterps_operator.state.values import CoordinatorView, MemberView, Observed, SubmitAllocation, SubmitPlan
+from heterps_operator.state.values import CoordinatorView, SubmitAllocation, SubmitPlan
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, JobPhase, worker_name
+from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
 from heterps_runtime.worker.main import feature_names
 from heterps_runtime.worker.model import UserModel
 
-__all__ = ["EXAMPLE", "ImageJob", "manifest_of"]
+__all__ = ["ImageJob"]
 
-EXAMPLE = ROOT / "examples" / "balancenet"
 _POLL_SECONDS = 0.02
 _START_SECONDS = 120.0
 
 
-def manifest_of(model: str, batch: int, data: Path, folder: Path) -> Path:
-    """Write a job that trains on and on, without checkpoints; returns its path.
-
-    Args:
-        model: name of the example's manifest.
-        batch: global batch size.
-        data: folder with the images.
-        folder: where to write.
-    """
-    pool, job = yaml.safe_load_all((EXAMPLE / f"{model}.yaml").read_text())
+def _manifest(model: str, data: Path, folder: Path) -> Path:
+    """Write a job that trains on and on, without checkpoints."""
+    pool, job = manifest_documents(model)
     spec = job["spec"]
     spec["data"] |= {"train": str(data / "train"), "evaluation": str(data / "test")}
     spec["data"]["cache"] = {"directory": str(data.parent / "cache")}
-    spec["training"] |= {"epochs": 100_000, "globalBatchSize": batch}
+    spec["training"] |= {"epochs": 100_000}
     spec["checkpoint"] = {"everySteps": 10_000_000, "path": str(folder / "checkpoints")}
     pool["spec"]["maxUnits"] = 5
     path = folder / "job.yaml"
@@ -64,30 +52,29 @@ def manifest_of(model: str, batch: int, data: Path, folder: Path) -> Path:
     return path
 
 
-class ImageJob:
+class ImageJob(BalancedJob):
     """A running job, whose processes end with the context.
 
     Args:
-        name: of the example's manifest.
-        batch: global batch size.
+        model: of `MODELS`.
         data: folder with the images.
         folder: an empty folder for everything that the job writes.
         nodes: one for each worker.
         count: number of workers.
 
     Attributes:
-        job: what the controller was told; its policy may be changed.
-        view: the last status, with the measured figures.
         parameter_bytes: of the model's parameters and statistics, in float32.
     """
 
-    def __init__(self, name: str, batch: int, data: Path, folder: Path, nodes: Confinement, count: int) -> None:
-        manifest = load_manifest(manifest_of(name, batch, data, folder))
+    def __init__(self, model: str, data: Path, folder: Path, nodes: Confinement, count: int) -> None:
+        manifest = load_manifest(_manifest(model, data, folder))
         configuration = manifest.run_configuration(folder, [EXAMPLE])
         (folder / "config.json").write_text(json.dumps(configuration))
-        self.job = JobSpec.from_manifests(manifest.job, manifest.pools)
-        self.view = CoordinatorView(JobPhase.STARTING)
-        self._status = Status()
+        run = RunConfig.load(folder / "config.json")
+        built = UserModel.build(run, feature_names(run))
+        job = JobSpec.from_manifests(manifest.job, manifest.pools)
+        super().__init__(job, one_stage(count, len(built.layered.layers)))
+        self.parameter_bytes = 4 * sum(built.dense_sizes().values())
         self._count = count
         self._folder = folder
         self._nodes = nodes
@@ -100,10 +87,6 @@ class ImageJob:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "runtime"), str(EXAMPLE)]),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
-        config = RunConfig.load(folder / "config.json")
-        model = UserModel.build(config, feature_names(config))
-        self.parameter_bytes = 4 * sum(model.dense_sizes().values())
-        self._plan = JobPlan.from_json(_plan(count, len(model.layered.layers)))
 
     def __enter__(self) -> ImageJob:
         try:
@@ -120,43 +103,21 @@ class ImageJob:
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
-    @property
-    def workers(self) -> list[MemberView]:
-        """The workers, by index."""
-        found = [self.view.member(worker_name(0, index)) for index in range(self._count)]
-        return [member for member in found if member is not None]
+    def now(self) -> float:
+        """See `BalancedJob.now`."""
+        return time.monotonic()
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """The present division of the batch."""
-        return tuple(member.batch_size for member in self.workers)
+    def pause(self) -> None:
+        """See `BalancedJob.pause`."""
+        time.sleep(_POLL_SECONDS)
 
-    def activities(self) -> list[Mapping[str, float]]:
-        """Seconds per step by activity, of each worker."""
-        entries = {entry["name"]: entry for entry in self.view.document.get("members") or ()}
-        return [entries[member.name]["figures"] for member in self.workers]
-
-    def follow(self, policy: str, interval: float, seed: int) -> None:
-        """Follow a policy from now on, with nothing known of the workers."""
-        balancing = replace(self.job.balancing, policy=policy, interval_seconds=interval, seed=seed)
-        self.job, self._status = replace(self.job, balancing=balancing), Status()
-
-    def divide(self, batches: tuple[int, ...]) -> None:
-        """Divide the batch by hand."""
-        self._client.send(SubmitAllocation((batches,)))
-
-    def turn(self, *, decide: bool = True) -> bool:
-        """Look at the job and carry out what the controller decides; returns whether it moved samples."""
+    def _look(self) -> CoordinatorView:
         self._check()
         view = CoordinatorView.from_json(self._client.status())
-        self.view, _ = self._meter.measure(view, self._client.address)
-        if not decide or self.view.phase != JobPhase.TRAINING:
-            return False
-        observed = Observed(time.monotonic(), self._status, coordinator=self.view)
-        self._status, actions = rebalance(self.job, observed, self._status, self._plan)
-        for action in actions:
-            self._client.send(action)
-        return bool(actions)
+        return self._meter.measure(view, self._client.address)[0]
+
+    def _send(self, action: SubmitAllocation) -> None:
+        self._client.send(action)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +135,7 @@ class ImageJob:
             arguments = ("worker", "--stage", "0", "--index", str(index), "--pool", "cpu")
             command = _command(*arguments, "--host", self._nodes.address(index))
             self._processes.append(self._nodes.start(index, command, self._environment, self._folder / "log"))
-        self._wait(lambda: not self.turn(decide=False) and self.view.committed_steps > 0)
+        self._wait(self._trains)
 
     def _run(self, *arguments: str) -> None:
         with (self._folder / "log").open("ab") as log:
@@ -182,7 +143,11 @@ class ImageJob:
                 subprocess.Popen(_command(*arguments), env=self._environment, stdout=log, stderr=log)
             )
 
-    def _wait(self, reached: Any) -> None:
+    def _trains(self) -> bool:
+        self.turn(decide=False)
+        return self.view.committed_steps > 0
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not reached():
             self._check()
@@ -208,13 +173,3 @@ class ImageJob:
 def _command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "heterps_runtime", *arguments)
 
-
-def _plan(count: int, layers: int) -> dict[str, Any]:
-    """One stage of all layers on `count` workers."""
-    return {
-        "stages": [
-            {"name": "stage-0", "pool": "cpu", "firstLayer": 0, "lastLayer": layers - 1, "layers": ["all"], "units": count,
-             "pods": count}
-        ],
-        "parameterServer": {"pool": "cpu", "replicas": 1, "units": 1},
-    }  # fmt: skip

@@ -7,64 +7,63 @@ workers' speeds before.
 
 from __future__ import annotations
 
+import functools
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.balanced_job import BalancedJob
 from experiments.confinement import Confinement
 from experiments.framework import Row
-from experiments.image_job import ImageJob
 from heterps_planner.balancing import Worker, divide_equal, divide_optimal
 
-__all__ = ["CLAIRVOYANT", "CORES", "POLICIES", "SCENARIOS", "Settings", "Speeds", "run_scenario"]
+if TYPE_CHECKING:  # it loads torch
+    from experiments.image_job import ImageJob
+
+__all__ = ["CLAIRVOYANT", "CORES", "POLICIES", "SCENARIOS", "SHARES", "TRANSFER_SECONDS", "Speeds", "run_scenario"]
 
 POLICIES = ("equal", "random", "bno", "optimal")
 CLAIRVOYANT = "clairvoyant"
 CORES = 0.5  # of a node with the limit 1x; the four together leave the server and coordinator theirs
-_UNEQUAL = (1.0, 1.0, 0.5, 0.25)  # of CORES
+_UNEQUAL = (1.0, 1.0, 0.5, 0.25)
 _EQUAL = (sum(_UNEQUAL) / 4,) * 4  # as many cores in all
-_TRANSFER_SECONDS = 0.5  # of the gradients over the slow link
+SHARES = {  # of CORES, by scenario
+    "homogeneous": _EQUAL,
+    "unequal cores": _UNEQUAL,
+    "slow link": _EQUAL,
+    "small memory": _EQUAL,
+}
+TRANSFER_SECONDS = 0.5  # of the gradients over the slow link
 _MEMORY_MARGIN = 1.02  # of the small memory, over what the node uses at an even split
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How long a phase is."""
-
-    decisions: int = 4  # intervals in which the controller settles
-    steps: int = 12  # that are measured, at least
-    seconds: float = 4.0  # that are measured, at least
+# Intervals in which the controller settles before steps are measured; it goes on deciding meanwhile.
+_SETTLING = {"equal": 0, "random": 1, "bno": 3, "optimal": 4}
+_STEPS, _SECONDS = 6, 4.0  # that are measured, at least
 
 
-def _cores(nodes: Confinement, shares: Sequence[float]) -> None:
-    for node, share in enumerate(shares):
+def _cores(scenario: str, nodes: Confinement, job: ImageJob) -> None:
+    for node, share in enumerate(SHARES[scenario]):
         nodes.limit_cores(node, CORES * share)
 
 
-def _homogeneous(nodes: Confinement, job: ImageJob) -> None:
-    _cores(nodes, _EQUAL)
-
-
-def _unequal(nodes: Confinement, job: ImageJob) -> None:
-    _cores(nodes, _UNEQUAL)
-
-
 def _slow_link(nodes: Confinement, job: ImageJob) -> None:
-    _cores(nodes, _EQUAL)
-    nodes.limit_rate(3, 8 * job.parameter_bytes / _TRANSFER_SECONDS)
+    _cores("slow link", nodes, job)
+    nodes.limit_rate(3, 8 * job.parameter_bytes / TRANSFER_SECONDS)
 
 
 def _small_memory(nodes: Confinement, job: ImageJob) -> None:
-    _cores(nodes, _EQUAL)
+    _cores("small memory", nodes, job)
     nodes.limit_memory(3, int(_MEMORY_MARGIN * nodes.memory(3)))
 
 
-SCENARIOS: Mapping[str, Callable[[Confinement, ImageJob], None]] = {
-    "homogeneous": _homogeneous,
-    "unequal cores": _unequal,
+# Name -> puts the limits into force.
+SCENARIOS: Mapping[str, Callable[[Confinement, "ImageJob"], None]] = {
+    "homogeneous": functools.partial(_cores, "homogeneous"),
+    "unequal cores": functools.partial(_cores, "unequal cores"),
     "slow link": _slow_link,
     "small memory": _small_memory,
 }
@@ -106,64 +105,64 @@ class Speeds:
 
 
 def run_scenario(
-    job: ImageJob, nodes: Confinement, scenario: str, policies: Sequence[str], seed: int, settings: Settings
+    job: BalancedJob, limit: Callable[[], None], scenario: str, policies: Sequence[str], seed: int
 ) -> list[Row]:
-    """Run all policies under the limits of a scenario, then the clairvoyant division."""
+    """Run all policies under the limits of a scenario, then the clairvoyant division.
+
+    Args:
+        job: it trains.
+        limit: puts the limits into force.
+        scenario: name for the rows.
+        policies: to follow one after the other.
+        seed: of the policy `random`.
+    """
+    job.turn(decide=False)
     total = job.job.global_batch_size
     even = tuple(divide_equal([Worker(0.0, 1.0)] * len(job.workers), total))
-    SCENARIOS[scenario](nodes, job)
+    limit()
+    interval = max(1.0, 3 * _apply(job, even))
     speeds = Speeds()
-    _apply(job, even)
-    pause = _step_seconds(job)
     rows = []
     for policy in policies:
-        _apply(job, even)
-        _settle(job, policy, max(1.0, 3 * pause), seed, settings)
-        rows.append({"scenario": scenario, "policy": policy} | _measure(job, speeds, settings, decide=True))
+        if job.batches != even:
+            _apply(job, even)
+        job.follow(policy, interval, seed)
+        end = job.now() + _SETTLING[policy] * interval
+        while job.now() < end:
+            _next(job, decide=True)
+        rows.append({"scenario": scenario, "policy": policy} | _measure(job, speeds, decide=True))
     _apply(job, speeds.best(total))
-    rows.append({"scenario": scenario, "policy": CLAIRVOYANT} | _measure(job, speeds, settings, decide=False))
+    rows.append({"scenario": scenario, "policy": CLAIRVOYANT} | _measure(job, speeds, decide=False))
     return rows
 
 
-def _apply(job: ImageJob, batches: tuple[int, ...]) -> None:
-    """Divide by hand, and wait until steps of this division are committed."""
+def _apply(job: BalancedJob, batches: tuple[int, ...]) -> float:
+    """Divide by hand, wait until steps are of this division, and return the seconds of one."""
     job.divide(batches)
     while job.batches != batches:
         _next(job, decide=False)
-    for _ in range(3):
+    _next(job, decide=False)  # of the division before, in part
+    began = job.now()
+    for _ in range(2):
         _next(job, decide=False)
+    return (job.now() - began) / 2
 
 
-def _next(job: ImageJob, *, decide: bool) -> None:
+def _next(job: BalancedJob, *, decide: bool) -> None:
     """Turn until another step is committed."""
     before = job.view.committed_steps
     while job.view.committed_steps <= before:
         job.turn(decide=decide)
-        time.sleep(0.01)
+        job.pause()
 
 
-def _step_seconds(job: ImageJob) -> float:
-    began = time.monotonic()
-    for _ in range(3):
-        _next(job, decide=False)
-    return (time.monotonic() - began) / 3
-
-
-def _settle(job: ImageJob, policy: str, interval: float, seed: int, settings: Settings) -> None:
-    """Let the controller decide a few times."""
-    job.follow(policy, interval, seed)
-    end = time.monotonic() + settings.decisions * interval
-    while time.monotonic() < end:
-        _next(job, decide=True)
-
-
-def _measure(job: ImageJob, speeds: Speeds, settings: Settings, *, decide: bool) -> Row:
+def _measure(job: BalancedJob, speeds: Speeds, *, decide: bool) -> Row:
     """Measure steps. The division may change meanwhile, if the policy wants it to."""
     _next(job, decide=decide)
-    began, times, figures = time.monotonic(), [time.monotonic()], []
-    while len(times) <= settings.steps or time.monotonic() - began < settings.seconds:
+    times, figures = [job.now()], []
+    while len(times) <= _STEPS or times[-1] - times[0] < _SECONDS:
         _next(job, decide=decide)
-        times.append(time.monotonic())
+        times.append(job.now())
         if all(member.compute_seconds > 0 for member in job.workers):
             figures.append((job.batches, job.workers, job.activities()))
     last, workers, _ = figures[-1]
