@@ -87,7 +87,9 @@ class Confinement:
         """The address of a node."""
         return f"10.77.{node}.2"
 
-    def start(self, node: int, command: Sequence[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def start(
+        self, node: int, command: Sequence[str], environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
         """Start a program in a node."""
         enter = ("nsenter", f"--net=/proc/{self._holders[node].pid}/ns/net", "--", *command)
         with log.open("ab") as output:
@@ -148,10 +150,9 @@ class Confinement:
     def _make_links(self) -> None:
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "address", "add", f"{HUB}/32", "dev", "lo")
-        for node in self._nodes:
-            self._holders.append(
-                subprocess.Popen(("unshare", "--net", "sleep", "infinity"), stdin=subprocess.DEVNULL, close_fds=True)
-            )
+        for _ in self._nodes:
+            hold = ("unshare", "--net", "sleep", "infinity")
+            self._holders.append(subprocess.Popen(hold, stdin=subprocess.DEVNULL))
         for node, holder in enumerate(self._holders):
             self._wait_for_namespace(holder.pid)
             _run("ip", "link", "add", f"node{node}", "type", "veth", "peer", "name", "hub", "netns", str(holder.pid))

@@ -43,6 +43,11 @@ EXPERIMENT = Experiment(
     cells=_cells,
     run=_run,
     seconds=lambda cell: 30.0,
-    sources=("experiments/image_accuracy.py", "experiments/image_data.py", "experiments/image_training.py", "examples/balancenet"),
+    sources=(
+        "experiments/image_accuracy.py",
+        "experiments/image_data.py",
+        "experiments/image_training.py",
+        "examples/balancenet",
+    ),
     alone=True,
 )

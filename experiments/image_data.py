@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ def digits() -> dict[str, Any]:
     """Split -> (images, labels); the example's folder must be importable."""
     if str(EXAMPLE) not in sys.path:
         sys.path.insert(0, str(EXAMPLE))
-    import prepare
-
+    prepare: Any = importlib.import_module("prepare")  # a script of the example
     splits: dict[str, Any] = prepare.digits()
     images, labels = splits["train"]
     return splits | {"train": (images[:_IMAGES], labels[:_IMAGES])}
@@ -35,8 +35,7 @@ def digits() -> dict[str, Any]:
 def folder_of_images() -> Path:
     """A folder with the images as files, written if need be."""
     splits = digits()
-    import prepare
-
+    prepare: Any = importlib.import_module("prepare")
     folder, recipe = _CACHE / "data", f"digits {_IMAGES}"
     if prepare.read_marker(folder).get("recipe") != recipe:
         prepare.write(folder, recipe, splits)

@@ -172,4 +172,3 @@ class ImageJob(BalancedJob):
 
 def _command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "heterps_runtime", *arguments)
-

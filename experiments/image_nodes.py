@@ -62,10 +62,13 @@ def main(cell: Cell) -> list[Row]:
 
     data = folder_of_images()
     count = len(SHARES[cell["scenario"]])
-    with tempfile.TemporaryDirectory() as folder, confinement.Confinement(count) as nodes:
-        with ImageJob(cell["model"], data, Path(folder), nodes, count) as job:
-            limit = functools.partial(SCENARIOS[cell["scenario"]], nodes, job)
-            rows = run_scenario(job, limit, cell["scenario"], cell.get("policies", POLICIES), _SEED)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        confinement.Confinement(count) as nodes,
+        ImageJob(cell["model"], data, Path(folder), nodes, count) as job,
+    ):
+        limit = functools.partial(SCENARIOS[cell["scenario"]], nodes, job)
+        rows = run_scenario(job, limit, cell["scenario"], cell.get("policies", POLICIES), _SEED)
     return [{"model": cell["model"]} | row for row in rows]
 
 

@@ -61,7 +61,7 @@ def _small_memory(nodes: Confinement, job: ImageJob) -> None:
 
 
 # Name -> puts the limits into force.
-SCENARIOS: Mapping[str, Callable[[Confinement, "ImageJob"], None]] = {
+SCENARIOS: Mapping[str, Callable[[Confinement, ImageJob], None]] = {
     "homogeneous": functools.partial(_cores, "homogeneous"),
     "unequal cores": functools.partial(_cores, "unequal cores"),
     "slow link": _slow_link,
@@ -121,8 +121,8 @@ def run_scenario(
     even = tuple(divide_equal([Worker(0.0, 1.0)] * len(job.workers), total))
     limit()
     interval = max(1.0, 3 * _apply(job, even))
-    speeds = Speeds()
-    rows = []
+    speeds, rows = Speeds(), []
+    told: Row = {"scenario": scenario, "seed": seed}
     for policy in policies:
         if job.batches != even:
             _apply(job, even)
@@ -130,9 +130,9 @@ def run_scenario(
         end = job.now() + _SETTLING[policy] * interval
         while job.now() < end:
             _next(job, decide=True)
-        rows.append({"scenario": scenario, "policy": policy} | _measure(job, speeds, decide=True))
+        rows.append(told | {"policy": policy} | _measure(job, speeds, decide=True))
     _apply(job, speeds.best(total))
-    rows.append({"scenario": scenario, "policy": CLAIRVOYANT} | _measure(job, speeds, decide=False))
+    rows.append(told | {"policy": CLAIRVOYANT} | _measure(job, speeds, decide=False))
     return rows
 
 

@@ -70,9 +70,7 @@ class SimulatedJob(BalancedJob):
             self._steps += 1
             self._begin()
         document = {"members": self._figures}
-        return CoordinatorView(
-            JobPhase.TRAINING, document=document, members=self._members, committed_steps=self._steps
-        )
+        return CoordinatorView(JobPhase.TRAINING, document=document, members=self._members, committed_steps=self._steps)
 
     def _begin(self) -> None:
         """Begin a step with the division in force."""

@@ -33,7 +33,7 @@ def accuracies(model: str, updates: int, every: int) -> list[tuple[int, float]]:
         rows = order.rows(step, 0, order.batches.size(step))
         net.train()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(images[rows]), labels[rows]).backward()
+        torch.autograd.backward(nn.functional.cross_entropy(net(images[rows]), labels[rows]))
         optimizer.step()
         if (step + 1) % every == 0:
             curve.append((step + 1, _accuracy(net, held_out, answers)))

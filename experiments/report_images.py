@@ -77,14 +77,14 @@ def _setting() -> str:
     return (
         "The four models of `examples/balancenet` on scikit-learn's digits, one stage on four workers, one parameter "
         "server. Every worker is a process with a control group and a network namespace of its own. *Homogeneous*: "
-        f"{CORES * SHARES['homogeneous'][0]:.2f} cores each. *Unequal cores*: {shares} of {CORES:g} cores. *Slow link*: "
-        "homogeneous, but the last worker's link is limited by tc's token bucket, so that the gradients take "
-        f"{TRANSFER_SECONDS:g} s each way. *Small memory*: homogeneous, but the last worker may use only 2 % more memory "
-        f"than it does at an even split. Samples of a step, under every policy: {batches}.\n\n"
+        f"{CORES * SHARES['homogeneous'][0]:.2f} cores each. *Unequal cores*: {shares} of {CORES:g} cores. *Slow "
+        "link*: homogeneous, but the last worker's link is limited by tc's token bucket, so that the gradients take "
+        f"{TRANSFER_SECONDS:g} s each way. *Small memory*: homogeneous, but the last worker may use only 2 % more "
+        f"memory than it does at an even split. Samples of a step, under every policy: {batches}.\n\n"
         "The division is that of the operator's own controller, fed with the workers' scraped metrics. Each policy "
         "begins with an even split and knows nothing of the workers; steps are measured once it has settled. The "
-        "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a line "
-        "of its own, and is measured last.\n"
+        "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a "
+        "line of its own, and is measured last.\n"
     )
 
 
@@ -105,7 +105,14 @@ def _step_table(rows: Sequence[Row]) -> str:
                 division,
             ]
         )
-    head = ["", *_TITLES.values(), "optimal / clairvoyant", "equal / optimal", "equal / BalanceNet", "optimal's division"]
+    head = [
+        "",
+        *_TITLES.values(),
+        "optimal / clairvoyant",
+        "equal / optimal",
+        "equal / BalanceNet",
+        "optimal's division",
+    ]
     return table(head, body, rows, scope=_scope(rows), clock=f"{_CLOCK}; mean")
 
 
@@ -131,8 +138,8 @@ def _reading(rows: Sequence[Row]) -> str:
         f"On unequal cores an even split takes {ratio(unequal, 'equal', 'optimal')} times as long as `optimal`, and "
         f"`optimal` {ratio(unequal, 'optimal', CLAIRVOYANT)} times as long as the clairvoyant division. BalanceNet's "
         f"rule takes {ratio(unequal, 'bno', CLAIRVOYANT)} times as long as that: K is one of three terms, and its "
-        "differences shrink to a third. On equal workers there is nothing to gain, and noise in the measured latency is "
-        f"enough to move samples: it takes {ratio('homogeneous', 'bno', 'equal')} times as long as an even split. "
+        "differences shrink to a third. On equal workers there is nothing to gain, and noise in the measured latency "
+        f"is enough to move samples: it takes {ratio('homogeneous', 'bno', 'equal')} times as long as an even split. "
         "No division makes a slow link carry fewer gradients; `optimal` looks at computing only and leaves the batch "
         f"even ({ratio('slow link', 'optimal', 'equal')} times an even split's step), the rule takes samples from the "
         f"distant worker ({ratio('slow link', 'bno', 'equal')} times). A small memory changes what no policy looks at "
@@ -157,13 +164,14 @@ def _update_table(rows: Sequence[Row]) -> str:
 def _difference() -> str:
     return (
         "*Weight-update time* is here what a worker spends in a step from the end of its backward pass to the new "
-        "parameters: `push`, `wait-commit` and `wait-dense` of [performance.md](performance.md#time-of-a-step), waiting "
-        "for slower workers included. The paper measures the communication of PyTorch's DDP between four equal RTX "
-        "2080 Ti, over 2,400 updates. It does not say where the time begins and ends, or how fast its network is; "
-        "0.1 to 0.3 ms for the 61 MB of VGG16's gradients would be 200 GB/s and more, so it is probably the time of a call "
-        "that only enqueues. Ours has the transfer, the optimizer and the wait in it, on a few shared cores. So the sizes "
-        "cannot be compared, only the order of the policies. The paper's order on equal workers (BalanceNet, then "
-        "random or equal) has no reason that it names: an even split is the best that equal workers can do.\n"
+        "parameters: `push`, `wait-commit` and `wait-dense` of [performance.md](performance.md#time-of-a-step), "
+        "waiting for slower workers included. The paper measures the communication of PyTorch's DDP between four equal "
+        "RTX 2080 Ti, over 2,400 updates. It does not say where the time begins and ends, or how fast its network is. "
+        "The convolutions of VGG16 alone have 15 million parameters, 59 MB of gradients; 0.263 ms for them would be "
+        "220 GB/s, so it is probably the time of a call that only enqueues. Ours has the transfer, the optimizer and the "
+        "wait in it, on a few shared cores. So the sizes cannot be compared, only the order of the policies. The "
+        "paper names no reason for its order on equal workers (BalanceNet before random and equal): an even split is "
+        "the best that equal workers can do.\n"
     )
 
 
@@ -206,10 +214,10 @@ def _accuracy_part(results: Results, rows: Sequence[Row], accuracy: Sequence[Row
         [
             f"### Time to {100 * LEVEL:.0f} % of the reached accuracy\n",
             made_by("image-accuracy", results.machine("image-accuracy")),
-            "All policies keep the global batch and weigh gradients by its parts, so that the number of updates does not "
-            "depend on the division (only ResNet50's statistics do, a little). It is measured in one process on the "
-            "batches of the job; the time is this number times the step time above. *Accuracy*: the best on held-out "
-            "images.\n",
+            "All policies keep the global batch and weigh gradients by its parts, so that the number of updates does "
+            "not depend on the division (only ResNet50's statistics do, a little). It is measured in one process on "
+            "the batches of the job; the time is this number times the step time above. *Accuracy*: the best on "
+            "held-out images.\n",
             table(head, body, rows, scope=_scope(rows), clock=f"{_CLOCK}, times updates"),
         ]
     )

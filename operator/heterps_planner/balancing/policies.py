@@ -46,9 +46,9 @@ def divide(
 def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[int]:
     """Divide in proportion to the batch sizes of BalanceNet's Algorithm 1.
 
-    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B. OPS,
-    memory used and latency are the measured ones (`Worker.metrics`). One that is not measured for all workers is left
-    out: memory and latency then count as the same for all, and OPS is the speed at an even share of the batch.
+    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B.
+    OPS, memory used and latency are the measured ones (`Worker.metrics`). One that is not measured for all workers is
+    left out: memory and latency then count as the same for all, and OPS is the speed at an even share of the batch.
 
     Args:
         workers: metrics, limits, and speeds.

@@ -63,7 +63,8 @@ def test_bno_divides_by_what_is_measured_of_its_nodes() -> None:
     series = {"worker-0-0": (3e9, 4e8, 0.02), "worker-0-1": (1e9, 6e8, 0.01)}
     status, made = world.status, []
     for second in range(30):
-        view = CoordinatorView.from_json(world.observed().coordinator.document)
+        assert world.document is not None
+        view = CoordinatorView.from_json(world.document)
         figures = {
             (member.stage, member.index): WorkerFigures(
                 member.batch_size, 0.1, 1e-4 * member.batch_size, 0.05, *series.get(member.name, ())

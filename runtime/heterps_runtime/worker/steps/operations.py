@@ -25,22 +25,23 @@ Arguments = Sequence[Any]
 def _product(arguments: Arguments, result: Any) -> float:
     """(..., m, k) x (..., k, n): 2 m k n for each matrix."""
     left, right = [a for a in arguments if isinstance(a, torch.Tensor)][-2:]
-    return 2.0 * math.prod(left.shape) * right.shape[-1]
+    return float(2 * math.prod(left.shape) * right.shape[-1])
 
 
 def _convolution(arguments: Arguments, result: Any) -> float:
-    """Each weight of a filter is used once for each place of the smaller image grid."""
     images, weight, transposed = arguments[0], arguments[1], arguments[6]
-    places = images if transposed else result
-    return 2.0 * places.shape[0] * math.prod(places.shape[2:]) * math.prod(weight.shape)
+    return _filtered(images if transposed else result, weight)
 
 
 def _convolution_backward(arguments: Arguments, result: Any) -> float:
     """As many operations as forward for each of the gradients of the images and of the weights that are wanted."""
     gradient, images, weight, transposed, wanted = (arguments[i] for i in (0, 1, 2, 7, 10))
-    places = images if transposed else gradient
-    once = 2.0 * places.shape[0] * math.prod(places.shape[2:]) * math.prod(weight.shape)
-    return once * sum(map(bool, wanted[:2]))
+    return sum(map(bool, wanted[:2])) * _filtered(images if transposed else gradient, weight)
+
+
+def _filtered(places: torch.Tensor, weight: torch.Tensor) -> float:
+    """Each weight of a filter is used once for each place (n, channels, ...) of an image that it is put on."""
+    return float(2 * places.shape[0] * math.prod(places.shape[2:]) * math.prod(weight.shape))
 
 
 _aten = torch.ops.aten
@@ -55,12 +56,17 @@ _FORMULAS: Mapping[Any, Callable[[Arguments, Any], float]] = {
 }
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Adds up the operations of what runs in its context."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; True would import torch's compiler, which takes seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count it."""
