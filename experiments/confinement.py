@@ -23,7 +23,7 @@ _PERIOD_MICROSECONDS = 20_000  # short: a node is slow rather than stopped for a
 _LEAST_MICROSECONDS = 1_000  # of a quota, by the kernel
 _BURST_BYTES = 131_072  # more than a segmented packet of a virtual interface
 _LATENCY = "2s"  # that a packet may wait for its turn before it is dropped
-_PROGRAMS = ("ip", "tc", "nsenter", "unshare")
+_PROGRAMS = ("ip", "tc", "nsenter", "setpriv", "unshare")
 
 
 def missing() -> str:
@@ -151,7 +151,7 @@ class Confinement:
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "address", "add", f"{HUB}/32", "dev", "lo")
         for _ in self._nodes:
-            hold = ("unshare", "--net", "sleep", "infinity")
+            hold = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity")  # ends with us
             self._holders.append(subprocess.Popen(hold, stdin=subprocess.DEVNULL))
         for node, holder in enumerate(self._holders):
             self._wait_for_namespace(holder.pid)

@@ -171,4 +171,4 @@ class ImageJob(BalancedJob):
 
 
 def _command(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-m", "heterps_runtime", *arguments)
+    return (sys.executable, "-P", "-m", "heterps_runtime", "--parent", str(os.getpid()), *arguments)

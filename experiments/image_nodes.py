@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,4 +94,5 @@ EXPERIMENT = Experiment(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
     json.dump(main(json.loads(sys.argv[1])), sys.stdout)

@@ -168,8 +168,8 @@ def _difference() -> str:
         "waiting for slower workers included. The paper measures the communication of PyTorch's DDP between four equal "
         "RTX 2080 Ti, over 2,400 updates. It does not say where the time begins and ends, or how fast its network is. "
         "The convolutions of VGG16 alone have 15 million parameters, 59 MB of gradients; 0.263 ms for them would be "
-        "220 GB/s, so it is probably the time of a call that only enqueues. Ours has the transfer, the optimizer and the "
-        "wait in it, on a few shared cores. So the sizes cannot be compared, only the order of the policies. The "
+        "220 GB/s, so it is probably the time of a call that only enqueues. Ours has the transfer, the optimizer and "
+        "the wait in it, on a few shared cores. So the sizes cannot be compared, only the order of the policies. The "
         "paper names no reason for its order on equal workers (BalanceNet before random and equal): an even split is "
         "the best that equal workers can do.\n"
     )
