@@ -15,7 +15,7 @@ from experiments.plots import Bar
 from experiments.results import Results
 from experiments.tables import number
 
-__all__ = ["SECTIONS"]
+__all__ = ["SECTIONS", "step_ratios"]
 
 _TITLES = {
     "equal": "equal", "random": "random", "bno": "BalanceNet", "optimal": "optimal", CLAIRVOYANT: "clairvoyant"
@@ -121,17 +121,22 @@ def _scope(rows: Sequence[Row]) -> str:
     return f"{', '.join(models)}; one run, four workers, one seed of `random`"
 
 
+def step_ratios(rows: Sequence[Row], scenario: str, first: str, second: str) -> str:
+    """Step times under a policy divided by those under another one, from the least to the greatest of the models."""
+    values = [
+        _value(_find(rows, model, scenario, first), "step_seconds")
+        / _value(_find(rows, model, scenario, second), "step_seconds")
+        for model in MODELS
+    ]
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return f"{known[0]:.2f}" if known else "?"
+    return f"{min(known):.2f} to {max(known):.2f}"
+
+
 def _reading(rows: Sequence[Row]) -> str:
     def ratio(scenario: str, first: str, second: str) -> str:
-        values = [
-            _value(_find(rows, model, scenario, first), "step_seconds")
-            / _value(_find(rows, model, scenario, second), "step_seconds")
-            for model in MODELS
-        ]
-        known = [value for value in values if math.isfinite(value)]
-        if not known:
-            return "not measured"
-        return f"{min(known):.2f} to {max(known):.2f}" if len(known) > 1 else f"{known[0]:.2f}"
+        return step_ratios(rows, scenario, first, second)
 
     unequal = "unequal cores"
     return (
