@@ -17,7 +17,9 @@ from heterps_operator.state.status import Status
 from heterps_operator.state.values import CoordinatorView, MemberView, Observed, SubmitAllocation
 from heterps_runtime.contract import JobPhase, worker_name
 
-__all__ = ["BalancedJob", "one_stage"]
+__all__ = ["MIN_GAIN_PERCENT", "BalancedJob", "one_stage"]
+
+MIN_GAIN_PERCENT = 2  # of a change; the default of jobs, 5, would let a division be 5 % from the best
 
 
 def one_stage(count: int, layers: int) -> JobPlan:
@@ -79,7 +81,9 @@ class BalancedJob(ABC):
 
     def follow(self, policy: str, interval: float, seed: int) -> None:
         """Follow a policy from now on, with nothing known of the workers."""
-        balancing = replace(self.job.balancing, policy=policy, interval_seconds=interval, seed=seed)
+        balancing = replace(
+            self.job.balancing, policy=policy, interval_seconds=interval, min_gain_percent=MIN_GAIN_PERCENT, seed=seed
+        )
         self.job, self._status = replace(self.job, balancing=balancing), Status()
 
     def divide(self, batches: tuple[int, ...]) -> None:

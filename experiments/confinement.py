@@ -49,6 +49,19 @@ def _top(controller: str) -> Path:
     return _GROUPS if _unified() else _GROUPS / controller
 
 
+def _own_group() -> str:
+    """The control group of this process that limits its processors (cgroups(7))."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers if _unified() else "cpu" in controllers.split(","):
+            return path
+    return "/"
+
+
+def _name(node: int | None) -> str:
+    return "hub" if node is None else str(node)
+
+
 def _run(*command: str) -> None:
     environment = os.environ | {"PATH": ":".join(_path())}
     subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
@@ -65,6 +78,7 @@ class Confinement:
         self._nodes = range(count)
         self._name = f"heterps-nodes-{os.getpid()}"
         self._holders: list[subprocess.Popen[bytes]] = []
+        self._own = _top("cpu") / _own_group().lstrip("/")
         self._folders = [top / self._name for top in dict.fromkeys((_top("cpu"), _top("memory")))]
 
     def __enter__(self) -> Confinement:
@@ -88,14 +102,14 @@ class Confinement:
         return f"10.77.{node}.2"
 
     def start(
-        self, node: int, command: Sequence[str], environment: dict[str, str], log: Path
+        self, node: int | None, command: Sequence[str], environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """Start a program in a node."""
-        enter = ("nsenter", f"--net=/proc/{self._holders[node].pid}/ns/net", "--", *command)
+        """Start a program in a node; None: in this namespace, without limits."""
+        enter = () if node is None else ("nsenter", f"--net=/proc/{self._holders[node].pid}/ns/net", "--")
         with log.open("ab") as output:
-            process = subprocess.Popen(enter, env=environment, stdout=output, stderr=output)
+            process = subprocess.Popen((*enter, *command), env=environment, stdout=output, stderr=output)
         for folder in self._folders:  # before it has taken any memory to speak of
-            (folder / str(node) / "cgroup.procs").write_text(str(process.pid))
+            (folder / _name(node) / "cgroup.procs").write_text(str(process.pid))
         return process
 
     def limit_cores(self, node: int, cores: float | None) -> None:
@@ -144,8 +158,11 @@ class Confinement:
             if _unified():
                 for parent in (folder.parent, folder):
                     (parent / "cgroup.subtree_control").write_text("+cpu +memory")
-            for node in self._nodes:
-                (folder / str(node)).mkdir()
+            for node in (None, *self._nodes):
+                (folder / _name(node)).mkdir()
+        weight, most = ("cpu.weight", "10000") if _unified() else ("cpu.shares", "262144")
+        (self._folders[0] / weight).write_text(most)  # limits hold whatever else this machine runs
+        (self._folders[0] / _name(None) / "cgroup.procs").write_text(str(os.getpid()))
 
     def _make_links(self) -> None:
         _run("ip", "link", "set", "lo", "up")
@@ -178,8 +195,10 @@ class Confinement:
         for holder in self._holders:
             holder.kill()
             holder.wait()
+        with contextlib.suppress(OSError):
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
         for folder in self._folders:
-            for group in (*(folder / str(node) for node in self._nodes), folder):
+            for group in (*(folder / _name(node) for node in (None, *self._nodes)), folder):
                 for _ in range(100):  # a process that has ended leaves its group a little later
                     try:
                         group.rmdir()

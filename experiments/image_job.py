@@ -32,10 +32,14 @@ from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
 from heterps_runtime.worker.main import feature_names
 from heterps_runtime.worker.model import UserModel
 
-__all__ = ["ImageJob"]
+__all__ = ["ImageJob", "JobEndedError"]
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 120.0
+
+
+class JobEndedError(Exception):
+    """A process of the job has ended; the text has the end of its log."""
 
 
 def _manifest(model: str, data: Path, folder: Path) -> Path:
@@ -138,10 +142,7 @@ class ImageJob(BalancedJob):
         self._wait(self._trains)
 
     def _run(self, *arguments: str) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(_command(*arguments), env=self._environment, stdout=log, stderr=log)
-            )
+        self._processes.append(self._nodes.start(None, _command(*arguments), self._environment, self._folder / "log"))
 
     def _trains(self) -> bool:
         self.turn(decide=False)
@@ -158,7 +159,7 @@ class ImageJob(BalancedJob):
     def _check(self) -> None:
         ended = [process.args for process in self._processes if process.poll() is not None]
         if ended:
-            raise RuntimeError(f"a process has ended: {ended[0]!r}\n{self._log()}")
+            raise JobEndedError(f"a process has ended: {ended[0]!r}\n{self._log()}")
 
     def _log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3000:]

@@ -2,14 +2,14 @@
 
 A phase follows one policy from an even split and from no knowledge: it lets the controller settle, then measures whole
 steps. The last phase of a scenario is the clairvoyant one: the division that is best by all that was measured of the
-workers' speeds before.
+workers' speeds before. A row with status `ended` is a policy under which a process ended, for instance for memory.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,41 +99,45 @@ class Speeds:
         return found
 
     def best(self, total: int) -> tuple[int, ...]:
-        """The division by which all workers end together; each keeps a sample, as in jobs."""
-        workers = [Worker(w.overhead_seconds, w.seconds_per_sample, least=1) for w in self.workers()]
+        """The division by which all workers end together; each keeps two samples, which batch normalisation needs."""
+        workers = [Worker(w.overhead_seconds, w.seconds_per_sample, least=2) for w in self.workers()]
         return tuple(divide_optimal(workers, total))
 
 
 def run_scenario(
-    job: BalancedJob, limit: Callable[[], None], scenario: str, policies: Sequence[str], seed: int
-) -> list[Row]:
-    """Run all policies under the limits of a scenario, then the clairvoyant division.
+    job: BalancedJob, limit: Callable[[], None], policies: Sequence[str], seed: int, speeds: Speeds
+) -> Iterator[Row]:
+    """Run policies under the limits of a scenario, one after the other.
 
     Args:
         job: it trains.
         limit: puts the limits into force.
-        scenario: name for the rows.
-        policies: to follow one after the other.
+        policies: to follow; `CLAIRVOYANT` is the best division by what the policies before have shown.
         seed: of the policy `random`.
+        speeds: of the workers; gets what is measured.
+
+    Yields:
+        A row per policy.
     """
     job.turn(decide=False)
     total = job.job.global_batch_size
     even = tuple(divide_equal([Worker(0.0, 1.0)] * len(job.workers), total))
     limit()
+    # The running means of the workers' times begin anew with another size, without the start of their processes.
+    _apply(job, tuple(size + (-1) ** index for index, size in enumerate(even)))
     interval = max(1.0, 3 * _apply(job, even))
-    speeds, rows = Speeds(), []
-    told: Row = {"scenario": scenario, "seed": seed}
     for policy in policies:
-        if job.batches != even:
-            _apply(job, even)
-        job.follow(policy, interval, seed)
-        end = job.now() + _SETTLING[policy] * interval
-        while job.now() < end:
-            _next(job, decide=True)
-        rows.append(told | {"policy": policy} | _measure(job, speeds, decide=True))
-    _apply(job, speeds.best(total))
-    rows.append(told | {"policy": CLAIRVOYANT} | _measure(job, speeds, decide=False))
-    return rows
+        if policy == CLAIRVOYANT:
+            _apply(job, speeds.best(total))
+        else:
+            if job.batches != even:
+                _apply(job, even)
+            job.follow(policy, interval, seed)
+            end = job.now() + _SETTLING[policy] * interval
+            while job.now() < end:
+                _next(job, decide=True)
+        told: Row = {"policy": policy, "status": "ok"}
+        yield told | _measure(job, speeds, decide=policy != CLAIRVOYANT)
 
 
 def _apply(job: BalancedJob, batches: tuple[int, ...]) -> float:

@@ -83,8 +83,8 @@ def _rows(results: Results) -> Iterator[tuple[str, str, str]]:
         "BalanceNet updates weights faster than equal and random division",
         f"in simulation {_lost(rows, 'BalanceNet, renormalised')} % slower than the best division of unequal workers, "
         f"an equal division {_lost(rows, 'even')} %, this controller {_lost(rows, 'controller')} %. On four real "
-        f"workers with unequal cores, {_real(results, 'bno')} times the best division's step with its image models, an equal "
-        f"division {_real(results, 'equal')}, this controller {_real(results, 'optimal')}",
+        f"workers with unequal cores, {_real(results, 'bno')} times the best division's step with its image models, "
+        f"an equal division {_real(results, 'equal')}, this controller {_real(results, 'optimal')}",
         "hardly better than equal",
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments import paper, plots
+from experiments.balanced_job import MIN_GAIN_PERCENT
 from experiments.framework import Row
 from experiments.image_accuracy import LEVEL
 from experiments.image_data import BATCHES, MODELS
@@ -52,7 +53,8 @@ def images_section(results: Results) -> str:
 
 def _find(rows: Sequence[Row], model: str, scenario: str, policy: str) -> Row | None:
     wanted = (model, scenario, policy)
-    return next((row for row in rows if (row["model"], row["scenario"], row["policy"]) == wanted), None)
+    found = (row for row in rows if (row["model"], row["scenario"], row["policy"]) == wanted)
+    return next((row for row in found if row["status"] == "ok"), None)
 
 
 def _value(row: Row | None, name: str) -> float:
@@ -82,7 +84,8 @@ def _setting() -> str:
         f"{TRANSFER_SECONDS:g} s each way. *Small memory*: homogeneous, but the last worker may use only 2 % more "
         f"memory than it does at an even split. Samples of a step, under every policy: {batches}.\n\n"
         "The division is that of the operator's own controller, fed with the workers' scraped metrics. Each policy "
-        "begins with an even split and knows nothing of the workers; steps are measured once it has settled. The "
+        "begins with an even split and knows nothing of the workers; steps are measured once it has settled "
+        f"(`minGainPercent: {MIN_GAIN_PERCENT}`). The "
         "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a "
         "line of its own, and is measured last.\n"
     )

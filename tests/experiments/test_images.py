@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def simulated(scenario: str, transfers: tuple[float, ...] = (0.0,) * 4, seed: int = 3) -> dict[str, Row]:
     job = SimulatedJob(job_spec("cnn"), SHARES[scenario], transfers, seed)
-    rows = run_scenario(job, lambda: None, scenario, POLICIES, seed)
+    rows = run_scenario(job, lambda: None, (*POLICIES, CLAIRVOYANT), seed, Speeds())
     return {str(row["policy"]): row for row in rows}
 
 
