@@ -13,13 +13,13 @@ from experiments.image_data import MODELS
 __all__ = ["EXPERIMENT", "LEVEL"]
 
 LEVEL = 0.95  # of the accuracy that is reached
-_UPDATES = {"cnn": 60, "alexnet": 120, "resnet50": 40, "vgg16": 110}  # until the accuracy hardly grows
+_UPDATES = {"cnn": 40, "alexnet": 80, "resnet50": 55, "vgg16": 200}  # until the accuracy hardly grows
 _POINTS = 20  # measurements of the accuracy
 
 
 def _cells(settings: Settings) -> list[Cell]:
     if settings.quick:
-        return [{"model": "cnn", "updates": 4}]
+        return [{"model": "cnn", "updates": 2}]
     return [{"model": model, "updates": _UPDATES[model]} for model in MODELS]
 
 

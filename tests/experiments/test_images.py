@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,10 @@ def look_at_nodes() -> dict[str, object]:
     with Confinement(2) as nodes:
         log = Path(os.environ["LOG"])
         process = nodes.start(1, (sys.executable, "-u", "-c", script), dict(os.environ), log)
+        for _ in range(1000):  # until it has told its port
+            if log.read_text().strip():
+                break
+            time.sleep(0.01)
         nodes.limit_cores(1, 0.25)
         nodes.limit_memory(1, 256 << 20)
         nodes.limit_rate(1, 5e6)
