@@ -61,8 +61,14 @@ def _value(row: Row | None, name: str) -> float:
     return math.nan if row is None else number(row, name)
 
 
+def _missing(rows: Sequence[Row], model: str, scenario: str, policy: str) -> str:
+    """What stands in place of a step time: a policy under which a process ended, or none."""
+    wanted = (model, scenario, policy, "ended")
+    return "ended" if any((r["model"], r["scenario"], r["policy"], r["status"]) == wanted for r in rows) else "-"
+
+
 def _pairs(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    return [(m, s) for s in SCENARIOS for m in MODELS if _find(rows, m, s, CLAIRVOYANT) is not None]
+    return [(m, s) for s in SCENARIOS for m in MODELS if any((r["model"], r["scenario"]) == (m, s) for r in rows)]
 
 
 def _ratio(value: float) -> str:
@@ -78,7 +84,8 @@ def _setting() -> str:
     batches = ", ".join(f"{batch} ({MODELS[model]})" for model, batch in BATCHES.items())
     return (
         "The four models of `examples/balancenet` on scikit-learn's digits, one stage on four workers, one parameter "
-        "server. Every worker is a process with a control group and a network namespace of its own. *Homogeneous*: "
+        "server. Every worker is a process with a control group and a network namespace of its own (which needs root; "
+        "elsewhere this experiment is left out, and says so). *Homogeneous*: "
         f"{CORES * SHARES['homogeneous'][0]:.2f} cores each. *Unequal cores*: {shares} of {CORES:g} cores. *Slow "
         "link*: homogeneous, but the last worker's link is limited by tc's token bucket, so that the gradients take "
         f"{TRANSFER_SECONDS:g} s each way. *Small memory*: homogeneous, but the last worker may use only 2 % more "
@@ -101,7 +108,10 @@ def _step_table(rows: Sequence[Row]) -> str:
         body.append(
             [
                 f"{scenario}, {MODELS[model]}",
-                *(_time(value) for value in times.values()),
+                *(
+                    _time(value) if found[policy] else _missing(rows, model, scenario, policy)
+                    for policy, value in times.items()
+                ),
                 _ratio(times["optimal"] / best),
                 _ratio(times["equal"] / times["optimal"]),
                 _ratio(times["equal"] / times["bno"]),
@@ -141,18 +151,22 @@ def _reading(rows: Sequence[Row]) -> str:
     def ratio(scenario: str, first: str, second: str) -> str:
         return step_ratios(rows, scenario, first, second)
 
-    unequal = "unequal cores"
-    return (
-        f"On unequal cores an even split takes {ratio(unequal, 'equal', 'optimal')} times as long as `optimal`, and "
-        f"`optimal` {ratio(unequal, 'optimal', CLAIRVOYANT)} times as long as the clairvoyant division. BalanceNet's "
-        f"rule takes {ratio(unequal, 'bno', CLAIRVOYANT)} times as long as that: K is one of three terms, and its "
-        "differences shrink to a third. On equal workers there is nothing to gain, and noise in the measured latency "
-        f"is enough to move samples: it takes {ratio('homogeneous', 'bno', 'equal')} times as long as an even split. "
-        "No division makes a slow link carry fewer gradients; `optimal` looks at computing only and leaves the batch "
-        f"even ({ratio('slow link', 'optimal', 'equal')} times an even split's step), the rule takes samples from the "
-        f"distant worker ({ratio('slow link', 'bno', 'equal')} times). A small memory changes what no policy looks at "
-        "as long as the process fits.\n"
-    )
+    unequal, equal, link = "unequal cores", "homogeneous", "slow link"
+    sentences = {
+        unequal: f"On unequal cores an even split takes {ratio(unequal, 'equal', 'optimal')} times as long as "
+        f"`optimal`, and `optimal` {ratio(unequal, 'optimal', CLAIRVOYANT)} times as long as the clairvoyant division. "
+        f"BalanceNet's rule takes {ratio(unequal, 'bno', CLAIRVOYANT)} times as long as that: K is one of three terms, "
+        "and its differences shrink to a third.",
+        equal: "On equal workers there is nothing to gain, and noise in the measured latency is enough for the rule to "
+        f"move samples: it takes {ratio(equal, 'bno', 'equal')} times as long as an even split, `optimal` "
+        f"{ratio(equal, 'optimal', 'equal')} times.",
+        link: "No division makes a slow link carry fewer gradients. `optimal` looks at computing only, so it leaves "
+        f"the batch even ({ratio(link, 'optimal', 'equal')} times an even split's step); the rule takes samples from the "
+        f"distant worker ({ratio(link, 'bno', 'equal')} times).",
+        "small memory": "A small memory is nothing that a policy looks at; the rule sees the memory that is used, not "
+        "what is left.",
+    }
+    return " ".join(text for name, text in sentences.items() if any(row["scenario"] == name for row in rows)) + "\n"
 
 
 def _update_table(rows: Sequence[Row]) -> str:
