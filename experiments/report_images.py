@@ -161,8 +161,8 @@ def _reading(rows: Sequence[Row]) -> str:
         f"move samples: it takes {ratio(equal, 'bno', 'equal')} times as long as an even split, `optimal` "
         f"{ratio(equal, 'optimal', 'equal')} times.",
         link: "No division makes a slow link carry fewer gradients. `optimal` looks at computing only, so it leaves "
-        f"the batch even ({ratio(link, 'optimal', 'equal')} times an even split's step); the rule takes samples from the "
-        f"distant worker ({ratio(link, 'bno', 'equal')} times).",
+        f"the batch even ({ratio(link, 'optimal', 'equal')} times an even split's step); the rule takes samples "
+        f"from the distant worker ({ratio(link, 'bno', 'equal')} times).",
         "small memory": "A small memory is nothing that a policy looks at; the rule sees the memory that is used, not "
         "what is left.",
     }
