@@ -49,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.draw:
             for name in names:
+                if lacks := EXPERIMENTS[name].lacking(settings):
+                    print(f"{name}: not run, it needs {lacks}; its results stay as they are", file=sys.stderr)
+                    if name in options.names:
+                        return 1
+                    continue
                 rows = run_experiment(EXPERIMENTS[name], settings, store, jobs=options.jobs, progress=progress)
                 write_csv(out / "results" / f"{name}.csv", rows)
                 machines = read_machines(out) | {name: describe_machine(settings.seeds)}

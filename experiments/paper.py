@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FIGURE_4", "FIGURE_5", "FIGURE_8", "FIGURE_11", "TABLE_2", "TABLE_3"]
+__all__ = ["BALANCENET_UPDATE_MILLISECONDS", "FIGURE_4", "FIGURE_5", "FIGURE_8", "FIGURE_11", "TABLE_2", "TABLE_3"]
 
 #: Layers -> seconds of brute force on 2 types, on 4 types (None: not given), and of RL.
 TABLE_2: Mapping[int, tuple[float, float | None, float]] = {
@@ -74,3 +74,11 @@ FIGURE_11: Mapping[str, float] = {
     "rl-rnn": 686.2, "bayesian": 197.8, "genetic": 13.46, "greedy": 159.2, "cpu": 336, "gpu": 1044,
     "heuristic-gpu-first": 159.2,
 }  # fmt: skip
+
+#: BalanceNet (Sun, Ngo, Huh, 2024), figures 3 to 6: model -> policy -> milliseconds that its text gives.
+BALANCENET_UPDATE_MILLISECONDS: Mapping[str, Mapping[str, float]] = {
+    "cnn": {"bno": 0.103},
+    "alexnet": {"bno": 0.212, "equal": 0.217, "random": 0.244},
+    "resnet50": {"bno": 0.263, "equal": 0.323, "random": 0.283},
+    "vgg16": {"bno": 0.263},
+}

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import ablation, batches, brute_force, derived, learned, methods, provisioning, robustness, sharing
+from experiments import (
+    ablation,
+    batches,
+    brute_force,
+    derived,
+    image_accuracy,
+    image_nodes,
+    learned,
+    methods,
+    provisioning,
+    robustness,
+    sharing,
+)
 from experiments.framework import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -23,6 +35,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         robustness.EXPERIMENT,
         batches.EXPERIMENT,
         batches.RULE,
+        image_nodes.EXPERIMENT,
+        image_accuracy.EXPERIMENT,
         sharing.JOBS,
         sharing.MARKET,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from experiments import (
     report_brief,
     report_figures,
+    report_images,
     report_inputs,
     report_learning,
     report_methods,
@@ -69,6 +70,7 @@ def write_report(out: Path) -> None:
         *report_inputs.DERIVED,
         *report_own.SECTIONS,
         *report_sharing.SECTIONS,
+        *report_images.SECTIONS,
     )
     text = _wrapped(_HEAD + "\n".join(part for section in sections if (part := section(results))))
     out.mkdir(parents=True, exist_ok=True)

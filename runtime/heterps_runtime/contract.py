@@ -71,6 +71,9 @@ METRIC_THROUGHPUT = "heterps_training_samples_per_second"
 METRIC_STAGE_THROUGHPUT = "heterps_stage_samples_per_second"  # labels stage, pool
 METRIC_BATCH_SIZE = "heterps_worker_batch_size"  # labels stage, pool, worker
 METRIC_STEP_SECONDS = "heterps_worker_step_seconds"  # labels stage, pool, worker, activity (step, compute, wait)
+METRIC_OPERATIONS = "heterps_worker_operations_per_second"  # labels stage, pool, worker, as the following
+METRIC_MEMORY = "heterps_worker_memory_bytes"
+METRIC_ROUND_TRIP = "heterps_worker_round_trip_seconds"
 
 
 class JobPhase(StrEnum):

@@ -34,8 +34,8 @@ def known_series() -> dict[str, set[str]]:
     world.step(EVERY)
     world.save()
     assert world.core.membership.roster is not None
-    world.core.membership.roster.all_workers()[0].observe_step({"forward": 0.5})
-    world.say(world.workers[0], Pulse(0, "running", {"memory": 1e9}))
+    world.core.membership.roster.all_workers()[0].observe_step({"forward": 0.5, "compute": 0.6})
+    world.say(world.workers[0], Pulse(0, "running", {"memory": 1e9, "operations": 1e6, "round-trip": 0.1}))
     for metric in JobMetrics(world.core, world.config, lambda: world.now).collect():
         assert metric.samples, metric.name
         found[metric.name] = set(metric.samples[0].labels)

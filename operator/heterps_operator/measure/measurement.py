@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _ACTIVITIES = ("step", "compute", "wait")
+_METERS = (contract.METRIC_OPERATIONS, contract.METRIC_MEMORY, contract.METRIC_ROUND_TRIP)  # of a worker
 _NAMES = (
     contract.METRIC_MEASURED,
     contract.METRIC_GENERATION,
@@ -49,6 +50,7 @@ _NAMES = (
     contract.METRIC_STAGE_THROUGHPUT,
     contract.METRIC_BATCH_SIZE,
     contract.METRIC_STEP_SECONDS,
+    *_METERS,
 )
 _CHOICE = "?" + urlencode([("name[]", name) for name in _NAMES])  # a response with all series is several times as long
 # A sample with its labels, and a label: https://prometheus.io/docs/instrumenting/exposition_formats/. The parser of
@@ -72,12 +74,15 @@ class MeasurementError(Exception):
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """Seconds that a worker needed per step, with this share of the batch."""
+    """Figures of a worker with this share of the batch; zero means not measured."""
 
     batch_size: int = 0
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
+    operations_per_second: float = 0.0
+    memory_bytes: float = 0.0
+    round_trip_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,9 @@ def _measured_member(member: MemberView, figures: Figures) -> MemberView:
         step_seconds=worker.step_seconds,
         compute_seconds=worker.compute_seconds,
         wait_seconds=worker.wait_seconds,
+        operations_per_second=worker.operations_per_second,
+        memory_bytes=worker.memory_bytes,
+        round_trip_seconds=worker.round_trip_seconds,
     )
 
 
@@ -207,10 +215,10 @@ def _gather(samples: Iterable[_Sample]) -> Figures:
         match sample.name:
             case contract.METRIC_STAGE_THROUGHPUT:
                 stages[stage] = sample.value
-            case contract.METRIC_BATCH_SIZE:
-                workers.setdefault((stage, worker), {})["batch"] = sample.value
             case contract.METRIC_STEP_SECONDS:
                 workers.setdefault((stage, worker), {})[sample.labels.get("activity", "")] = sample.value
+            case name if name in (contract.METRIC_BATCH_SIZE, *_METERS):
+                workers.setdefault((stage, worker), {})[name] = sample.value
             case _:
                 single[sample.name] = sample.value
     if contract.METRIC_MEASURED not in single:
@@ -221,7 +229,9 @@ def _gather(samples: Iterable[_Sample]) -> Figures:
         samples_per_second=single.get(contract.METRIC_THROUGHPUT, 0.0),
         stages=stages,
         workers={
-            place: WorkerFigures(int(found.get("batch", 0)), *(found.get(activity, 0.0) for activity in _ACTIVITIES))
+            place: WorkerFigures(
+                int(found.get(contract.METRIC_BATCH_SIZE, 0)), *(found.get(name, 0.0) for name in _ACTIVITIES + _METERS)
+            )
             for place, found in workers.items()
         },
     )

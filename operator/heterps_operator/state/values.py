@@ -132,6 +132,9 @@ class MemberView:
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
+    operations_per_second: float = 0.0  # these three from the job's metrics; 0: not measured
+    memory_bytes: float = 0.0
+    round_trip_seconds: float = 0.0  # from its gradients to the answers of the servers
     silent_seconds: float | None = None  # since a process of this name was heard from; None: none ever was
 
     @classmethod

@@ -14,11 +14,12 @@ from heterps_planner.balancing.estimates import WorkerEstimate
 from heterps_planner.balancing.optimal import divide_equal, divide_optimal
 from heterps_planner.balancing.pace import Pace
 from heterps_planner.balancing.policies import POLICIES, divide, divide_bno, divide_in_proportion, divide_random
-from heterps_planner.balancing.workers import Worker, finish_time
+from heterps_planner.balancing.workers import NodeMetrics, Worker, finish_time
 
 __all__ = [
     "POLICIES",
     "BatchController",
+    "NodeMetrics",
     "Pace",
     "Worker",
     "WorkerEstimate",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from heterps_planner.balancing.estimates import WorkerEstimate
 from heterps_planner.balancing.policies import POLICIES, divide
-from heterps_planner.balancing.workers import Worker
+from heterps_planner.balancing.workers import NodeMetrics, Worker
 from heterps_planner.errors import ProblemError
 
 __all__ = ["BatchController"]
@@ -32,6 +32,7 @@ class BatchController:
     seed: int | Sequence[int] = 0  # for the policy `random`
     min_observations: int = 2  # per worker before the first decision, and after a change of speed
     workers: dict[str, WorkerEstimate] = field(default_factory=dict)
+    metrics: Mapping[str, NodeMetrics] = field(default_factory=dict)  # for the policy `bno`, as last measured
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -132,6 +133,9 @@ class BatchController:
     def _division(self, speeds: Mapping[str, tuple[float, float]]) -> dict[str, int]:
         """Divide by the policy; every worker keeps at least one quantum, so that its speed stays known."""
         least = self.quantum if self.total >= self.quantum * len(speeds) else 0
-        workers = [Worker(o, s, min(least, self._most(name)), self.most.get(name)) for name, (o, s) in speeds.items()]
+        workers = [
+            Worker(o, s, min(least, self._most(name)), self.most.get(name), self.metrics.get(name, NodeMetrics()))
+            for name, (o, s) in speeds.items()
+        ]
         sizes = divide(self.policy, workers, self.total, self.quantum, seed=self.seed)
         return dict(zip(speeds, sizes, strict=True))

@@ -46,12 +46,12 @@ def divide(
 def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[int]:
     """Divide in proportion to the batch sizes of BalanceNet's Algorithm 1.
 
-    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B. OPS
-    is the speed at an even share of the batch. Memory use and latency are equal for all workers: memory use follows the
-    batch, and the measured times have no separate network part.
+    Those add up to B only by accident (`heterps_planner.balancing.balancenet`), and a training job must keep its B.
+    OPS, memory used and latency are the measured ones (`Worker.metrics`). One that is not measured for all workers is
+    left out: memory and latency then count as the same for all, and OPS is the speed at an even share of the batch.
 
     Args:
-        workers: speeds and limits.
+        workers: metrics, limits, and speeds.
         total: B, a multiple of `quantum`.
         quantum: every batch is a multiple of this.
 
@@ -61,14 +61,26 @@ def divide_bno(workers: Sequence[Worker], total: int, quantum: int = 1) -> list[
     limits(workers, total, quantum)
     if total == 0:
         return [0] * len(workers)
+    operations = _measured([w.metrics.operations_per_second for w in workers]) or _relative_speeds(workers, total)
+    alike = [1.0] * len(workers)
+    memory = _measured([w.metrics.memory_bytes for w in workers]) or alike
+    latency = _measured([w.metrics.latency_seconds for w in workers]) or alike
+    return divide_in_proportion(algorithm_1(operations, memory, latency, total), workers, total, quantum)
+
+
+def _measured(values: Sequence[float | None]) -> list[float]:
+    """The values, or none of them unless all are measured."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
+
+
+def _relative_speeds(workers: Sequence[Worker], total: int) -> list[float]:
+    """Speeds at an even share of the batch, relative to the fastest."""
     share = total / len(workers)
     times = [w.overhead_seconds + w.seconds_per_sample * share for w in workers]
-    # Speeds relative to the fastest, so that short times do not overflow. If a worker takes no time at all, the speed
-    # of the others is 0.
+    # Relative, so that short times do not overflow. If a worker takes no time at all, the speed of the others is 0.
     fastest = min(times)
-    operations = [1.0 if t == fastest else fastest / t for t in times]
-    alike = [1.0] * len(workers)
-    return divide_in_proportion(algorithm_1(operations, alike, alike, total), workers, total, quantum)
+    return [1.0 if t == fastest else fastest / t for t in times]
 
 
 def divide_random(

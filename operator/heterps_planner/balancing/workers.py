@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from heterps_planner.errors import ProblemError
 
-__all__ = ["Worker", "finish_time", "limits"]
+__all__ = ["NodeMetrics", "Worker", "finish_time", "limits"]
+
+
+@dataclass(frozen=True)
+class NodeMetrics:
+    """What BalanceNet's nodes manager measures of a worker; None: not measured."""
+
+    operations_per_second: float | None = None  # > 0
+    memory_bytes: float | None = None  # that it uses, > 0
+    latency_seconds: float | None = None  # of the network, > 0
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,7 @@ class Worker:
     seconds_per_sample: float  # s
     least: int = 0  # samples
     most: int | None = None  # samples that fit its memory; None: no limit
+    metrics: NodeMetrics = NodeMetrics()  # for the policy `bno`
 
 
 def finish_time(workers: Sequence[Worker], batches: Sequence[int]) -> float:

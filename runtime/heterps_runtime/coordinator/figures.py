@@ -180,8 +180,15 @@ class JobMetrics:
         samples = [(labels, w.totals.get("samples", 0.0)) for labels, w in named]
         text = "Samples computed since the process started"
         yield self._family("heterps_worker_computed_samples", text, _WORKER_LABELS, samples)
-        memory = [(labels, w.totals["memory"]) for labels, w in named if "memory" in w.totals]
-        yield self._family("heterps_worker_memory_bytes", "Resident memory of its process", _WORKER_LABELS, memory)
+        speeds = [(labels, w.operations_per_second) for labels, w in named if w.operations_per_second]
+        text = "Floating-point operations per second of computing, forward and backward"
+        yield self._family(contract.METRIC_OPERATIONS, text, _WORKER_LABELS, speeds)
+        for name, text, key in (
+            (contract.METRIC_MEMORY, "Resident memory of its process", "memory"),
+            (contract.METRIC_ROUND_TRIP, "From its gradients to the answers of all servers, smoothed", "round-trip"),
+        ):
+            said = [(labels, w.totals[key]) for labels, w in named if key in w.totals]
+            yield self._family(name, text, _WORKER_LABELS, said)
 
     def _members(self) -> Iterator[Metric]:
         """Numbers of members by state, and the contents of servers."""

@@ -105,7 +105,7 @@ class Pulse(Message):
     op: ClassVar[str] = "pulse"
     joins: int  # as in `Join`; 0: not joined yet
     status: str  # current activity, for users
-    totals: dict[str, float]  # counters since the process started
+    totals: dict[str, float]  # counters since the process started, and what it measures of itself
 
 
 @dataclass(frozen=True, slots=True)

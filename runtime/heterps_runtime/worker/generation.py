@@ -87,6 +87,11 @@ class GenerationSetup:
         return self._stage.samples if self._stage is not None else 0
 
     @property
+    def operations_per_sample(self) -> float:
+        """Floating-point operations of a sample in this stage, forward and backward; 0: not counted yet, or none."""
+        return self._stage.operations.per_sample if self._stage is not None else 0.0
+
+    @property
     def work(self) -> int:
         """Bytes of checkpoints read and written, and samples computed, since the process started."""
         return self._work.total + self.samples

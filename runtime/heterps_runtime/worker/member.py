@@ -37,6 +37,7 @@ from heterps_runtime.worker.inbox import Inbox
 from heterps_runtime.worker.model import Workload
 from heterps_runtime.worker.steps.context import WorkerProcess
 from heterps_runtime.worker.steps.engine import Engine
+from heterps_runtime.worker.steps.round_trip import RoundTrip
 from heterps_runtime.worker.steps.runs import Clock
 from heterps_runtime.worker.steps.source import BatchSource, Data
 
@@ -91,7 +92,8 @@ class WorkerMember(Member):
         socket, self._address = listen_socket(context, place.host, credentials.security, place.ports.messages)
         self._upstream = Upstream(socket)
         self._clock = Clock()
-        self._process = WorkerProcess(link, self._inbox, self._clock)
+        self._round_trip = RoundTrip(self._clock)
+        self._process = WorkerProcess(link, self._inbox, self._clock, self._round_trip)
         all_reduces = config.pools[place.pool].all_reduces
         timeout, port = config.hang_timeout_seconds, place.ports.rendezvous
         self._collectives = Collectives(place.host, timeout, port) if all_reduces else None
@@ -256,19 +258,28 @@ class WorkerMember(Member):
         samples.set_function(lambda: float(self._setup.samples))
         refused = Gauge("heterps_worker_refused_messages", "Messages of generations that are over", registry=registry)
         refused.set_function(lambda: self._upstream.refused)
+        operations = Gauge(
+            "heterps_worker_operations_per_sample", "Floating-point operations, forward and backward", registry=registry
+        )
+        operations.set_function(lambda: self._setup.operations_per_sample)
         seconds = Gauge(
             "heterps_worker_activity_seconds", "Time spent since the process started", ["activity"], registry=registry
         )
 
         def totals() -> dict[str, float]:
             """Counters for the pulse; also updates this process's own metrics."""
-            spent, memory = dict(self._clock.seconds), resident_bytes()
+            spent = dict(self._clock.seconds)
+            measured = {
+                "memory": resident_bytes(),
+                "operations": self._setup.operations_per_sample or None,
+                "round-trip": self._round_trip.seconds,
+            }
             for activity, value in spent.items():
                 seconds.labels(activity).set(value)
             return {
                 "samples": float(self._setup.samples),
                 work.TOTAL: float(self._setup.work),
-                **({} if memory is None else {"memory": float(memory)}),
+                **{name: float(value) for name, value in measured.items() if value is not None},
                 **{f"seconds:{a}": v for a, v in spent.items()},
             }
 

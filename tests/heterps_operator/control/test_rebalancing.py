@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from heterps_operator.control.tuning.rebalancing import rebalance
+from heterps_operator.measure.measurement import Figures, WorkerFigures, measured
 from heterps_operator.state.status import Status
-from heterps_operator.state.values import SubmitAllocation
+from heterps_operator.state.values import CoordinatorView, Observed, SubmitAllocation
 from heterps_planner.balancing import Pace
-from tests.heterps_operator.helpers.world import World, make_job
+from tests.heterps_operator.helpers.world import JOB_PLAN, World, make_job
 
 
 def run_for(world: World, seconds: float, speeds: dict[str, float]) -> list[tuple[tuple[int, ...], ...]]:
@@ -54,6 +56,30 @@ def test_policies_that_are_there_to_compare_with_keep_the_global_batch_too(polic
     assert [sum(stage) for stage in made[0]] == [512, 512]
     if policy == "bno":
         assert made[0][0] == (299, 213), "199 : 142 by the rule"
+
+
+def test_bno_divides_by_what_is_measured_of_its_nodes() -> None:
+    world = World(make_job(balancing={"policy": "bno"})).training()
+    series = {"worker-0-0": (3e9, 4e8, 0.02), "worker-0-1": (1e9, 6e8, 0.01)}
+    status, made = world.status, []
+    for second in range(30):
+        assert world.document is not None
+        view = CoordinatorView.from_json(world.document)
+        figures = {
+            (member.stage, member.index): WorkerFigures(
+                member.batch_size, 0.1, 1e-4 * member.batch_size, 0.05, *series.get(member.name, ())
+            )
+            for member in view.members
+            if member.role == "worker" and member.stage is not None
+        }
+        view = measured(view, Figures(workers=figures))
+        observed = Observed(world.time + second, status, coordinator=view)
+        status, actions = rebalance(world.job, observed, status, JOB_PLAN)
+        for action in actions:
+            made.append(action.batches)
+            for name, batch in zip(series, action.batches[0], strict=True):
+                world.member(name)["batchSize"] = batch
+    assert made == [((276, 236), (512,))], "230 : 197 by the rule, though both take the same time"
 
 
 def test_no_decision_comes_before_the_interval_is_over() -> None:

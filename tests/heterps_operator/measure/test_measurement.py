@@ -77,6 +77,9 @@ def text(measured_at: float = NOW, **changes: float) -> str:
         f'heterps_worker_step_seconds{{{worker},activity="compute"}} {values["compute"]}\n'
         f'heterps_worker_step_seconds{{{worker},activity="step"}} 0.02\n'
         f'heterps_worker_activity_step_seconds{{{worker},activity="forward"}} 0.01\n'
+        f"heterps_worker_operations_per_second{{{worker}}} 3e9\n"
+        f"heterps_worker_memory_bytes{{{worker}}} 500000000\n"
+        f"heterps_worker_round_trip_seconds{{{worker}}} 0.004\n"
         'python_info{version="3"} 1\n'
     )
 
@@ -138,9 +141,12 @@ def test_whoever_scrapes_may_choose_series_by_name() -> None:
     assert {line.partition("{")[0] for line in chosen.splitlines() if line[0] != "#"} == {"heterps_worker_batch_size"}
 
 
+WORKER = WorkerFigures(300, 0.02, 0.015, 0.0, 3e9, 5e8, 0.004)
+
+
 def test_only_what_can_be_is_read() -> None:
     figures = read_figures(text())
-    assert figures == Figures(NOW, 4, 50_000.0, {0: 61_000.0}, {(0, 0): WorkerFigures(300, 0.02, 0.015, 0.0)})
+    assert figures == Figures(NOW, 4, 50_000.0, {0: 61_000.0}, {(0, 0): WORKER})
     for wrong in (math.nan, math.inf, -1.0):
         assert read_figures(text(compute=wrong)).workers[(0, 0)].compute_seconds == 0
         assert read_figures(text(samples=wrong)).samples_per_second == 0
@@ -285,7 +291,8 @@ def test_a_prometheus_server_gives_the_same_figures() -> None:
     assert query == (
         '{__name__=~"heterps_training_measured_timestamp_seconds|heterps_training_generation|'
         "heterps_training_samples_per_second|heterps_stage_samples_per_second|heterps_worker_batch_size|"
-        'heterps_worker_step_seconds",namespace="ml",job_name="flights"}'
+        "heterps_worker_step_seconds|heterps_worker_operations_per_second|heterps_worker_memory_bytes|"
+        'heterps_worker_round_trip_seconds",namespace="ml",job_name="flights"}'
     )
 
 

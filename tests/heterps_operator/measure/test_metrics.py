@@ -21,7 +21,7 @@ from heterps_operator.state.prices import PriceStep
 from heterps_operator.state.status import Event, Phase, Status
 from heterps_operator.state.turn import Turn
 from heterps_runtime.coordinator.figures import JobMetrics
-from heterps_runtime.wire.messages import Pulse
+from heterps_runtime.wire.messages import Done, Pulse
 from tests.heterps_operator.helpers.nodes import make_node, make_pool, status_of
 from tests.heterps_operator.helpers.world import PLAN, World
 from tests.heterps_runtime.helpers.coordinator_world import EVERY
@@ -332,7 +332,9 @@ def test_every_series_of_the_coordinator_is_documented() -> None:
     world.step(12)
     assert world.core.membership.roster is not None
     world.core.membership.roster.all_workers()[0].observe_step({"forward": 0.5})
-    world.say(world.workers[0], Pulse(world.core.membership.generation, "running", {"memory": 5e8}))
+    generation, worker = world.core.membership.generation, world.workers[0]
+    world.say(worker, Pulse(generation, "running", {"memory": 5e8, "operations": 1e6, "round-trip": 0.1}))
+    world.say(worker, Done(generation, world.core.progress.committed, 1.0, True, {"step": 1.0, "compute": 0.5}))
     metrics = JobMetrics(world.core, world.config, lambda: world.now)
     exported = {}
     for metric in metrics.collect():

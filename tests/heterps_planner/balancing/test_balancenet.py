@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from heterps_planner.balancing import Worker, divide, divide_optimal, finish_time
+from heterps_planner.balancing import NodeMetrics, Worker, divide, divide_optimal, finish_time
 from heterps_planner.balancing.balancenet import algorithm_1, equation_5
 from heterps_planner.errors import ProblemError
 
@@ -93,6 +94,27 @@ def test_in_a_job_its_proportions_are_kept_and_the_batch_too() -> None:
     assert divide("bno", workers, B) == [107, 149]  # 256 * 71 / 170 = 106.9
     assert divide_optimal(workers, B) == [85, 171]
     assert divide("bno", [Worker(0.0, 2.0, most=50), Worker(0.0, 1.0)], B) == [50, 206]
+
+
+def test_what_is_measured_takes_the_place_of_the_times() -> None:
+    metrics = [NodeMetrics(3e9, 4e8, 0.02), NodeMetrics(1e9, 6e8, 0.01)]
+    workers = [Worker(0.0, 1.0, metrics=one) for one in metrics]
+    assert algorithm_1([3.0, 1.0], [4.0, 6.0], [2.0, 1.0], B) == [115, 98]  # K .75 .25, MW .6 .4, NCW 0 .5
+    assert divide("bno", workers, B) == [138, 118]  # 256 * 115 / 213 = 138.2
+
+
+@pytest.mark.parametrize("field", ["operations_per_second", "memory_bytes", "latency_seconds"])
+def test_what_is_not_measured_of_all_workers_is_left_out(field: str) -> None:
+    known = NodeMetrics(3e9, 4e8, 0.02)
+    other = NodeMetrics(1e9, 6e8, 0.01)
+    cut = {field: None}
+
+    def division(first: NodeMetrics, second: NodeMetrics) -> list[int]:
+        return divide("bno", [Worker(0.0, 2.0, metrics=first), Worker(0.0, 1.0, metrics=second)], B)
+
+    partly = division(known, replace(other, **cut))
+    assert partly == division(replace(known, **cut), replace(other, **cut))
+    assert partly != division(known, other)
 
 
 def test_a_worker_that_takes_no_time_has_all_the_speed() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_STOP
 from heterps_runtime.partition.allocation import Allocation, micro_batches
 from tests.heterps_runtime.helpers.jobs import (
     Stage,
@@ -20,7 +22,7 @@ from tests.heterps_runtime.helpers.jobs import (
     trained_model,
     write_data,
 )
-from tests.heterps_runtime.helpers.plain_torch import Pieces, evaluate, train
+from tests.heterps_runtime.helpers.plain_torch import Pieces, evaluate, real_model, train
 from tests.same_model import TOLERANCE, assert_same_model, difference
 
 LAST = 8  # layer of `models.Picture`
@@ -137,3 +139,21 @@ def test_a_rest_that_is_too_small_for_batch_normalisation_is_explained(folder: P
         AssertionError, match=r"training.globalBatchSize: a worker's part of step 2 has 1 sample, too few"
     ):
         run_job(document, [("cpu", LAST, 1)], 1)
+
+
+def test_workers_say_what_a_sample_costs_and_how_far_the_servers_are(folder: Path) -> None:
+    document = configuration(folder / "meters", "picture", rows=90, steps=1_000_000)
+    job = ThreadedJob(document)
+    job.start([("cpu", LAST, 2)], 2)
+    try:
+        status = job.wait(lambda s: sum("round-trip" in member.get("totals", ()) for member in s["members"]) == 2)
+        job.credentials.request("POST", PATH_STOP)
+        job.wait()
+    finally:
+        job.close()
+    workers = [member["totals"] for member in status["members"] if member["role"] == "worker"]
+    module, _ = real_model(job.config, torch.float64)
+    with FlopCounterMode(display=False) as reference:
+        module(torch.ones(1, 2, 5, 5, dtype=torch.float64)).sum().backward()
+    assert [totals["operations"] for totals in workers] == [reference.get_total_flops()] * 2
+    assert all(totals["round-trip"] > 0 and totals["memory"] > 0 for totals in workers)

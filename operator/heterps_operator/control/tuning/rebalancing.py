@@ -15,7 +15,7 @@ from heterps_operator.formatting import list_some
 from heterps_operator.state.plan import JobPlan
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import CoordinatorView, MemberView, Observed, SubmitAllocation
-from heterps_planner.balancing import BatchController, WorkerEstimate
+from heterps_planner.balancing import BatchController, NodeMetrics, WorkerEstimate
 from heterps_runtime.contract import worker_name
 
 __all__ = ["rebalance"]
@@ -73,7 +73,9 @@ def rebalance(
         if len(stage) == 1:
             continue
         names = [member.name for member in stage]
-        proposal = _controller(job, status.speeds, number).propose(dict(zip(names, batches[number], strict=True)))
+        controller = _controller(job, status.speeds, number)
+        controller.metrics = {member.name: _metrics(member) for member in stage}
+        proposal = controller.propose(dict(zip(names, batches[number], strict=True)))
         if proposal is not None:
             old, batches[number] = batches[number], [proposal[name] for name in names]
             moved.append(f"{plan.stages[number].name}: {_sizes(old)} -> {_sizes(batches[number])}")
@@ -100,6 +102,13 @@ def _controller(job: JobSpec, speeds: Mapping[str, WorkerEstimate], stage: int =
         min_gain_percent=policy.min_gain_percent,
         seed=(policy.seed, stage),
         workers=dict(speeds),
+    )
+
+
+def _metrics(member: MemberView) -> NodeMetrics:
+    """What is measured of a worker; zero is not."""
+    return NodeMetrics(
+        member.operations_per_second or None, member.memory_bytes or None, member.round_trip_seconds or None
     )
 
 

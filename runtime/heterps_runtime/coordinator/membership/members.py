@@ -44,7 +44,7 @@ class Member:
     message: str = ""
     batch_size: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # running means per step, seconds
-    totals: dict[str, float] = field(default_factory=dict)  # counters since the process started
+    totals: dict[str, float] = field(default_factory=dict)  # of its last pulse
 
     @classmethod
     def joining(cls, name: str, incarnation: str, words: Join) -> Member:
@@ -80,6 +80,12 @@ class Member:
         for name, value in figures.items():
             previous = self.figures.get(name)
             self.figures[name] = value if previous is None else previous + _SMOOTHING * (value - previous)
+
+    @property
+    def operations_per_second(self) -> float:
+        """Floating-point operations per second of computing, at the present share of the batch; 0: not measured."""
+        seconds = self.figures.get("compute", 0.0)
+        return self.batch_size * self.totals.get("operations", 0.0) / seconds if seconds > 0 else 0.0
 
     def describe(self) -> dict[str, Any]:
         """The member's entry in the job's status."""

@@ -9,6 +9,7 @@ from heterps_runtime.worker.exchange.parameters import Replication
 from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.inbox import Inbox
 from heterps_runtime.worker.rows.servers import ServerClient
+from heterps_runtime.worker.steps.round_trip import RoundTrip
 from heterps_runtime.worker.steps.runs import Clock
 from heterps_runtime.worker.steps.schedule import Schedule
 
@@ -22,6 +23,7 @@ class WorkerProcess:
     link: ControlLink
     inbox: Inbox  # of the member's thread
     clock: Clock
+    round_trip: RoundTrip
 
 
 @dataclass(frozen=True)

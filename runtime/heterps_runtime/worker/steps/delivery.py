@@ -47,6 +47,7 @@ class Delivery:
             run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
             changes = {n: array_of(change) for n, change in run.changes.items()}
         self._context.servers.push(run.step, chunks, dense, changes)
+        self._process.round_trip.send(run.step)
         run.blocks.clear()
         if replication is not None and self._dense:
             self._reduce(run, replication)
@@ -74,6 +75,7 @@ class Delivery:
 
     def pushed(self, step: int) -> None:
         """Note that all servers have acknowledged a step's gradients."""
+        self._process.round_trip.answered(step)
         run = self._runs.get(step)
         if run is not None:
             run.pushed = True
@@ -89,6 +91,7 @@ class Delivery:
     def clear(self) -> None:
         """Drop all steps."""
         self._runs.clear()
+        self._process.round_trip.clear()
 
     def _report(self, run: StepRun) -> None:
         """Report a step once all its gradients are delivered."""

@@ -14,6 +14,7 @@ from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.rows.lookups import LookupBlock
+from heterps_runtime.worker.steps.operations import Operations
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
 
 __all__ = ["Stage"]
@@ -43,6 +44,7 @@ class Stage:
         self.module = module
         self.device = device
         self.samples = 0  # computed since the process started
+        self.operations = Operations()
         self._tables = tables
         self._loss_sum = loss_sum
         self._clock = clock
@@ -58,6 +60,7 @@ class Stage:
         """Prepare for steps of another kind or generation."""
         self.module.train(training)
         self._bound = None
+        self.operations.begin()
 
     def take_tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Received arrays as tensors on this device."""
@@ -78,7 +81,7 @@ class Stage:
             self.module.bind(run.leaves)
             self._bound = run
         self.module.bind_statistics(run.statistics)
-        with torch.set_grad_enabled(run.training):
+        with torch.set_grad_enabled(run.training), self.operations.of(work):
             try:
                 work.outputs = self.module.forward(work.inputs, work.looked_up)
             except ValueError as error:
@@ -105,7 +108,9 @@ class Stage:
         loss = self._loss_sum(work.outputs["logits"], work.label)
         work.run.loss_sum += float(loss.detach())
         self._clock.switch("backward")
-        torch.autograd.backward(loss)
+        with self.operations.of(work):
+            torch.autograd.backward(loss)
+        self.operations.finish(work)
 
     def score(self, work: Work) -> tuple[torch.Tensor, float]:
         """Last stage, in evaluation: logits of a micro-batch, and its loss summed over samples."""
@@ -118,7 +123,9 @@ class Stage:
         """Compute the gradients of a micro-batch from those of its outputs."""
         assert work.gradients is not None
         self._clock.switch("backward")
-        backward([work.outputs[n] for n in work.gradients], list(work.gradients.values()))
+        with self.operations.of(work):
+            backward([work.outputs[n] for n in work.gradients], list(work.gradients.values()))
+        self.operations.finish(work)
 
     def backward_lookups(self, work: Work) -> None:
         """Add the gradients of a micro-batch's lookups to those of their rows."""
