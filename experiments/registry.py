@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import ablation, batches, brute_force, derived, learned, methods, provisioning, robustness, sharing
+from experiments import (
+    ablation,
+    batches,
+    brute_force,
+    derived,
+    executions,
+    learned,
+    methods,
+    provisioning,
+    robustness,
+    sharing,
+)
 from experiments.framework import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -16,6 +27,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         provisioning.EXPERIMENT,
         methods.EXPERIMENT,
         methods.PAPER_CASES,
+        executions.EXPERIMENT,
         derived.EXPERIMENT,
         learned.ERRATA,
         ablation.EXPERIMENT,
