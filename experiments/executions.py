@@ -23,8 +23,17 @@ from experiments.unequal import CLUSTER, Answer, Offer, answers, dollars, limite
 from heterps_operator.api.manifest import load_manifest
 from heterps_planner import Plan, Problem
 
-__all__ = ["EXPERIMENT", "execute", "measured_problem", "paper_job", "stored_problem"]
+__all__ = ["EXPERIMENT", "SOURCES", "execute", "measured_problem", "paper_job", "stored_problem"]
 
+#: What the result of a real run depends on.
+SOURCES = (
+    "experiments/executions.py",
+    "experiments/unequal.py",
+    "experiments/limits.py",
+    "benchmarks/_jobs.py",
+    "examples/paper/clicks",
+    "runtime/heterps_runtime",
+)
 _EXAMPLES = ROOT / "examples" / "paper"
 _MODELS = ("ctrdnn", "matchnet")
 _REPEATS = 3
@@ -130,6 +139,6 @@ EXPERIMENT = Experiment(
     cells=_cells,
     run=_run,
     seconds=lambda cell: 180.0,
-    sources=("experiments/executions.py", "experiments/unequal.py", "experiments/limits.py", "benchmarks/_jobs.py"),
+    sources=SOURCES,
     alone=True,
 )
