@@ -38,7 +38,7 @@ _EXAMPLES = ROOT / "examples" / "paper"
 _MODELS = ("ctrdnn", "matchnet")
 _REPEATS = 3
 _ROWS = 200_000
-_RUN = {"warm_up": 12, "steps": 40, "seconds": 10.0}
+_RUN = {"warm_up": 8, "steps": 40, "seconds": 6.0}
 _QUICK_RUN = {"warm_up": 2, "steps": 2, "seconds": 1.0}
 
 

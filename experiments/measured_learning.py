@@ -30,8 +30,8 @@ _SEEDS = 2
 _MODEL = "nce"
 #: The corrected algorithm with small rounds, as each plan costs a run.
 _VARIANT = replace(VARIANTS["best plan"], rounds=60, plans=4, rate=2e-2)
-_SHORT = Run(warm_up=10, steps=60, seconds=4.0)
-_LONG = Run(warm_up=12, steps=200, seconds=10.0)
+_SHORT = Run(warm_up=8, steps=60, seconds=3.0)
+_LONG = Run(warm_up=8, steps=200, seconds=6.0)
 
 
 def _cells(settings: Settings) -> list[Cell]:
