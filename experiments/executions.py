@@ -67,7 +67,7 @@ def _run(cell: Cell) -> list[Row]:
         for answer in found:
             if answer.plan is not None and plan_text(answer.plan) not in rates:
                 rates[plan_text(answer.plan)] = execute(job, answer.plan, Run(**cell["run"]), CLUSTER)
-    facts: Row = {"model": cell["model"], "repeat": cell["repeat"], "floor": problem.min_samples_per_second}
+    facts: Row = {"model": cell["model"], "seed": cell["repeat"], "floor": problem.min_samples_per_second}
     return [facts | _row(answer, rates) for answer in found]
 
 

@@ -53,6 +53,7 @@ class Experiment:
     # files, relative to the root and besides the planner, whose change invalidates results
     sources: tuple[str, ...] = ()
     alone: bool = False  # starts its own processes: one cell at a time, and nothing in parallel
+    once: bool = False  # too long for a run of all experiments: runs only if it is named
 
 
 class Store:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from experiments import (
     ablation,
     batches,
+    bayesian_times,
     brute_force,
     derived,
     executions,
@@ -29,6 +30,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         provisioning.EXPERIMENT,
         methods.EXPERIMENT,
         methods.PAPER_CASES,
+        bayesian_times.EXPERIMENT,
         executions.EXPERIMENT,
         frameworks.EXPERIMENT,
         derived.EXPERIMENT,
