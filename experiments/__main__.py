@@ -83,9 +83,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}; default: all but {', '.join(ONCE)}"
-    )
+    named = f"of {', '.join(EXPERIMENTS)}; default: all but {', '.join(ONCE)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=named)
     parser.add_argument("--list", action="store_true", help="say what each experiment measures, and end")
     parser.add_argument("--quick", action="store_true", help="a small part of everything; not into docs/")
     parser.add_argument("--seeds", type=_positive, default=5, help="seeds per cell (default 5)")

@@ -1,14 +1,18 @@
 """Figure 11: every method's plan, trained for real on pools that processor limits make unequal.
 
 A cell measures the layers of a model, plans with every method, and trains each distinct plan once: coordinator,
-parameter servers and workers are real processes, servers and workers with a control group's quota each.
+parameter servers and workers are real processes, servers and workers with a control group's quota each. A cell takes
+minutes, so its profile and each of its runs are kept as soon as they are there.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from benchmarks._processes import Processes
 from examples.paper.prepare import ClickLogSpec, write_click_log
 
 from experiments.devices import load_profile
-from experiments.framework import ROOT, Cell, Experiment, Row, Settings
+from experiments.framework import ROOT, Cell, Experiment, Row, Settings, code_version
 from experiments.limits import CpuLimits, unavailable
 from experiments.unequal import CLUSTER, Answer, Offer, answers, dollars, limited, plan_text
 from heterps_operator.api.manifest import load_manifest
@@ -60,15 +64,36 @@ def _run(cell: Cell) -> list[Row]:
         return [{"status": "not run", "reason": cell["unavailable"]}]
     with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder:
         job = paper_job(cell["model"], Path(folder))
-        whole = measured_problem(job) if cell["profile"] == "measured" else stored_problem(cell["model"])
+        if cell["profile"] == "measured":
+            profiles = _kept({"cell": cell}, job.profiles)
+            whole = job.problem(profiles)
+        else:
+            whole = stored_problem(cell["model"])
         problem = limited(whole, CLUSTER)
         found = answers(problem, cell["repeat"], cell["methods"])
+        plans = {plan_text(answer.plan): answer.plan for answer in found if answer.plan is not None}
         rates: dict[str, Rate] = {}
-        for answer in found:
-            if answer.plan is not None and plan_text(answer.plan) not in rates:
-                rates[plan_text(answer.plan)] = execute(job, answer.plan, Run(**cell["run"]), CLUSTER)
+        for text, plan in plans.items():
+
+            def train(plan: Plan = plan) -> dict[str, Any]:
+                return asdict(execute(job, plan, Run(**cell["run"]), CLUSTER))
+
+            rates[text] = Rate(**_kept({"cell": cell, "plan": text}, train))
     facts: Row = {"model": cell["model"], "seed": cell["repeat"], "floor": problem.min_samples_per_second}
     return [facts | _row(answer, rates) for answer in found]
+
+
+def _kept(key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what was computed for a key by this code before, or compute and keep it."""
+    digest = hashlib.sha256(json.dumps([key, code_version(SOURCES)], sort_keys=True).encode()).hexdigest()[:32]
+    path = ROOT / ".cache" / "experiments" / "executions" / f"{digest}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(compute()))
+        partial.replace(path)
+    kept: dict[str, Any] = json.loads(path.read_text())
+    return kept
 
 
 def _row(answer: Answer, rates: Mapping[str, Rate]) -> Row:
