@@ -67,8 +67,6 @@ class Job:
         train: Path | None = None,
     ) -> None:
         document = copy.deepcopy(manifest.run_configuration(folder, [python_path]))
-        for pool in document["pools"]:
-            pool["spec"]["maxUnits"] = MAX_UNITS  # two workers are measured if the machine has the cores
         spec = document["job"]["spec"]
         spec["training"] |= dict(training or {}) | {"steps": _ENDLESS}
         spec["training"].pop("epochs", None)
@@ -83,8 +81,14 @@ class Job:
         job["spec"]["training"] |= dict(training or {})
         self.spec = JobSpec.from_manifests(job, manifest.pools)
 
-    def profiles(self) -> dict[str, Any]:
-        """Measure all pools, one after the other."""
+    def profiles(self, units: int = MAX_UNITS) -> dict[str, Any]:
+        """Measure all pools, one after the other.
+
+        Args:
+            units: that each pool has. With 1 no second worker is measured: it would share this machine's cores.
+        """
+        for pool in self._document["pools"]:
+            pool["spec"]["maxUnits"] = units
         with self._processes() as processes:
             for pool in self.spec.pools:
                 processes.start("profile", "--pool", pool.name).wait()

@@ -39,7 +39,7 @@ SOURCES = (
     "runtime/heterps_runtime",
 )
 _EXAMPLES = ROOT / "examples" / "paper"
-_MODELS = ("ctrdnn", "matchnet")
+_MODELS = ("ctrdnn", "nce")
 _REPEATS = 3
 _ROWS = 200_000
 _RUN = {"warm_up": 8, "steps": 40, "seconds": 6.0}
@@ -51,7 +51,9 @@ def _cells(settings: Settings) -> list[Cell]:
     if reason:
         return [{"unavailable": reason}]
     if settings.quick:
-        return [{"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal"], "run": _QUICK_RUN}]
+        return [
+            {"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal", "rl-lstm"], "run": _QUICK_RUN}
+        ]
     return [
         {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
         for repeat in range(_REPEATS)
@@ -62,11 +64,10 @@ def _cells(settings: Settings) -> list[Cell]:
 def _run(cell: Cell) -> list[Row]:
     if "unavailable" in cell:
         return [{"status": "not run", "reason": cell["unavailable"]}]
-    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder:
+    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, CpuLimits() as limits:
         job = paper_job(cell["model"], Path(folder))
         if cell["profile"] == "measured":
-            profiles = _kept({"cell": cell}, job.profiles)
-            whole = job.problem(profiles)
+            whole = job.problem(_kept({"cell": cell}, lambda: job.profiles(units=1)))
         else:
             whole = stored_problem(cell["model"])
         problem = limited(whole, CLUSTER)
@@ -76,7 +77,7 @@ def _run(cell: Cell) -> list[Row]:
         for text, plan in plans.items():
 
             def train(plan: Plan = plan) -> dict[str, Any]:
-                return asdict(execute(job, plan, Run(**cell["run"]), CLUSTER))
+                return asdict(execute(job, plan, Run(**cell["run"]), limits))
 
             rates[text] = Rate(**_kept({"cell": cell, "plan": text}, train))
     facts: Row = {"model": cell["model"], "seed": cell["repeat"], "floor": problem.min_samples_per_second}
@@ -128,8 +129,11 @@ def paper_job(model: str, folder: Path, training: Mapping[str, Any] | None = Non
 
 
 def measured_problem(job: Job) -> Problem:
-    """Measure a job's layers with whole cores."""
-    return job.problem(job.profiles())
+    """Measure a job's layers with a whole core.
+
+    One worker is measured: two would share this machine's cores, which limited units do not.
+    """
+    return job.problem(job.profiles(units=1))
 
 
 def stored_problem(model: str) -> Problem:
@@ -144,18 +148,17 @@ def stored_problem(model: str) -> Problem:
     )
 
 
-def execute(job: Job, plan: Plan, run: Run, cluster: Mapping[str, Offer]) -> Rate:
+def execute(job: Job, plan: Plan, run: Run, limits: CpuLimits, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
     """Train by a plan with limited processes.
 
     The limits begin with the warm-up's second half, since loading PyTorch with a part of a core takes half a minute.
     """
-    with CpuLimits() as limits:
 
-        def limit(processes: Processes) -> None:
-            for pid, pool in processes.pools.items():
-                limits.limit(pid, cluster[pool].cores)
+    def limit(processes: Processes) -> None:
+        for pid, pool in processes.pools.items():
+            limits.limit(pid, cluster[pool].cores)
 
-        return job.run(plan, run, when_warm=limit)
+    return job.run(plan, run, when_warm=limit)
 
 
 EXPERIMENT = Experiment(

@@ -1,11 +1,11 @@
-"""Real limits on the processor time of processes: one control group with a quota for each (Linux, root).
+"""Real limits on the processor time of processes: control groups with quotas (Linux, root).
 
-Where control groups cannot be written, `unavailable` says why.
+Within the context, this process and those that it starts come before all others of the machine, so that other programs
+change little. Where control groups cannot be written, `unavailable` says why.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -20,7 +20,7 @@ _EMPTYING_SECONDS = 5.0
 
 
 class CpuLimits:
-    """Control groups of limited processes, removed with the context, when the processes have ended.
+    """Control groups of this process and of limited ones, removed with the context, when the latter have ended.
 
     Args:
         groups: mount point of control groups, of version 1 or 2.
@@ -28,26 +28,29 @@ class CpuLimits:
 
     def __init__(self, groups: Path = _GROUPS) -> None:
         self._is_v1 = (groups / "cpu" / "cpu.cfs_quota_us").exists()
-        self._top = (groups / "cpu" if self._is_v1 else groups) / f"heterps-limits-{os.getpid()}"
+        self._mount = groups / "cpu" if self._is_v1 else groups
+        self._top = self._mount / f"heterps-limits-{os.getpid()}"
         self._made: list[Path] = []
+        self._before = self._mount
 
     def __enter__(self) -> CpuLimits:
+        self._before = self._own_group()
         self._top.mkdir()
-        if not self._is_v1:
-            for group in (self._top.parent, self._top):
-                (group / "cgroup.subtree_control").write_text("+cpu")
+        try:
+            if not self._is_v1:
+                for group in (self._mount, self._top):
+                    (group / "cgroup.subtree_control").write_text("+cpu")
+            file, most = ("cpu.shares", "262144") if self._is_v1 else ("cpu.weight", "10000")
+            (self._top / file).write_text(most)
+            _move(os.getpid(), self._make("self"))
+        except OSError:
+            self._remove()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        end = time.monotonic() + _EMPTYING_SECONDS
-        for group in [*self._made, self._top]:
-            while group.exists():
-                try:
-                    group.rmdir()
-                except OSError:  # an ended process leaves its group a moment later
-                    if time.monotonic() > end:
-                        raise
-                    time.sleep(0.01)
+        _move(os.getpid(), self._before)
+        self._remove()
 
     def limit(self, pid: int, cores: float) -> None:
         """Give a process, with all its threads, at most a part of a core.
@@ -63,23 +66,48 @@ class CpuLimits:
         quota = round(cores * PERIOD_MICROSECONDS)
         if quota < _LEAST_MICROSECONDS:
             raise ValueError(f"cores must be at least {_LEAST_MICROSECONDS / PERIOD_MICROSECONDS:g}, is {cores:g}")
-        group = self._top / str(len(self._made))
-        group.mkdir()
-        self._made.append(group)
+        group = self._make(str(len(self._made)))
         if self._is_v1:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             (group / "cpu.cfs_quota_us").write_text(str(quota))
         else:
             (group / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
-        (group / "cgroup.procs").write_text(str(pid))
+        _move(pid, group)
+
+    def _own_group(self) -> Path:
+        """Return the group of this process."""
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if ("cpu" in controllers.split(",")) if self._is_v1 else not controllers:
+                return self._mount / path.lstrip("/")
+        return self._mount
+
+    def _make(self, name: str) -> Path:
+        group = self._top / name
+        group.mkdir()
+        self._made.append(group)
+        return group
+
+    def _remove(self) -> None:
+        end = time.monotonic() + _EMPTYING_SECONDS
+        for group in [*self._made, self._top]:
+            while group.exists():
+                try:
+                    group.rmdir()
+                except OSError:  # an ended process leaves its group a moment later
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.01)
+
+
+def _move(pid: int, group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
 
 
 def unavailable(groups: Path = _GROUPS) -> str:
     """Return why processes cannot be limited here; empty if they can."""
-    limits = CpuLimits(groups)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(limits)
-        except OSError as error:
-            return f"control groups cannot be written ({error.strerror})"
-    return ""
+    try:
+        with CpuLimits(groups):
+            return ""
+    except OSError as error:
+        return f"control groups cannot be written ({error.strerror})"

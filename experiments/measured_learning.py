@@ -17,7 +17,7 @@ from benchmarks._jobs import Rate, Run
 
 from experiments.executions import SOURCES, execute, measured_problem, paper_job
 from experiments.framework import Cell, Experiment, Row, Settings
-from experiments.limits import unavailable
+from experiments.limits import CpuLimits, unavailable
 from experiments.literal_rl import VARIANTS, Literal, ModelCosts, run
 from experiments.measured_costs import MeasuredCosts
 from experiments.unequal import CLUSTER, dollars, limited, plan_text
@@ -46,12 +46,12 @@ def _cells(settings: Settings) -> list[Cell]:
 def _run(cell: Cell) -> list[Row]:
     if "unavailable" in cell:
         return [{"status": "not run", "reason": cell["unavailable"]}]
-    with tempfile.TemporaryDirectory(prefix="heterps-learning-") as folder:
+    with tempfile.TemporaryDirectory(prefix="heterps-learning-") as folder, CpuLimits() as limits:
         job = paper_job(cell["model"], Path(folder))
         problem = limited(measured_problem(job), CLUSTER)
 
         def measure(plan: Plan) -> float:
-            return execute(job, plan, _SHORT, CLUSTER).samples_per_second
+            return execute(job, plan, _SHORT, limits).samples_per_second
 
         found = learned_twice(problem, measure, cell["seed"], cell["most"])
         exact = plan(problem)
@@ -62,7 +62,7 @@ def _run(cell: Cell) -> list[Row]:
         rates: dict[str, Rate] = {}
         for answer in plans:
             if plan_text(answer) not in rates:
-                rates[plan_text(answer)] = execute(job, answer, _LONG, CLUSTER)
+                rates[plan_text(answer)] = execute(job, answer, _LONG, limits)
     facts: Row = {"model": cell["model"], "seed": cell["seed"], "status": "ok"}
     facts["floor"] = problem.min_samples_per_second
     return [facts | row | _measured(p, rates[plan_text(p)]) for row, p in zip(rows, plans, strict=True)]
