@@ -22,7 +22,7 @@ _CASES, _PROVISIONING = "`python -m experiments paper-cases`", "`python -m exper
 _LONGER, _EXECUTIONS = "`python -m experiments bayesian-times`", "`python -m experiments figure-11`"
 _WHY: Mapping[str, str] = {
     "rl-rnn": "both cells leave the plan to the same search",
-    "bayesian": "the paper's time, T = 2 and 64 only",
+    "bayesian": "Optuna's Gaussian process, not at every T",
     "genetic": "begins with the plan of each single pool, and provisions exactly",
     "greedy": "pays for a layer as if the model ended there; knows all prices",
     "gpu": "the cheapest of all cards; rows reach a card no faster than its host's cores read them",

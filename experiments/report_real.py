@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from experiments import paper, plots
@@ -16,7 +16,7 @@ from experiments.results import MODEL_TITLES, Results, in_order, methods_in
 from experiments.tables import group, number
 from experiments.unequal import CLUSTER, FLOOR_OF_CLUSTER
 
-__all__ = ["SECTIONS", "agreement", "measured_against", "speed_against", "was_run"]
+__all__ = ["SECTIONS", "agreement", "measured_against", "speed_text", "speeds_against", "was_run"]
 
 #: Below this, two measured costs are taken as equal: what the same plan differs by from run to run.
 _EQUAL = 0.05
@@ -158,6 +158,8 @@ def measured_against(rows: Sequence[Row], method: str, base: str) -> str:
 
     Plans keep the floor by prediction; the text says where a method has none that does.
     """
+    if not any(row["method"] == method for row in rows):
+        return "not run"
     worst, missed = -math.inf, []
     for model in in_order([str(row["model"]) for row in rows]):
         here = [row for row in rows if row["model"] == model]
@@ -310,11 +312,15 @@ def _speed(rows: Sequence[Row], model: str, system: str) -> str:
     return _median_range(ratios, ".2f") if ratios else "-"
 
 
-def speed_against(rows: Sequence[Row], system: str) -> str:
-    """HeterPS's throughput as a multiple of a system's, by model; `-` if it was not run."""
+def speeds_against(rows: Sequence[Row], system: str) -> dict[str, float]:
+    """HeterPS's throughput as a multiple of a system's, median of the repeats, by model; empty if it was not run."""
     found = {model: _ratios(rows, model, system) for model in _NETWORKS}
-    texts = [f"{statistics.median(ratios):.2f} ({model.upper()})" for model, ratios in found.items() if ratios]
-    return f"{' and '.join(texts)} times" if texts else "-"
+    return {model: statistics.median(ratios) for model, ratios in found.items() if ratios}
+
+
+def speed_text(speeds: Mapping[str, float]) -> str:
+    """Format what `speeds_against` returns."""
+    return f"{' and '.join(f'{speed:.2f} ({model.upper()})' for model, speed in speeds.items())} times"
 
 
 def _frameworks_picture(results: Results, rows: Sequence[Row], models: Sequence[str], systems: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from experiments.literal_rl import VARIANTS, ModelCosts, run
 from experiments.measured_costs import MeasuredCosts
 from experiments.measured_learning import learned_twice
 from experiments.report_bayesian import with_papers_time
-from experiments.report_real import agreement, measured_against, speed_against
+from experiments.report_real import agreement, measured_against, speeds_against
 from experiments.unequal import CLUSTER, answers, limited, plan_text
 
 from heterps_planner import Plan, Problem
@@ -179,8 +179,8 @@ def test_speeds_are_compared_within_a_repeat() -> None:
         for system, values in rates.items()
         for i, rate in enumerate(values)
     ]
-    assert speed_against(rows, "TensorFlow, one process") == "2.00 (CTRDNN1) times"
-    assert speed_against(rows, "TensorFlow, parameter servers") == "-"
+    assert speeds_against(rows, "TensorFlow, one process") == {"ctrdnn1": 2.0}
+    assert speeds_against(rows, "TensorFlow, parameter servers") == {}
 
 
 def test_runs_with_the_papers_time_replace_the_shorter_ones() -> None:
