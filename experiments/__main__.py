@@ -87,7 +87,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=named)
     parser.add_argument("--list", action="store_true", help="say what each experiment measures, and end")
     parser.add_argument("--quick", action="store_true", help="a small part of everything; not into docs/")
-    parser.add_argument("--seeds", type=_positive, default=5, help="seeds per cell (default 5)")
+    parser.add_argument(
+        "--seeds", type=_positive, default=5, help="seeds or repeats per cell (default 5; fewer where a run is long)"
+    )
     parser.add_argument("--jobs", type=_positive, default=min(2, os.cpu_count() or 1), help="processes side by side")
     parser.add_argument("--out", type=Path, help="folder for results/, images/experiments/ and experiments.md")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "experiments", help="where cells are kept")

@@ -56,7 +56,7 @@ def _cells(settings: Settings) -> list[Cell]:
         ]
     return [
         {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
-        for repeat in range(_REPEATS)
+        for repeat in range(min(_REPEATS, settings.seeds))
         for model in _MODELS
     ]
 
@@ -151,7 +151,7 @@ def stored_problem(model: str) -> Problem:
 def execute(job: Job, plan: Plan, run: Run, limits: CpuLimits, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
     """Train by a plan with limited processes.
 
-    The limits begin with the warm-up's second half, since loading PyTorch with a part of a core takes half a minute.
+    The limits begin with the warm-up's second half, since loading PyTorch takes 3 s of a whole core.
     """
 
     def limit(processes: Processes) -> None:

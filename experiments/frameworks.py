@@ -66,7 +66,7 @@ def _cells(settings: Settings) -> list[Cell]:
     systems = SYSTEMS[:1] if _unavailable() else SYSTEMS
     return [
         {"model": model, "repeat": repeat, "system": system, "warm_up": _WARM_UP, "seconds": _SECONDS}
-        for repeat in range(_REPEATS)
+        for repeat in range(min(_REPEATS, settings.seeds))
         for model in _NETWORKS
         for system in systems
     ]

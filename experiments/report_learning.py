@@ -104,9 +104,9 @@ def measured_section(results: Results) -> str:
             'with "the real throughput". Here the corrected algorithm 1, with rounds of four plans, gets either reward '
             "from the same first weights, on the pools of [figure 11](#figure-11-real-runs-of-every-methods-plan). A "
             "measured reward is a run of a few seconds of real processes; each schedule is measured once. The loop "
-            "ends after 60 rounds, or in the round in which the twelfth real run is made. The answers, and the exact "
+            "ends after 60 rounds, or in the round in which the tenth real run is made. The answers, and the exact "
             "method's plan, are then trained in fresh and longer runs, from which the costs are: the cheapest of "
-            "twelve measurements is cheap partly by luck. Costs are dollars for a billion samples.\n",
+            "ten measurements is cheap partly by luck. Costs are dollars for a billion samples.\n",
             table(head, body, rows, scope=f"{models} on two limited pools", clock="wall time"),
             _share(rows),
         ]
