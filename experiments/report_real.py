@@ -127,7 +127,7 @@ def _model(model: str, rows: Sequence[Row]) -> list[str]:
         "measured",
         "$ predicted",
         "$ measured",
-        "rank predicted / measured",
+        "ranks",
     ]
     caption = f"{MODEL_TITLES.get(model, model)}, floor {floor:,.0f} samples/s; medians and ranges of the repeats"
     return [
