@@ -31,7 +31,6 @@ _WHY: Mapping[str, str] = {
 }
 _WHY_MEASURED: Mapping[str, str] = dict.fromkeys(paper.FIGURE_11, "cores with limits instead of cards, two models") | {
     "rl-rnn": "both find the same plan by the same search",
-    "cpu": "the limited cores alone miss the floor",
 }
 _RATIO = {"static-ratio": "StaRatio", "static-server-ratio": "StaPSRatio"}
 
