@@ -55,6 +55,7 @@ class Processes:
 
     Attributes:
         started: all processes in order of their start, the coordinator first.
+        pools: of the servers and workers among them, by pid.
     """
 
     def __init__(self, document: dict[str, Any], folder: Path) -> None:
@@ -67,6 +68,7 @@ class Processes:
             "OMP_NUM_THREADS": "1",
         }
         self.started: list[subprocess.Popen[bytes]] = []
+        self.pools: dict[int, str] = {}
         self._log = (folder / "log").open("wb")
         self._url = ""
 
@@ -97,10 +99,13 @@ class Processes:
         plan = {"stages": stages, "parameterServer": {"pool": server_pool, "replicas": servers, "units": servers}}
         self.request("PUT", PATH_PLAN, plan)
         for index in range(servers):
-            self.start("ps", "--index", str(index), "--pool", server_pool)
+            self._start_member(server_pool, "ps", "--index", str(index))
         for number, stage in enumerate(stages):
             for index in range(stage["pods"]):
-                self.start("worker", "--stage", str(number), "--index", str(index), "--pool", stage["pool"])
+                self._start_member(stage["pool"], "worker", "--stage", str(number), "--index", str(index))
+
+    def _start_member(self, pool: str, *arguments: str) -> None:
+        self.pools[self.start(*arguments, "--pool", pool).pid] = pool
 
     def check(self) -> None:
         """Raise if a process has failed."""

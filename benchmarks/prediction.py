@@ -22,27 +22,22 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._processes import Processes, pool_document, stage_document
+from benchmarks._jobs import Job, Run
+from benchmarks._processes import pool_document
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 
-from heterps_operator.api.job import JobSpec
 from heterps_operator.api.manifest import load_manifest
-from heterps_operator.control.problem import build_problem
-from heterps_planner import Plan, Problem, evaluate
+from heterps_planner import Plan, evaluate
 from heterps_planner.plans.machine import share_cores
-from heterps_runtime.contract import FINAL_PHASES, PATH_PROFILES, PATH_STATUS, JobPhase
-from heterps_runtime.cores import processor_seconds, usable_cores
+from heterps_runtime.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_SECONDS = 300
 CLICK_ROWS = 200_000
-MAX_UNITS = 64
 
 Case = tuple[list[dict[str, Any]], int]  # stages as in spec.scheduling.stages, parameter servers
 
@@ -134,76 +129,13 @@ CLICKS: dict[str, Case] = {
 }
 
 
-class Job:
-    """A job with processes started by this script, one plan at a time."""
-
-    def __init__(self, folder: Path, manifest: Path, python_path: Path, steps: int) -> None:
-        loaded = load_manifest(manifest)
-        document = loaded.run_configuration(folder, [python_path])
-        for pool in document["pools"]:
-            pool["spec"]["maxUnits"] = MAX_UNITS  # two workers are measured if the machine has the cores
-        spec = document["job"]["spec"]
-        spec["training"]["steps"] = steps
-        spec["training"].pop("epochs", None)
-        spec["data"].pop("evaluation", None)
-        spec["checkpoint"] = {"everySteps": 10**6, "keep": 1}
-        self._document = document
-        self.folder = folder
-        job = {**loaded.job, "spec": {**loaded.job["spec"], "objective": {"minSamplesPerSecond": 0}}}
-        self.spec = JobSpec.from_manifests(job, loaded.pools)
-
-    def profiles(self) -> dict[str, Any]:
-        """Measure all pools, one after the other."""
-        with self._processes() as processes:
-            for pool in self.spec.pools:
-                processes.start("profile", "--pool", pool.name).wait()
-                processes.check()
-            return dict(processes.request("GET", PATH_PROFILES))
-
-    def _processes(self) -> Processes:
-        """Start a coordinator without an earlier run's state."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        self._document["job"]["spec"]["checkpoint"]["path"] = str(folder / "checkpoints")
-        return Processes(self._document, folder)
-
-    def problem(self, profiles: Mapping[str, Any]) -> Problem:
-        """Return the planning problem of some profiles, without a floor or limits."""
-        problem = Problem.from_json(build_problem(self.spec, profiles))
-        return replace(problem, pools=tuple(replace(pool, max_units=MAX_UNITS) for pool in problem.pools))
-
-    def run(self, plan: Plan, servers: int) -> tuple[float, float]:
-        """Train by a plan; return samples per second, and processor seconds per sample of all processes."""
-        stages: list[dict[str, Any]] = []
-        for stage in plan.stages:
-            first = stages[-1]["lastLayer"] + 1 if stages else 0
-            stages.append(stage_document(len(stages), stage.pool, first, stage.last_layer, stage.units, stage.pods))
-        with self._processes() as processes:
-            processes.train(stages, servers, plan.stages[0].pool)
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            seen: list[tuple[float, int, float]] = []
-            while time.monotonic() < deadline:
-                status = processes.request("GET", PATH_STATUS)
-                # The first steps compile, create rows and fill caches: the rate after them counts.
-                if status["phase"] == JobPhase.TRAINING and status["committedSteps"] > status["totalSteps"] // 4:
-                    used = sum(processor_seconds(process.pid) for process in processes.started)
-                    seen.append((time.monotonic(), status["samples"], used))
-                if status["phase"] in (*FINAL_PHASES, JobPhase.EXPORTING, JobPhase.EVALUATING):
-                    if status["phase"] == JobPhase.FAILED:
-                        raise SystemExit(f"the run failed: {status['error']}")
-                    (t0, n0, p0), (t1, n1, p1) = seen[0], seen[-1]
-                    return (n1 - n0) / (t1 - t0), (p1 - p0) / (n1 - n0)
-                processes.check()
-                time.sleep(0.5)  # as the controller: each request takes processor time from the job
-        raise SystemExit("the run does not end")
-
-
-def flights(folder: Path, steps: int) -> Job:
+def flights(folder: Path) -> Job:
     """The example job."""
     home = ROOT / "examples" / "flights"
-    return Job(folder, home / "job.yaml", home, steps)
+    return Job(load_manifest(home / "job.yaml"), folder, home)
 
 
-def clicks(folder: Path, steps: int) -> Job:
+def clicks(folder: Path) -> Job:
     """The benchmark model on synthetic clicks."""
     data = write_click_log(ROOT / ".cache" / "benchmarks" / "clicks", ClickLogSpec(seed=3), CLICK_ROWS)
     pools = [
@@ -232,7 +164,7 @@ def clicks(folder: Path, steps: int) -> Job:
             "training": {
                 "globalBatchSize": 4096,
                 "microBatches": 4,
-                "steps": steps,
+                "epochs": 1,
                 "consistency": "hybrid",
                 "maxStaleness": 4,
                 "optimizer": {
@@ -246,11 +178,11 @@ def clicks(folder: Path, steps: int) -> Job:
     }
     manifest = folder / "job.yaml"
     manifest.write_text("---\n".join(json.dumps(part) + "\n" for part in [*pools, job]))
-    return Job(folder, manifest, ROOT, steps)
+    return Job(load_manifest(manifest), folder, ROOT)
 
 
 def compare(
-    job: Job, cases: Mapping[str, Case], rounds: int, cores: float
+    job: Job, cases: Mapping[str, Case], rounds: int, cores: float, steps: int
 ) -> tuple[list[Result], list[dict[str, Any]]]:
     """Profile and run, `rounds` times; return results by plan and each round's calibration."""
     results = {name: Result(name, name in DRAINING, []) for name in cases}
@@ -264,7 +196,9 @@ def compare(
             assert isinstance(plan, Plan)
             here = share_cores(problem, plan, cores)
             assert here.machine is not None
-            rate, used = job.run(plan, servers)
+            # The first steps compile, create rows and fill caches: the rate after them counts.
+            measured = job.run(plan, Run(steps // 4, steps - steps // 4), servers)
+            rate, used = measured.samples_per_second, measured.processor_seconds
             busy = here.machine.busy_cores
             entry = Round(busy, plan.throughput, here.throughput, rate, busy / plan.throughput, used)
             results[name].rounds.append(entry)
@@ -320,8 +254,8 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="heterps-prediction-") as folder:
             print(f"{name}:", flush=True)
-            job = make(Path(folder), options.steps)
-            results, calibrations = compare(job, cases, options.rounds, cores)
+            job = make(Path(folder))
+            results, calibrations = compare(job, cases, options.rounds, cores, options.steps)
         plans = [asdict(r) | {"error": r.error("own_cores"), "errorHere": r.error("here")} for r in results]
         report[name] = {"plans": plans, "calibrations": calibrations}
         print_table(name, results, cores, job.spec.global_batch_size)

@@ -1,6 +1,6 @@
 """Run experiments: results as CSV files, pictures, and the document docs/experiments.md.
 
-python -m experiments                     all of them; what is done already is not done again
+python -m experiments                     all but bayesian-times; what is done already is not done again
 python -m experiments methods --seeds 10  one of them
 python -m experiments --quick --out DIR   a small part of everything, to see that it works
 python -m experiments --draw              pictures and document only, from the CSV files
@@ -29,6 +29,7 @@ from experiments.tables import write_csv
 __all__ = ["main"]
 
 INTERRUPTED = 130
+ONCE = [name for name, experiment in EXPERIMENTS.items() if experiment.once]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:14} {experiment.subject}")
         return 0
-    names = options.names or list(EXPERIMENTS)
+    names = options.names or [name for name in EXPERIMENTS if name not in ONCE]
     out: Path = options.out or (ROOT / ".cache" / "experiments" / "quick" if options.quick else ROOT / "docs")
     if options.tables:
         return _print_tables(out)
@@ -87,10 +88,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}; default: all")
+    named = f"of {', '.join(EXPERIMENTS)}; default: all but {', '.join(ONCE)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=named)
     parser.add_argument("--list", action="store_true", help="say what each experiment measures, and end")
     parser.add_argument("--quick", action="store_true", help="a small part of everything; not into docs/")
-    parser.add_argument("--seeds", type=_positive, default=5, help="seeds per cell (default 5)")
+    parser.add_argument(
+        "--seeds", type=_positive, default=5, help="seeds or repeats per cell (default 5; fewer where a run is long)"
+    )
     parser.add_argument("--jobs", type=_positive, default=min(2, os.cpu_count() or 1), help="processes side by side")
     parser.add_argument("--out", type=Path, help="folder for results/, images/experiments/ and experiments.md")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "experiments", help="where cells are kept")

@@ -54,6 +54,7 @@ class Experiment:
     sources: tuple[str, ...] = ()
     alone: bool = False  # starts its own processes: one cell at a time, and nothing in parallel
     lacking: Callable[[Settings], str] = lambda settings: ""  # what this machine lacks for it; empty: nothing
+    once: bool = False  # too long for a run of all experiments: runs only if it is named
 
 
 class Store:

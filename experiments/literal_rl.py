@@ -13,8 +13,9 @@ a round come from the same probabilities. The variants build on one another:
   drawn from the policy. `best plan`: the answer is the best plan evaluated; 16 is corrected except that the network
   still does not see its earlier choices.
 
-Infeasible plans have no cost in the paper. Here their cost is that of `Evaluator.scores`, at most twice the most
-expensive feasible plan of the round, so that rewards stay finite.
+What plans cost is behind an interface, `Costs`: by the cost model here (`ModelCosts`), measured in real runs in
+`measured_learning`. Infeasible plans have no cost in the paper. `ModelCosts` takes that of `Evaluator.scores`, at most
+twice the most expensive feasible plan of the round, so that rewards stay finite.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heterps_planner.model.problem import Problem
-from heterps_planner.model.segments import build_segments
+from heterps_planner.model.segments import Segments, build_segments
 from heterps_planner.plans.assignments import Evaluator
 from heterps_planner.policy.adam import Adam
 from heterps_planner.policy.cells import Array, cell_of
 from heterps_planner.search.sweep import minimise
 
-__all__ = ["VARIANTS", "Literal", "Variant", "direction", "run"]
+__all__ = ["VARIANTS", "Costs", "Literal", "ModelCosts", "Variant", "direction", "run"]
+
+Assignments = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,50 @@ VARIANTS: dict[str, Variant] = {
 class Literal:
     """The result of one run."""
 
-    assignment: NDArray[np.intp]  # (L,), the answer
+    assignment: Assignments  # (L,), the answer
     rate: float  # dollars per hour and (sample per second), infinite if the answer is infeasible
     mean_cost: list[float]  # of each round, relative to the first plan of reference
+
+
+class Costs(Protocol):
+    """What plans cost, in dollars per hour and (sample per second)."""
+
+    def of(self, drawn: Assignments) -> NDArray[np.float64]:
+        """Return finite costs (G,) of a round's plans (G, L), infeasible ones above all feasible ones of the round."""
+
+    def rate(self, assignment: Assignments) -> float:
+        """Return the cost of one plan (L,), infinite if it is infeasible."""
+
+    @property
+    def best(self) -> Assignments | None:
+        """The cheapest feasible plan (L,) so far."""
+
+
+class ModelCosts:
+    """Costs by the cost model, with exact provisioning."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._evaluator = Evaluator(segments)
+
+    def of(self, drawn: Assignments) -> NDArray[np.float64]:
+        """As in `Costs`; an infeasible plan costs up to twice the most expensive feasible one of the round."""
+        rates, scores = self._evaluator.rates(drawn), self._evaluator.scores(drawn)
+        feasible = np.isfinite(rates)
+        if not feasible.any():
+            result: NDArray[np.float64] = scores - scores.min() + 1
+            return result
+        most = float(rates[feasible].max())
+        excess = scores - float(scores[feasible].max())
+        return np.where(feasible, rates, most * (1 + np.clip(excess / (1 + np.abs(excess)), 0, 1)))
+
+    def rate(self, assignment: Assignments) -> float:
+        """As in `Costs`."""
+        return float(self._evaluator.rates(assignment[None])[0])
+
+    @property
+    def best(self) -> Assignments | None:
+        """As in `Costs`."""
+        return self._evaluator.best_assignment
 
 
 def features_of_paper(problem: Problem) -> NDArray[np.float64]:
@@ -144,7 +189,13 @@ class _Lstm:
         }
 
 
-def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[], bool] = lambda: False) -> Literal:
+def run(
+    problem: Problem,
+    variant: Variant,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+    costs: Costs | None = None,
+) -> Literal:
     """Run Algorithm 1 on a problem.
 
     Args:
@@ -152,12 +203,12 @@ def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[],
         variant: corrected errata.
         seed: seed of the weights and the plans.
         should_stop: ends the rounds.
+        costs: of the plans; None: by the cost model.
     """
     rng = np.random.default_rng(seed)
-    segments = build_segments(problem)
-    evaluator = Evaluator(segments)
+    costs = costs or ModelCosts(build_segments(problem))
     features = features_of_paper(problem)
-    num_layers, num_pools = segments.num_layers, segments.num_pools
+    num_layers, num_pools = len(problem.layers), len(problem.pools)
     network = _Lstm(rng, features.shape[1], variant.hidden, num_pools)
     adam = Adam(network.weights, variant.rate, math.inf)
     baseline: float | None = None if variant.first_mean else 0.0
@@ -172,7 +223,7 @@ def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[],
             drawn = (np.log(np.maximum(probability, 1e-300)) + noise).argmax(axis=2)
         else:
             drawn = rng.integers(num_pools, size=(variant.plans, num_layers))
-        cost = _costs(evaluator, drawn)
+        cost = costs.of(drawn)
         reference = reference or float(cost.mean())  # the paper normalises costs by a constant
         reward = cost / reference * (-1 if variant.sign else 1)
         mean_cost.append(float(cost.mean() / reference))
@@ -187,9 +238,9 @@ def run(problem: Problem, variant: Variant, seed: int, should_stop: Callable[[],
                 network.weights[name] -= variant.rate * value
         baseline = (1 - variant.gamma) * baseline + variant.gamma * float(reward.mean())
     answer = network.probabilities(features).argmax(axis=1)
-    if variant.best_plan and evaluator.best_assignment is not None:
-        answer = evaluator.best_assignment
-    return Literal(answer, float(evaluator.rates(answer[None])[0]), mean_cost)
+    if variant.best_plan and (best := costs.best) is not None:
+        answer = best
+    return Literal(answer, costs.rate(answer), mean_cost)
 
 
 def direction(
@@ -212,18 +263,6 @@ def direction(
     if not all_layers:
         result[num_pools:] = 0
     return result
-
-
-def _costs(evaluator: Evaluator, drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return finite costs; an infeasible plan costs up to twice the most expensive feasible one of the round."""
-    rates, scores = evaluator.rates(drawn), evaluator.scores(drawn)
-    feasible = np.isfinite(rates)
-    if not feasible.any():
-        result: NDArray[np.float64] = scores - scores.min() + 1
-        return result
-    most = float(rates[feasible].max())
-    excess = scores - float(scores[feasible].max())
-    return np.where(feasible, rates, most * (1 + np.clip(excess / (1 + np.abs(excess)), 0, 1)))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from experiments import (
+    report_bayesian,
     report_brief,
     report_figures,
     report_images,
@@ -14,6 +15,7 @@ from experiments import (
     report_methods,
     report_own,
     report_paper,
+    report_real,
     report_sharing,
 )
 from experiments.report_ledger import write_ledger
@@ -28,7 +30,7 @@ _HEAD = """# Experiments: what each method costs, and how sure that is
 """
 _INTRODUCTION = """## How to read and repeat this
 
-`make experiments` makes everything here again: the HeterPS paper's tables 2 and 3 and its figures 4 to 10, BalanceNet's
+`make experiments` makes everything here again: the HeterPS paper's tables 2 and 3 and its figures 4 to 12, BalanceNet's
 rule, then what the papers do not have. Each section names the command that makes it alone, its rows as CSV and the
 machine; each table its scope, seeds and clock. `python -m experiments --list` explains the experiments, `--quick` runs
 a small part of all (not into this folder), `--tables` prints the two tables of methods by models. A run that was
@@ -64,6 +66,8 @@ def write_report(out: Path) -> None:
         *report_paper.SECTIONS,
         *report_methods.PAPER,
         *report_figures.SECTIONS,
+        *report_bayesian.SECTIONS,
+        *report_real.SECTIONS,
         *report_methods.OWN,
         *report_sharing.LEARNED,
         *report_learning.SECTIONS,

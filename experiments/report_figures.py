@@ -1,4 +1,4 @@
-"""Counterparts of the paper's figures 5 to 11: the cost of each method's plan in the paper's own cases."""
+"""Counterparts of the paper's figures 5 to 10: the cost of each method's plan in the paper's own cases."""
 
 from __future__ import annotations
 
@@ -142,25 +142,6 @@ def _dearer(rows: Sequence[Row], method: str) -> list[str]:
     ]
 
 
-def execution_section(results: Results) -> str:
-    """Figures 11 and 12: not repeated."""
-    if not results.rows("methods"):
-        return ""
-    claims = ", ".join(f"{look(name).label} {value:g} %" for name, value in paper.FIGURE_11.items())
-    return "\n".join(
-        [
-            "## Figures 11 and 12: real execution\n",
-            f"The paper trains the plans on its cluster and finds every method dearer than RL ({claims}), and "
-            "HeterPS up to 14.5 times as fast as TensorFlow. Both need the cards of its cluster and are not repeated "
-            "here, nor are runs of every method's plan on cores that limits make unequal: no command of ours makes "
-            "these figures. What can be checked on a machine without cards is whether the cost model predicts what "
-            "real processes do: `python -m benchmarks.prediction` profiles pools, predicts the throughput of "
-            "hand-given plans and runs them ([performance.md](performance.md#predictions)). What a wrong prediction "
-            "costs is measured below, under errors of the profile.\n",
-        ]
-    )
-
-
 def _cost_picture(
     results: Results, name: str, rows: Sequence[Row], groups: Mapping[str, Callable[[Row], bool]], title: str
 ) -> None:
@@ -212,4 +193,4 @@ def worst_against(rows: Sequence[Row], method: str, base: str) -> str:
     return percent(worst) + (f" (no plan in {missing} case{'s' if missing > 1 else ''})" if missing else "")
 
 
-SECTIONS = (types_section, models_section, execution_section)
+SECTIONS = (types_section, models_section)

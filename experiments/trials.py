@@ -13,7 +13,7 @@ from typing import Any
 from experiments.clusters import cluster, paper_case
 from experiments.framework import Cell, Row
 from heterps_planner.errors import DeadlineError, ProblemError, TooLargeError
-from heterps_planner.methods import METHODS, Task
+from heterps_planner.methods import METHODS, Method, Task
 from heterps_planner.model.cost_model import cost_of_training
 from heterps_planner.model.problem import Problem
 from heterps_planner.model.segments import Segments, build_segments
@@ -56,10 +56,14 @@ def schedule_text(choice: Choice | None) -> str:
     return " ".join(f"{first}-{last}@{pool}x{pods}" for (first, last, pool), pods in stages)
 
 
-def trial(cell: Cell) -> list[Row]:
+def trial(cell: Cell, find: Method | None = None) -> list[Row]:
     """Run one method with one seed.
 
     The time is the method's own: building its tables, and its search, without the proof of the gap.
+
+    Args:
+        cell: model, pools, limits, method, seed and budget.
+        find: in place of the method of that name.
     """
     problem, _, optimum, optimum_seconds = solved(cell)
     method, seed, budget = cell["method"], cell["seed"], cell["budget"]
@@ -71,7 +75,9 @@ def trial(cell: Cell) -> list[Row]:
     status, choice = "ok", None
     try:
         built = build_segments(problem)
-        choice = METHODS[method](Task(problem, built, seed, lambda: time.process_time() - began > budget)).choice
+        choice = (find or METHODS[method])(
+            Task(problem, built, seed, lambda: time.process_time() - began > budget)
+        ).choice
         status = "ok" if choice else "infeasible"
     except DeadlineError:
         status = "none in time"

@@ -18,6 +18,7 @@ import torch
 import yaml
 from benchmarks._recovery.data import write_records
 from benchmarks._recovery.system import BATCH, CHECKPOINT_STEPS, PATIENCE_SECONDS, Peer, Program, System
+from benchmarks._tensorflow import install_tensorflow
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
@@ -27,8 +28,6 @@ __all__ = ["HeterPS", "TensorFlow", "Torchrun", "prepare"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
-TENSORFLOW = ROOT / ".cache" / "benchmarks" / "tensorflow"  # its virtual environment
-LOCK = ROOT / "benchmarks" / "tensorflow.lock"
 DENSE_RATE, SPARSE_RATE, EMBEDDING_STD, SEED = 0.001, 0.05, 0.05, 17
 NAMES = {"worker": "worker-0-1", "ps": "ps-0", "coordinator": "coordinator"}
 
@@ -149,18 +148,6 @@ class TensorFlow(Peer):
             "coordinator": program("chief", 0),
         }
         super().__init__(folder, programs)
-
-
-def install_tensorflow() -> Path:
-    """Install TensorFlow into an environment of its own, unless it is there; return its Python."""
-    python, done = TENSORFLOW / "bin" / "python", TENSORFLOW / ".installed"
-    if not done.exists():
-        sys.stderr.write(f"Installing TensorFlow into {TENSORFLOW.relative_to(ROOT)} (300 MB to fetch, once)\n")
-        subprocess.run([sys.executable, "-m", "venv", str(TENSORFLOW)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK)]
-        subprocess.run(install, check=True)
-        done.touch()
-    return python
 
 
 def prepare(folder: Path) -> dict[str, Any]:

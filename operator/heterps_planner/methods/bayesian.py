@@ -32,8 +32,12 @@ class _TimeUpError(Exception):
     """The deadline passed during a fit."""
 
 
-def find(task: Task) -> Found:
+def find(task: Task, modelled: int = _MODELLED) -> Found:
     """Find a plan by Bayesian optimisation.
+
+    Args:
+        task: problem, seed and deadline.
+        modelled: schedules that the model proposes at most.
 
     Raises:
         MissingPackageError: Optuna or torch is not installed.
@@ -57,7 +61,7 @@ def find(task: Task) -> Found:
     study = optuna.create_study(sampler=sampler)
     for row in single.tolist():
         study.enqueue_trial(dict(zip(names, row, strict=True)))
-    total = num_pools + _RANDOM + _MODELLED
+    total = num_pools + _RANDOM + modelled
     stopped = False
     for number in range(total):
         if task.should_stop():

@@ -1,0 +1,172 @@
+"""Figure 11: every method's plan, trained for real on pools that processor limits make unequal.
+
+A cell measures the layers of a model, plans with every method, and trains each distinct plan once: coordinator,
+parameter servers and workers are real processes, servers and workers with a control group's quota each. A cell takes
+minutes, so its profile and each of its runs are kept as soon as they are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks._jobs import Job, Rate, Run
+from benchmarks._processes import Processes
+from examples.paper.prepare import ClickLogSpec, write_click_log
+
+from experiments.devices import load_profile
+from experiments.framework import ROOT, Cell, Experiment, Row, Settings, code_version
+from experiments.limits import CpuLimits, unavailable
+from experiments.unequal import CLUSTER, Answer, Offer, answers, dollars, limited, plan_text
+from heterps_operator.api.manifest import load_manifest
+from heterps_planner import Plan, Problem
+
+__all__ = ["EXPERIMENT", "SOURCES", "execute", "measured_problem", "paper_job", "stored_problem"]
+
+#: What the result of a real run depends on.
+SOURCES = (
+    "experiments/executions.py",
+    "experiments/unequal.py",
+    "experiments/limits.py",
+    "benchmarks/_jobs.py",
+    "examples/paper/clicks",
+    "runtime/heterps_runtime",
+)
+_EXAMPLES = ROOT / "examples" / "paper"
+_MODELS = ("ctrdnn", "nce")
+_REPEATS = 3
+_ROWS = 200_000
+_RUN = {"warm_up": 8, "steps": 40, "seconds": 6.0}
+_QUICK_RUN = {"warm_up": 2, "steps": 2, "seconds": 1.0}
+
+
+def _cells(settings: Settings) -> list[Cell]:
+    reason = unavailable()
+    if reason:
+        return [{"unavailable": reason}]
+    if settings.quick:
+        return [
+            {"model": "nce", "repeat": 0, "profile": "stored", "methods": ["optimal", "rl-lstm"], "run": _QUICK_RUN}
+        ]
+    return [
+        {"model": model, "repeat": repeat, "profile": "measured", "methods": None, "run": _RUN}
+        for repeat in range(min(_REPEATS, settings.seeds))
+        for model in _MODELS
+    ]
+
+
+def _run(cell: Cell) -> list[Row]:
+    if "unavailable" in cell:
+        return [{"status": "not run", "reason": cell["unavailable"]}]
+    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, CpuLimits() as limits:
+        job = paper_job(cell["model"], Path(folder))
+        if cell["profile"] == "measured":
+            whole = job.problem(_kept({"cell": cell}, lambda: job.profiles(units=1)))
+        else:
+            whole = stored_problem(cell["model"])
+        problem = limited(whole, CLUSTER)
+        found = answers(problem, cell["repeat"], cell["methods"])
+        plans = {plan_text(answer.plan): answer.plan for answer in found if answer.plan is not None}
+        rates: dict[str, Rate] = {}
+        for text, plan in plans.items():
+
+            def train(plan: Plan = plan) -> dict[str, Any]:
+                return asdict(execute(job, plan, Run(**cell["run"]), limits))
+
+            rates[text] = Rate(**_kept({"cell": cell, "plan": text}, train))
+    facts: Row = {"model": cell["model"], "seed": cell["repeat"], "floor": problem.min_samples_per_second}
+    return [facts | _row(answer, rates) for answer in found]
+
+
+def _kept(key: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what was computed for a key by this code before, or compute and keep it."""
+    digest = hashlib.sha256(json.dumps([key, code_version(SOURCES)], sort_keys=True).encode()).hexdigest()[:32]
+    path = ROOT / ".cache" / "experiments" / "executions" / f"{digest}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(compute()))
+        partial.replace(path)
+    kept: dict[str, Any] = json.loads(path.read_text())
+    return kept
+
+
+def _row(answer: Answer, rates: Mapping[str, Rate]) -> Row:
+    row: Row = {"method": answer.method, "status": answer.status, "planning_seconds": answer.seconds}
+    if answer.plan is None:
+        return row
+    rate = rates[plan_text(answer.plan)]
+    return row | {
+        "plan": plan_text(answer.plan),
+        "stages": len(answer.plan.stages),
+        "price_per_hour": answer.plan.cost_per_hour,
+        "predicted": answer.plan.throughput,
+        "measured": rate.samples_per_second,
+        "predicted_cost": dollars(answer.plan, answer.plan.throughput),
+        "measured_cost": dollars(answer.plan, rate.samples_per_second),
+        "steps": rate.steps,
+        "seconds": rate.seconds,
+        "whole_seconds": rate.whole_seconds,
+    }
+
+
+def paper_job(model: str, folder: Path, training: Mapping[str, Any] | None = None) -> Job:
+    """Return the job of examples/paper that trains a model, on a click log of its own.
+
+    Args:
+        model: name of a manifest there.
+        folder: an empty folder.
+        training: fields of `spec.training` that replace the manifest's.
+    """
+    data = write_click_log(ROOT / ".cache" / "experiments" / "executions-log", ClickLogSpec(seed=3), _ROWS)
+    return Job(load_manifest(_EXAMPLES / f"{model}.yaml"), folder, _EXAMPLES, training, data / "train")
+
+
+def measured_problem(job: Job) -> Problem:
+    """Measure a job's layers with a whole core.
+
+    One worker is measured: two would share this machine's cores, which limited units do not.
+    """
+    return job.problem(job.profiles(units=1))
+
+
+def stored_problem(model: str) -> Problem:
+    """Return the stored profile of a core, as if it were that of both pools."""
+    problem = load_profile(model)
+    core = problem.pools[0]
+    return replace(
+        problem,
+        global_batch_size=2 * problem.batch_size,
+        layers=tuple(replace(layer, pools=dict.fromkeys(CLUSTER, layer.pools[core.name])) for layer in problem.layers),
+        pools=(core, replace(core, name="accelerator", device_type="GPU")),
+    )
+
+
+def execute(job: Job, plan: Plan, run: Run, limits: CpuLimits, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
+    """Train by a plan with limited processes.
+
+    The limits begin with the warm-up's second half, since loading PyTorch takes 3 s of a whole core.
+    """
+
+    def limit(processes: Processes) -> None:
+        for pid, pool in processes.pools.items():
+            limits.limit(pid, cluster[pool].cores)
+
+    return job.run(plan, run, when_warm=limit)
+
+
+EXPERIMENT = Experiment(
+    name="figure-11",
+    subject="real executions of every method's plan on pools that processor limits make unequal",
+    cells=_cells,
+    run=_run,
+    seconds=lambda cell: 180.0,
+    sources=SOURCES,
+    alone=True,
+)

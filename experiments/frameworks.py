@@ -1,0 +1,179 @@
+"""Figure 12: throughput of CTRDNN1 and CTRDNN2 under HeterPS beside TensorFlow, on this machine's cores.
+
+All train the same network on the same click log with the same global batch, embedding sizes and optimizers, in float32:
+
+- HeterPS: two workers of one thread and one parameter server, rows `hybrid`, the dense part synchronised.
+- TensorFlow, parameter servers: two workers of one thread, one server and a chief, asynchronous.
+- TensorFlow, one process: with a thread for each core.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks._clicks import read_log
+from benchmarks._jobs import Job, Run
+from benchmarks._tensorflow import install_tensorflow
+from examples.paper.prepare import FIELDS, NUMBERS, ClickLogSpec, write_click_log
+
+from experiments.framework import ROOT, Cell, Experiment, Row, Settings
+from experiments.limits import CpuLimits, unavailable
+from heterps_operator.api.manifest import load_manifest
+from heterps_planner import Plan, PlanStage, Servers
+
+__all__ = ["EXPERIMENT", "SYSTEMS"]
+
+SYSTEMS = ("HeterPS", "TensorFlow, parameter servers", "TensorFlow, one process")
+_NETWORKS: Mapping[str, dict[str, int]] = {
+    "ctrdnn1": {"layers": 7, "hidden": 128, "embedding_dim": 8},
+    "ctrdnn2": {"layers": 7, "hidden": 1024, "embedding_dim": 64},
+}
+_REPEATS = 3
+_WORKERS = 2
+_BATCH = 4096  # of all workers
+_ROWS, _IDS = 200_000, 1_000_000
+_WARM_UP = 12
+_SECONDS = 5.0
+_DENSE_RATE, _SPARSE_RATE, _EMBEDDING_STD, _SEED = 0.001, 0.05, 0.05, 17
+_PATIENCE_SECONDS = 240
+_SCRIPT = ROOT / "benchmarks" / "_tensorflow_clicks.py"
+
+
+@functools.cache
+def _unavailable() -> str:
+    """Return why TensorFlow cannot be installed here; empty if it is."""
+    try:
+        install_tensorflow()
+    except (subprocess.CalledProcessError, OSError):
+        return "TensorFlow could not be installed"
+    return ""
+
+
+def _cells(settings: Settings) -> list[Cell]:
+    if settings.quick:  # with what is installed already
+        return [{"model": "ctrdnn1", "repeat": 0, "system": SYSTEMS[0], "warm_up": 2, "seconds": 0.5}]
+    systems = SYSTEMS[:1] if _unavailable() else SYSTEMS
+    return [
+        {"model": model, "repeat": repeat, "system": system, "warm_up": _WARM_UP, "seconds": _SECONDS}
+        for repeat in range(min(_REPEATS, settings.seeds))
+        for model in _NETWORKS
+        for system in systems
+    ]
+
+
+def _run(cell: Cell) -> list[Row]:
+    data = write_click_log(ROOT / ".cache" / "experiments" / "executions-log", ClickLogSpec(seed=3), _ROWS) / "train"
+    with tempfile.TemporaryDirectory(prefix="heterps-figure-12-") as folder, ExitStack() as stack:
+        if not unavailable():
+            stack.enter_context(CpuLimits())  # without limits, but before other programs
+        if cell["system"] == SYSTEMS[0]:
+            rate, seconds = _heterps(cell, Path(folder), data)
+        else:
+            rate, seconds = _tensorflow(cell, Path(folder), data)
+    facts: Row = {name: cell[name] for name in ("model", "repeat", "system")}
+    return [facts | {"samples_per_second": rate, "seconds": seconds}]
+
+
+def _heterps(cell: Cell, folder: Path, data: Path) -> tuple[float, float]:
+    """Return samples per second of HeterPS, and the seconds they were measured in."""
+    manifest = load_manifest(ROOT / "examples" / "paper" / "ctrdnn.yaml")
+    job = copy.deepcopy(manifest.job)
+    job["spec"]["model"]["arguments"] = _NETWORKS[cell["model"]]
+    job["spec"]["model"]["embeddingInit"] = {"distribution": "normal", "mean": "0", "std": str(_EMBEDDING_STD)}
+    training: dict[str, Any] = {
+        "globalBatchSize": _BATCH,
+        "optimizer": {
+            "dense": {"name": "adam", "learningRate": str(_DENSE_RATE)},
+            "sparse": {"name": "adagrad", "learningRate": str(_SPARSE_RATE)},
+        },
+    }
+    last = _NETWORKS[cell["model"]]["layers"] - 1
+    stage = PlanStage("stage-0", "cpu", 0, last, (), _WORKERS, _WORKERS, 0.0)
+    plan = Plan("fixed", (stage,), Servers("cpu", 1, 1), 0.0, 0.0, 0.0, 0.0, 0.0, optimal=False)
+    started = Job(replace(manifest, job=job), folder, ROOT / "examples" / "paper", training, data)
+    rate = started.run(plan, Run(cell["warm_up"], 10**6, cell["seconds"]))
+    return rate.samples_per_second, rate.seconds
+
+
+def _tensorflow(cell: Cell, folder: Path, data: Path) -> tuple[float, float]:
+    """Return the same of TensorFlow."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 + _WORKERS)]
+        chief, server, *workers = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+    settings = {
+        "records": str(_records(folder, data)),
+        "arguments": _NETWORKS[cell["model"]],
+        "rows": _IDS,
+        "batch": _BATCH,
+        "threads": _WORKERS,
+        "warmUp": cell["warm_up"],
+        "seconds": cell["seconds"],
+        "denseRate": _DENSE_RATE,
+        "sparseRate": _SPARSE_RATE,
+        "embeddingStd": _EMBEDDING_STD,
+        "seed": _SEED,
+        "cluster": {"chief": [chief], "ps": [server], "worker": workers},
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    alone = cell["system"] == SYSTEMS[2]
+    others = [] if alone else [("ps", 0), *(("worker", index) for index in range(_WORKERS))]
+    with (folder / "log").open("wb") as log:
+
+        def start(role: str, index: int) -> subprocess.Popen[bytes]:
+            command = [str(install_tensorflow()), str(_SCRIPT), str(folder / "settings.json"), role, str(index)]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+
+        serving = [start(role, index) for role, index in others]
+        try:
+            leader = start("single" if alone else "chief", 0)
+            serving.append(leader)
+            printed, _ = leader.communicate(timeout=_PATIENCE_SECONDS)
+        finally:
+            for process in serving:
+                process.kill()
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+    if leader.returncode:
+        raise SystemExit(f"TensorFlow failed:\n{(folder / 'log').read_text(errors='replace')[-3000:]}")
+    result = json.loads(printed)
+    return result["samples"] / result["seconds"], result["seconds"]
+
+
+def _records(folder: Path, data: Path) -> Path:
+    """Write the log as records of 26 ids, 13 numbers and the label, of 4 bytes each."""
+    ids, numbers, labels = read_log(data)
+    record = np.dtype([("ids", "<i4", len(FIELDS)), ("numbers", "<f4", len(NUMBERS)), ("label", "<f4")])
+    records = np.empty(len(labels), record)
+    records["ids"], records["numbers"], records["label"] = ids % _IDS, numbers, labels
+    records.tofile(folder / "records")
+    return folder / "records"
+
+
+EXPERIMENT = Experiment(
+    name="figure-12",
+    subject="throughput of CTRDNN1 and CTRDNN2 under HeterPS beside TensorFlow, on cores",
+    cells=_cells,
+    run=_run,
+    seconds=lambda cell: 25.0,
+    sources=(
+        "experiments/frameworks.py",
+        "experiments/limits.py",
+        "benchmarks/_jobs.py",
+        "benchmarks/_tensorflow_clicks.py",
+        "examples/paper/clicks",
+        "runtime/heterps_runtime",
+    ),
+    alone=True,
+)

@@ -1,0 +1,342 @@
+"""Sections on real runs: the counterparts of figures 11 and 12."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from experiments import paper, plots
+from experiments.framework import Row
+from experiments.frameworks import SYSTEMS
+from experiments.markdown import made_by, percent, picture, table
+from experiments.plots import Bar, look
+from experiments.results import MODEL_TITLES, Results, in_order, methods_in
+from experiments.tables import group, number
+from experiments.unequal import CLUSTER, FLOOR_OF_CLUSTER
+
+__all__ = ["SECTIONS", "agreement", "measured_against", "speed_text", "speeds_against", "was_run"]
+
+#: Below this, two measured costs are taken as equal: what the same plan differs by from run to run.
+_EQUAL = 0.05
+_NETWORKS = {"ctrdnn1": "CTRDNN1 (rows of 8, 128 wide)", "ctrdnn2": "CTRDNN2 (rows of 64, 1,024 wide)"}
+
+
+def was_run(rows: Sequence[Row]) -> bool:
+    """Return whether rows are of runs, not a reason why there were none."""
+    return bool(rows) and any(row.get("status") != "not run" for row in rows)
+
+
+def execution_section(results: Results) -> str:
+    """Figure 11: real runs of every method's plan."""
+    rows = results.rows("figure-11")
+    if not rows:
+        return ""
+    claims = ", ".join(f"{look(name).label} {value:g} %" for name, value in paper.FIGURE_11.items())
+    text = [
+        "## Figure 11: real runs of every method's plan\n",
+        made_by("figure-11", results.machine("figure-11")),
+    ]
+    if not was_run(rows):
+        return "\n".join([*text, f"Not run on this machine: {rows[0].get('reason')}.\n"])
+    models = in_order([str(row["model"]) for row in rows])
+    text += [_SETTING, _execution_picture(results, rows, models)]
+    text += [part for model in models for part in _model(model, [row for row in rows if row["model"] == model])]
+    text.append(
+        f"The paper finds every method dearer than RL ({claims}). Measured here, dearer than RL-LSTM at most: "
+        + ", ".join(f"{look(name).label} {measured_against(rows, name, 'rl-lstm')}" for name in paper.FIGURE_11)
+        + ".\n"
+    )
+    text.append(_found(rows, models))
+    return "\n".join(text)
+
+
+def _offers() -> str:
+    parts = [
+        f"{offer.units} units of {offer.cores:g} cores at {offer.price:g} $/h (`{name}`)"
+        for name, offer in CLUSTER.items()
+    ]
+    return " and ".join(parts)
+
+
+_SETTING = (
+    f"Two pools on one machine: {_offers()}. A unit is one worker or server process; a control group holds it to its "
+    "part of a core, so that all units together take less than this machine has. Both pools compute on cores; "
+    "workers of `accelerator` keep the dense part and all-reduce it. A core's work costs twice as much there, but of "
+    f"the cheap cores there are too few for the floor, {100 * FLOOR_OF_CLUSTER:.0f} % of what all units together "
+    "reach. Profiles are measured with whole cores, and their times divided by the limits. So nothing here tells how "
+    "the paper's cards would do; it tells whether measured costs rank the methods as predicted ones do.\n\nEach "
+    "repeat measures the profile, plans with every method, and trains each distinct plan once, for 6 s after its "
+    "warm-up; methods with the same plan share its run. Costs are dollars for a billion samples. A method without a "
+    "plan that keeps the floor has the plan for the most tenths of it, marked †. *Ranks*: by predicted and by "
+    "measured cost.\n"
+)
+
+
+def _label(methods: Sequence[str]) -> str:
+    return ", ".join(look(name).label for name in methods)
+
+
+def _plans(rows: Sequence[Row]) -> dict[tuple[str, ...], list[str]]:
+    """Return the methods by what they planned, repeat by repeat; methods without any plan are left out."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for method in methods_in(rows):
+        mine = sorted((row for row in rows if row["method"] == method), key=lambda row: number(row, "seed"))
+        if all(row.get("plan") for row in mine):
+            found.setdefault(tuple(str(row["plan"]) for row in mine), []).append(method)
+    return found
+
+
+def _of(rows: Sequence[Row], method: str, name: str) -> list[float]:
+    values = [number(row, name) for row in rows if row["method"] == method]
+    return [value for value in values if math.isfinite(value)]
+
+
+def _median_range(values: Sequence[float], form: str) -> str:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    text = format(middle, form)
+    return text if len(values) == 1 else f"{text} ({low:{form}} - {high:{form}})"
+
+
+def _model(model: str, rows: Sequence[Row]) -> list[str]:
+    plans = sorted(_plans(rows).items(), key=lambda item: statistics.median(_of(rows, item[1][0], "measured_cost")))
+    predicted = [statistics.median(_of(rows, methods[0], "predicted_cost")) for _, methods in plans]
+    order = sorted(range(len(plans)), key=lambda i: predicted[i])
+    body = []
+    for i, (texts, methods) in enumerate(plans):
+        first = methods[0]
+        missed = any(row["status"] != "ok" for row in rows if row["method"] == first)
+        different = len(set(texts))
+        body.append(
+            [
+                _label(methods) + (" †" if missed else ""),
+                texts[0] + (f" (and {different - 1} other)" if different > 1 else ""),
+                f"{statistics.median(_of(rows, first, 'predicted')):,.0f}",
+                _median_range(_of(rows, first, "measured"), ",.0f"),
+                f"{predicted[i]:.2f}",
+                _median_range(_of(rows, first, "measured_cost"), ".2f"),
+                f"{1 + order.index(i)} / {1 + i}",
+            ]
+        )
+    floor = statistics.median(number(row, "floor") for row in rows)
+    head = [
+        "methods",
+        "plan",
+        "samples/s predicted",
+        "measured",
+        "$ predicted",
+        "$ measured",
+        "ranks",
+    ]
+    caption = f"{MODEL_TITLES.get(model, model)}, floor {floor:,.0f} samples/s; medians and ranges of the repeats"
+    return [
+        f"### {MODEL_TITLES.get(model, model)}\n",
+        table(head, body, rows, scope=caption, clock="wall time between commits"),
+    ]
+
+
+def agreement(rows: Sequence[Row]) -> tuple[int, int]:
+    """Return of how many pairs of plans, which differ by more than 5 % in measured cost, the cheaper one was predicted.
+
+    Args:
+        rows: of one model.
+
+    Returns:
+        Pairs that agree, pairs.
+    """
+    medians = [
+        tuple(statistics.median(_of(rows, methods[0], name)) for name in ("predicted_cost", "measured_cost"))
+        for methods in _plans(rows).values()
+    ]
+    pairs = [(a, b) for a, b in combinations(medians, 2) if abs(math.log(a[1] / b[1])) > math.log(1 + _EQUAL)]
+    return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs), len(pairs)
+
+
+def measured_against(rows: Sequence[Row], method: str, base: str) -> str:
+    """Greatest excess of a method's median measured cost over another's in percent, of the models whose floor it keeps.
+
+    Plans keep the floor by prediction; the text says where a method has none that does.
+    """
+    if not any(row["method"] == method for row in rows):
+        return "not run"
+    worst, missed = -math.inf, []
+    for model in in_order([str(row["model"]) for row in rows]):
+        here = [row for row in rows if row["model"] == model]
+        mine = [row for row in here if row["method"] == method]
+        if not mine or any(row["status"] != "ok" for row in mine):
+            missed.append(MODEL_TITLES.get(model, model))
+            continue
+        ratio = statistics.median(_of(here, method, "measured_cost")) / statistics.median(
+            _of(here, base, "measured_cost")
+        )
+        worst = max(worst, 100 * (ratio - 1))
+    note = f"misses the floor of {' and '.join(missed)}"
+    if not math.isfinite(worst):
+        return note
+    return f"{percent(worst)} %" + (f" ({note})" if missed else "")
+
+
+def _found(rows: Sequence[Row], models: Sequence[str]) -> str:
+    """What the runs show."""
+    texts = []
+    for model in models:
+        here = [row for row in rows if row["model"] == model]
+        plans = _plans(here)
+        kept = [m for m in plans.values() if all(r["status"] == "ok" for r in here if r["method"] == m[0])]
+        costs = {m[0]: statistics.median(_of(here, m[0], "measured_cost")) for m in kept}
+        best = min(kept, key=lambda m: costs[m[0]])
+        ours = next(m for m in kept if "rl-lstm" in m)
+        above = 100 * (costs[ours[0]] / costs[best[0]] - 1)
+        same, pairs = agreement(here)
+        verdict = (
+            "is the cheapest that keeps the floor" if ours is best else f"is {percent(above)} % above {_label(best)}"
+        )
+        texts.append(
+            f"{MODEL_TITLES.get(model, model)}: RL-LSTM's plan {verdict}; in {same} of {pairs} pairs of plans the "
+            "predicted cheaper one is measured to be cheaper"
+        )
+    errors = {
+        single: [
+            number(row, "measured") / number(row, "predicted") - 1
+            for row in rows
+            if math.isfinite(number(row, "measured")) and (row["stages"] == 1) == single
+        ]
+        for single in (True, False)
+    }
+    parts = [
+        f"plans of {'one stage' if single else 'several stages'} by {_signed(statistics.median(found))} "
+        f"({_signed(min(found))} to {_signed(max(found))})"
+        for single, found in errors.items()
+        if found
+    ]
+    misses = f"The measured throughput differs from the predicted one, {' and '.join(parts)}."
+    return "What the runs show. " + "; ".join(texts) + f". {misses}\n"
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * ratio:+.0f} %"
+
+
+def _execution_picture(results: Results, rows: Sequence[Row], models: Sequence[str]) -> str:
+    figure, axes = plots.new_figure(1, len(models), width=12, height=4.4)
+    for ax, model in zip(axes, models, strict=True):
+        here = [row for row in rows if row["model"] == model]
+        plans = sorted(_plans(here).values(), key=lambda m: statistics.median(_of(here, m[0], "measured_cost")))
+        for place, methods in enumerate(plans):
+            values = _of(here, methods[0], "measured_cost")
+            middle = statistics.median(values)
+            style = look(methods[0])
+            ax.bar(place, middle, 0.62, color=style.colour, hatch=style.hatch, edgecolor="#222222", linewidth=0.4)
+            ax.errorbar(
+                place, middle, yerr=[[middle - min(values)], [max(values) - middle]], ecolor="#444444", capsize=3
+            )  # fmt: skip
+            ax.plot(
+                place, statistics.median(_of(here, methods[0], "predicted_cost")), marker="D", color="#ffffff",
+                markeredgecolor="#000000", markersize=6,
+            )  # fmt: skip
+        names = [_short(methods, here) for methods in plans]
+        ax.set_xticks(range(len(plans)), names, fontsize=7)
+        ax.set_title(MODEL_TITLES.get(model, model), loc="left", fontsize=10)
+        ax.set_ylabel("dollars for a billion samples")
+    figure.suptitle(
+        "Cost of every method's plan: measured (bars, with the range of the repeats), predicted (diamonds)",
+        x=0.01, ha="left", fontsize=12,
+    )  # fmt: skip
+    plots.finish(figure, results.images / "figure-11-executions.png")
+    return picture("Measured and predicted cost of every method's plan for two models", "figure-11-executions")
+
+
+def _short(methods: Sequence[str], rows: Sequence[Row]) -> str:
+    missed = any(row["status"] != "ok" for row in rows if row["method"] == methods[0])
+    lines = [look(name).label.replace("heuristic, ", "heur., ").replace("certified ", "") for name in methods]
+    return "\n".join(lines) + (" †" if missed else "")
+
+
+def frameworks_section(results: Results) -> str:
+    """Figure 12: HeterPS beside TensorFlow."""
+    rows = results.rows("figure-12")
+    if not rows:
+        return ""
+    models = [name for name in _NETWORKS if any(row["model"] == name for row in rows)]
+    systems = [name for name in SYSTEMS if any(row["system"] == name for row in rows)]
+    body = []
+    for model in models:
+        cells = []
+        for system in systems:
+            found = _rates(rows, model, system)
+            cells.append(_median_range(found, ",.0f") if found else "-")
+        body.append([_NETWORKS[model], *cells, *(_speed(rows, model, system) for system in systems[1:]), "", ""])
+    head = ["", *(f"{s}, samples/s" for s in systems), *(f"HeterPS / {s}" for s in systems[1:])]
+    head += ["HeterPS, accelerators", "HeterPS, both"]
+    return "\n".join(
+        [
+            "## Figure 12: throughput beside TensorFlow\n",
+            made_by("figure-12", results.machine("figure-12")),
+            "CTRDNN with 7 layers in two widths, on the same click log, with the same global batch of 4,096, "
+            "optimizers and embedding sizes, in float32, on the same two cores. HeterPS has two workers of one "
+            "thread and a parameter server; so has TensorFlow 2.21 as ParameterServerStrategy, with a chief, whose "
+            "workers take half a batch each and do not wait for each other. In one process TensorFlow has a thread "
+            "for each core and no servers, which HeterPS does not offer. Systems alternate; medians and ranges of "
+            "the repeats, ratios within a repeat. The columns of accelerators are empty: no card was at hand. On a "
+            "machine with one, give the pool `accelerator` of [ctrdnn.yaml](../examples/paper/ctrdnn.yaml) "
+            "`torchDevice: cuda` and the arguments `layers: 7`, then `heterps run examples/paper/ctrdnn.yaml`.\n",
+            table(
+                head, body, rows, scope="CTRDNN1 and CTRDNN2 on cores",
+                clock="wall time between commits, 5 s after the warm-up",
+            ),
+            _frameworks_picture(results, rows, models, systems),
+            "What differs, and why. The paper finds HeterPS-CPU 9.5 times as fast as TensorFlow on CPUs, on four "
+            "servers each, and does not say how TensorFlow was set up. Here both have two cores of one machine, so "
+            "that no network separates them.\n",
+        ]
+    )  # fmt: skip
+
+
+def _rates(rows: Sequence[Row], model: str, system: str) -> list[float]:
+    return [number(row, "samples_per_second") for row in rows if (row["model"], row["system"]) == (model, system)]
+
+
+def _ratios(rows: Sequence[Row], model: str, system: str) -> list[float]:
+    """HeterPS's throughput divided by a system's, repeat by repeat."""
+    ratios = []
+    for here in group([row for row in rows if row["model"] == model], lambda row: number(row, "repeat")).values():
+        ours, theirs = _rates(here, model, SYSTEMS[0]), _rates(here, model, system)
+        if ours and theirs:
+            ratios.append(ours[0] / theirs[0])
+    return ratios
+
+
+def _speed(rows: Sequence[Row], model: str, system: str) -> str:
+    ratios = _ratios(rows, model, system)
+    return _median_range(ratios, ".2f") if ratios else "-"
+
+
+def speeds_against(rows: Sequence[Row], system: str) -> dict[str, float]:
+    """HeterPS's throughput as a multiple of a system's, median of the repeats, by model; empty if it was not run."""
+    found = {model: _ratios(rows, model, system) for model in _NETWORKS}
+    return {model: statistics.median(ratios) for model, ratios in found.items() if ratios}
+
+
+def speed_text(speeds: Mapping[str, float]) -> str:
+    """Format what `speeds_against` returns."""
+    return f"{' and '.join(f'{speed:.2f} ({model.upper()})' for model, speed in speeds.items())} times"
+
+
+def _frameworks_picture(results: Results, rows: Sequence[Row], models: Sequence[str], systems: Sequence[str]) -> str:
+    figure, axes = plots.new_figure(1, len(models), width=9, height=3.6)
+    for ax, model in zip(axes, models, strict=True):
+        series = {}
+        for system in systems:
+            found = _rates(rows, model, system)
+            series[system] = [Bar(statistics.median(found), min(found), max(found)) if found else Bar(math.nan)]
+        plots.bars(ax, [model.upper()], series, foot=0.0, text=lambda value: f"{value:,.0f}")
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("samples per second")
+    figure.suptitle("CTRDNN on two cores: HeterPS beside TensorFlow", x=0.01, ha="left", fontsize=12)
+    plots.legend(figure, axes)
+    plots.finish(figure, results.images / "figure-12-frameworks.png")
+    return picture("Throughput of HeterPS and TensorFlow for CTRDNN1 and CTRDNN2", "figure-12-frameworks")
+
+
+SECTIONS = (execution_section, frameworks_section)
