@@ -107,7 +107,7 @@ def render() -> str:
         "`python docs/generate_licences.py` writes this page from the metadata of the packages in `requirements.lock`.",
         "A test fails if the page is out of date, or if a package has no licence or one that is not permitted.",
         "Tools for development and tests are not part of an installation, nor are the Go programs of the test cluster",
-        "(Kubernetes, etcd, CoreDNS, Helm, kwok: Apache-2.0), which tests build from source.",
+        "(Kubernetes, etcd, CoreDNS, Helm, Kueue, kwok, versitygw: Apache-2.0), which tests build from source.",
         "",
         "| licence | permitted because |",
         "|---|---|",

@@ -79,13 +79,18 @@ def unbuilt(what: str) -> None:
     unavailable(f"no test cluster: {go_problem() or f'{what} not built: make cluster-build'}")
 
 
-@pytest.fixture(scope="session")
-def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """The cluster started by this run, for tests that inspect its nodes or stop its programs."""
-    if given_kubeconfig(pytestconfig) is not None:
+def need_cluster_made_here(config: pytest.Config) -> None:
+    """Skip a test, or fail it with CI=true, unless this run can start a cluster."""
+    if given_kubeconfig(config) is not None:
         pytest.skip("needs the nodes of a cluster made here, and --kubeconfig names another one")
     if reasons := reasons_against():
         unavailable(f"no test cluster: {'; '.join(reasons)}")
+
+
+@pytest.fixture(scope="session")
+def own_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """The cluster started by this run, for tests that inspect its nodes or stop its programs."""
+    need_cluster_made_here(pytestconfig)
     with Cluster() as cluster, cluster.entered():
         yield cluster
 

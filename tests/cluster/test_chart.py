@@ -26,7 +26,7 @@ from tests.cluster.helm import INSTALLED as NAMESPACE
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Answer, Kubectl, list_of, wait_until
 from tests.heterps_operator.api.samples import CPU, JOB, changed, parsed
-from tests.heterps_operator.helpers.documents import COORDINATOR
+from tests.heterps_operator.helpers.documents import COORDINATOR, pod_of
 
 USER = f"system:serviceaccount:{NAMESPACE}:heterps"
 VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
@@ -365,14 +365,14 @@ def test_the_operator_s_own_labels_win_and_those_of_jobs_do_not(helm: Helm) -> N
     [operator], [jobs] = of_kind(objects, "ServiceMonitor"), of_kind(objects, "PodMonitor")
     [endpoint] = operator["spec"]["endpoints"]
     assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
-    [endpoint] = jobs["spec"]["podMetricsEndpoints"]
-    assert endpoint == {
-        "port": "metrics",
+    endpoint = {
         "path": "/metrics",
         "interval": "15s",
         "honorLabels": False,
         "metricRelabelings": [{"action": "labeldrop", "regex": "exported_namespace"}],
     }
+    # Pods that an operator of 0.1.0 has started keep their port's name when the operator is upgraded.
+    assert jobs["spec"]["podMetricsEndpoints"] == [{"port": name, **endpoint} for name in ("http-metrics", "metrics")]
     assert jobs["metadata"]["labels"]["release"] == "prometheus"
     assert jobs["spec"]["namespaceSelector"] == {"any": True}
 
@@ -382,6 +382,9 @@ def test_the_pod_monitor_selects_coordinators_by_their_labels_and_port(helm: Hel
     [monitor] = of_kind(objects, "PodMonitor")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= pod_labels("flights", COORDINATOR).items()
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    [container] = pod_of(COORDINATOR)["spec"]["containers"]
+    names = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    assert [port["containerPort"] for port in container["ports"] if port["name"] in names] == [7401]
 
 
 def test_pools_of_the_values_need_the_scope_of_a_namespace(helm: Helm, tmp_path: Path) -> None:

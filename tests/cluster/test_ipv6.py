@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from heterps_operator.kubernetes.api import connect
-from tests.availability import unavailable
 from tests.cluster.addresses import IPV6
 from tests.cluster.cluster import POOL_LABEL, Cluster
+from tests.cluster.conftest import need_cluster_made_here
 from tests.cluster.helm import Helm, grant, install_custom_resources, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.nodes import Node
 from tests.cluster.operators import NAMESPACE, Operator
-from tests.cluster.requirements import reasons_against
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,10 +26,9 @@ NODES = tuple(Node(name, labels={POOL_LABEL: "cpu"}) for name in ("cpu-0", "cpu-
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A cluster of this test alone."""
-    if reasons := reasons_against():
-        unavailable(f"no test cluster: {'; '.join(reasons)}")
+    need_cluster_made_here(pytestconfig)
     with Cluster(NODES, name=f"{os.getpid()}-6", addresses=IPV6) as running, running.entered():
         yield running
 

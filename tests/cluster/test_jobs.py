@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from heterps_operator.kubernetes.names import COORDINATOR_PORT, METRICS_PORT
+from heterps_operator.kubernetes.names import COORDINATOR_PORT, MESSAGE_PORT, METRICS_PORT
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_runtime.contract import PATH_METRICS
 from tests.cluster.faults import COMPARED
@@ -71,8 +72,23 @@ def test_a_job_that_encrypts_trains_the_model_of_plain_pytorch(make: Make, expec
         CoordinatorClient(f"http://{address}:{COORDINATOR_PORT}", token).status()
     with urllib.request.urlopen(f"http://{address}:{METRICS_PORT}{PATH_METRICS}", timeout=30) as answer:
         assert b"heterps_training_committed_steps" in answer.read()
+    listening = {(role, port) for role in ("coordinator", "ps", "worker") for port in ports_that_answer(job, role)}
+    assert listening == {
+        *(("coordinator", port) for port in (COORDINATOR_PORT, METRICS_PORT, MESSAGE_PORT)),
+        *((role, port) for role in ("ps", "worker") for port in (METRICS_PORT, MESSAGE_PORT)),
+    }
     job.wait_for_phase("Succeeded")
     assert_same_model(job.model(), expected_model)
+
+
+def ports_that_answer(job: ClusterJob, role: str) -> list[int]:
+    """Connect to each port that the pod of a role declares, and return these ports."""
+    [pod] = job.pods(role)
+    [container] = pod["spec"]["containers"]
+    ports = [int(port["containerPort"]) for port in container["ports"]]
+    for port in ports:
+        socket.create_connection((str(pod["status"]["podIP"]), port), timeout=30).close()
+    return ports
 
 
 def test_a_deleted_job_takes_everything_with_it(make: Make) -> None:

@@ -15,18 +15,16 @@ import pytest
 import yaml
 
 from heterps_operator.kubernetes.api import connect
-from tests.availability import unavailable
 from tests.cluster import test_crd_values, test_kubernetes_objects
 from tests.cluster.api_server import ApiServer
 from tests.cluster.building import OLDEST, kubernetes_version, missing
 from tests.cluster.cluster import POOL_LABEL, Cluster
-from tests.cluster.conftest import unbuilt
+from tests.cluster.conftest import need_cluster_made_here, unbuilt
 from tests.cluster.helm import CHART, INSTALLED, Helm, installed_chart, kubeconfig_of
 from tests.cluster.jobs import ClusterJob
 from tests.cluster.kubectl import Kubectl, wait_until
 from tests.cluster.kwok import NODE_GRACE_SECONDS, FakeNode
 from tests.cluster.operators import Operator
-from tests.cluster.requirements import reasons_against
 from tests.heterps_operator.api.mutations import FULL
 from tests.heterps_operator.helpers.documents import SPECS, make_job, pod_of
 from tests.heterps_operator.kubernetes.test_objects import all_objects
@@ -40,10 +38,9 @@ OBJECTS = ("service", "configmap", "secret", "networkpolicy", "poddisruptionbudg
 
 
 @pytest.fixture(scope="module")
-def oldest() -> Iterator[Kubectl]:
+def oldest(pytestconfig: pytest.Config) -> Iterator[Kubectl]:
     """kubectl with all rights on its API server."""
-    if reasons := reasons_against():
-        unavailable(f"no test cluster: {'; '.join(reasons)}")
+    need_cluster_made_here(pytestconfig)
     if missing(list(OLDEST.values())):
         unbuilt("the oldest supported Kubernetes is")
     name = f"{os.getpid()}-oldest"

@@ -82,6 +82,7 @@ def _all(job: Json) -> tuple[_Port, ...]:
 
 
 def _of(job: Json, role: str, pool: Json | None, own_address: bool) -> list[_Port]:
+    # A coordinator's arguments fix two of them wherever it runs: the operator and Prometheus have to find it.
     fixed = {COORDINATOR_PORT, METRICS_PORT} if role == "coordinator" else set()
     return [
         port
