@@ -102,7 +102,7 @@ class WorkQueue:
                 self._rested.popitem(last=False)
             if key in self._again:
                 self._again.discard(key)
-                self._set(key, now + self._least)
+                self._set(key, max(now, self._rested[key] - self._least))
             elif seconds is not None:
                 self._set(key, now + seconds)
 
