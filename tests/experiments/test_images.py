@@ -14,10 +14,10 @@ from experiments import confinement
 from experiments.__main__ import main
 from experiments.confinement import Confinement
 from experiments.framework import Row
-from experiments.image_data import BATCHES
+from experiments.image_data import BATCHES, MODELS
 from experiments.image_phases import CLAIRVOYANT, POLICIES, SHARES, Speeds, run_scenario
 from experiments.image_simulation import SimulatedJob, job_spec
-from experiments.tables import number
+from experiments.tables import number, read_csv
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +73,18 @@ def test_a_line_of_the_clairvoyant_has_no_negative_part() -> None:
     assert rising.seconds_per_sample == pytest.approx((10 * 0.1 + 30 * 0.5) / (10**2 + 30**2))
     assert flat.overhead_seconds == pytest.approx(0.2)
     assert flat.seconds_per_sample == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_published_results_hold_what_the_document_says_of_unequal_cores(model: str) -> None:
+    rows = read_csv(ROOT / "docs" / "results" / "image-nodes.csv")
+    times = {
+        str(row["policy"]): number(row, "step_seconds")
+        for row in rows
+        if (row["model"], row["scenario"], row["status"]) == (model, "unequal cores", "ok")
+    }
+    assert times["optimal"] <= 1.05 * times[CLAIRVOYANT]
+    assert times["equal"] >= 1.4 * times["optimal"]
 
 
 # --- confined nodes ---------------------------------------------------------------------------------------------------

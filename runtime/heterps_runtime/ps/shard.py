@@ -196,10 +196,11 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """Stored rows."""
-        return sum(len(store) for store in self.stores.values())
+        """Stored rows; any thread may ask."""
+        return sum(len(store) for store in list(self.stores.values()))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of rows, state, dense parameters and statistics."""
-        return sum(store.nbytes for store in self.stores.values()) + self.dense.nbytes + self.statistics.nbytes
+        """Bytes of rows, state, dense parameters and statistics; any thread may ask, as the pulse does."""
+        rows = sum(store.nbytes for store in list(self.stores.values()))
+        return rows + self.dense.nbytes + self.statistics.nbytes

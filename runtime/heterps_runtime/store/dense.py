@@ -20,11 +20,18 @@ __all__ = ["DenseStore"]
 
 
 class DenseStore:
-    """Named tensors of any shape, float32 or float64, with their optimizer state. Not thread-safe."""
+    """Named tensors of any shape, float32 or float64, with their optimizer state.
+
+    Not thread-safe, except for `nbytes`.
+
+    Attributes:
+        nbytes: bytes of values and state.
+    """
 
     def __init__(self, optimizer: DenseOptimizer) -> None:
         self.optimizer = optimizer
         self.step = 0  # of the last `apply`
+        self.nbytes = 0
         self._values: dict[str, AnyFloats] = {}
         self._state: dict[str, dict[str, AnyFloats]] = {}
 
@@ -32,11 +39,6 @@ class DenseStore:
     def names(self) -> tuple[str, ...]:
         """Parameters, in the order of their addition."""
         return tuple(self._values)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and state."""
-        return sum(a.nbytes for n in self._values for a in (self._values[n], *self._state[n].values()))
 
     def add(self, name: str, value: AnyFloats) -> None:
         """Add a parameter with a copy of its initial value.
@@ -53,6 +55,7 @@ class DenseStore:
             state: np.full(value.shape, self.optimizer.options.get("initialAccumulator", 0.0), value.dtype)
             for state in _update_of(self.optimizer)[1]
         }
+        self.nbytes += sum(array.nbytes for array in (self._values[name], *self._state[name].values()))
 
     def pull(self, names: Iterable[str]) -> list[AnyFloats]:
         """Copies of the named parameters.
@@ -130,6 +133,7 @@ class DenseStore:
                     )
                 array[...] = saved
         self._values, self._state, self.step = loaded._values, loaded._state, int(snapshot["step"])
+        self.nbytes = loaded.nbytes
 
     def _value(self, name: str) -> AnyFloats:
         if name not in self._values:

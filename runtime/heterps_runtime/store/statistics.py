@@ -32,7 +32,7 @@ class StatisticsStore:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        return sum(array.nbytes for array in self._values.values())
+        return sum(array.nbytes for array in list(self._values.values()))  # another thread may ask, while one is added
 
     def add(self, name: str, value: Array) -> None:
         """Add an array with a copy of its initial values, unless the name is known."""

@@ -144,3 +144,23 @@ def test_misuse_is_refused_by_name() -> None:
         with pytest.raises(ValueError, match=message):
             action()
     assert len(store.names) == 3
+
+
+def test_its_size_can_be_asked_for_while_a_parameter_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DenseStore(DenseOptimizer("adam", {}))
+    store.add("first", np.zeros(4))
+    seen: list[int] = []
+    full = np.full
+
+    def asked(*arguments: Any) -> Any:
+        seen.append(store.nbytes)  # by the pulse, in another thread
+        return full(*arguments)
+
+    monkeypatch.setattr(np, "full", asked)
+    store.add("second", np.zeros(2))
+    assert seen == [3 * 4 * 8] * 2, "of complete parameters"
+    assert store.nbytes == 3 * 6 * 8
+    monkeypatch.undo()
+    other = DenseStore(DenseOptimizer("adam", {}))
+    other.load(store.snapshot())
+    assert other.nbytes == store.nbytes
