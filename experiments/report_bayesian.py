@@ -14,9 +14,10 @@ __all__ = ["SECTIONS", "with_papers_time"]
 
 
 def with_papers_time(cases: Sequence[Row], longer: Sequence[Row]) -> list[Row]:
-    """Return the rows of `paper-cases` with those of `bayesian-times` in place of the shorter runs."""
+    """Return the rows of `paper-cases` with those of `bayesian-times`, marked, in place of the shorter runs."""
     known = {(row["method"], row["model"], row["pools"]) for row in longer}
-    return [row for row in cases if (row["method"], row["model"], row["pools"]) not in known] + list(longer)
+    kept = [row for row in cases if (row["method"], row["model"], row["pools"]) not in known]
+    return kept + [row | {"papers_time": True} for row in longer]
 
 
 def bayesian_section(results: Results) -> str:

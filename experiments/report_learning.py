@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from experiments.ablation import PARTS
 from experiments.framework import Row
-from experiments.markdown import BY_THE_MODEL, made_by, percent, scope_of, seconds, spread_text, table
+from experiments.markdown import BY_THE_MODEL, count, made_by, percent, scope_of, seconds, spread_text, table
 from experiments.report_real import was_run
 from experiments.results import MODEL_TITLES, Results, gap_percent
 from experiments.tables import group, mean, number, spread
@@ -96,7 +96,9 @@ def measured_section(results: Results) -> str:
         for row in rows
     ]
     head = ["reward", "plan", "rounds", "real runs", "time", "$ predicted", "$ measured", "against the floor"]
+    floors = " and ".join(f"{floor:,.0f}" for floor in dict.fromkeys(number(row, "floor") for row in rows))
     models = ", ".join(dict.fromkeys(MODEL_TITLES.get(str(row["model"]), str(row["model"])) for row in rows))
+    scope = f"{models} on two limited pools, floor {floors} samples/s"
     return "\n".join(
         [
             *text,
@@ -107,10 +109,20 @@ def measured_section(results: Results) -> str:
             "ends after 60 rounds, or in the round in which the tenth real run is made. The answers, and the exact "
             "method's plan, are then trained in fresh and longer runs, from which the costs are: the cheapest of "
             "ten measurements is cheap partly by luck. Costs are dollars for a billion samples.\n",
-            table(head, body, rows, scope=f"{models} on two limited pools", clock="wall time"),
+            table(head, body, rows, scope=scope, clock="wall time"),
+            _tried(rows),
             _share(rows),
         ]
     )
+
+
+def _tried(rows: Sequence[Row]) -> str:
+    """Whether the two rewards lead to different plans."""
+    answers = group(rows, lambda row: number(row, "seed")).values()
+    differ = sum(len({r["plan"] for r in here if r["reward"] in ("measured", "cost model")}) > 1 for here in answers)
+    runs = [number(row, "runs") for row in rows if row["reward"] == "measured"]
+    few = " With this floor there is only one plan to find." if max(runs) <= 1 else ""
+    return f"The two rewards led to different plans in {differ} of {count(len(runs), 'pair')} of loops.{few}\n"
 
 
 def _share(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from experiments.results import MODEL_TITLES, Results, in_order, methods_in
 from experiments.tables import group, number
 from experiments.unequal import CLUSTER, FLOOR_OF_CLUSTER
 
-__all__ = ["SECTIONS", "agreement", "measured_against", "speed_text", "speeds_against", "was_run"]
+__all__ = ["SECTIONS", "above_cheapest", "agreement", "measured_against", "speed_text", "speeds_against", "was_run"]
 
 #: Below this, two measured costs are taken as equal: what the same plan differs by from run to run.
 _EQUAL = 0.05
@@ -69,8 +69,8 @@ _SETTING = (
     "the paper's cards would do; it tells whether measured costs rank the methods as predicted ones do.\n\nEach "
     "repeat measures the profile, plans with every method, and trains each distinct plan once, for 6 s after its "
     "warm-up; methods with the same plan share its run. Costs are dollars for a billion samples. A method without a "
-    "plan that keeps the floor has the plan for the most tenths of it, marked †. *Ranks*: by predicted and by "
-    "measured cost.\n"
+    "plan that keeps the floor has the plan for the most tenths of it, marked †; ‡ marks a plan that should keep the "
+    "floor and is measured below it. *Ranks*: by predicted and by measured cost.\n"
 )
 
 
@@ -103,14 +103,16 @@ def _model(model: str, rows: Sequence[Row]) -> list[str]:
     plans = sorted(_plans(rows).items(), key=lambda item: statistics.median(_of(rows, item[1][0], "measured_cost")))
     predicted = [statistics.median(_of(rows, methods[0], "predicted_cost")) for _, methods in plans]
     order = sorted(range(len(plans)), key=lambda i: predicted[i])
+    floor = statistics.median(number(row, "floor") for row in rows)
     body = []
     for i, (texts, methods) in enumerate(plans):
         first = methods[0]
+        below = statistics.median(_of(rows, first, "measured")) < floor
         missed = any(row["status"] != "ok" for row in rows if row["method"] == first)
         different = len(set(texts))
         body.append(
             [
-                _label(methods) + (" †" if missed else ""),
+                _label(methods) + (" †" if missed else " ‡" if below else ""),
                 texts[0] + (f" (and {different - 1} other)" if different > 1 else ""),
                 f"{statistics.median(_of(rows, first, 'predicted')):,.0f}",
                 _median_range(_of(rows, first, "measured"), ",.0f"),
@@ -119,7 +121,6 @@ def _model(model: str, rows: Sequence[Row]) -> list[str]:
                 f"{1 + order.index(i)} / {1 + i}",
             ]
         )
-    floor = statistics.median(number(row, "floor") for row in rows)
     head = [
         "methods",
         "plan",
@@ -177,21 +178,31 @@ def measured_against(rows: Sequence[Row], method: str, base: str) -> str:
     return f"{percent(worst)} %" + (f" ({note})" if missed else "")
 
 
+def above_cheapest(rows: Sequence[Row]) -> tuple[float, list[str]]:
+    """Compare RL-LSTM's plan with the plan of least measured cost, of those predicted to keep the floor.
+
+    Args:
+        rows: of one model.
+
+    Returns:
+        Percent by which it is dearer, and the methods with the cheapest plan.
+    """
+    kept = [m for m in _plans(rows).values() if all(r["status"] == "ok" for r in rows if r["method"] == m[0])]
+    costs = {methods[0]: statistics.median(_of(rows, methods[0], "measured_cost")) for methods in kept}
+    best = min(kept, key=lambda methods: costs[methods[0]])
+    ours = next(methods for methods in kept if "rl-lstm" in methods)
+    return 100 * (costs[ours[0]] / costs[best[0]] - 1), best
+
+
 def _found(rows: Sequence[Row], models: Sequence[str]) -> str:
     """What the runs show."""
     texts = []
     for model in models:
         here = [row for row in rows if row["model"] == model]
-        plans = _plans(here)
-        kept = [m for m in plans.values() if all(r["status"] == "ok" for r in here if r["method"] == m[0])]
-        costs = {m[0]: statistics.median(_of(here, m[0], "measured_cost")) for m in kept}
-        best = min(kept, key=lambda m: costs[m[0]])
-        ours = next(m for m in kept if "rl-lstm" in m)
-        above = 100 * (costs[ours[0]] / costs[best[0]] - 1)
+        above, best = above_cheapest(here)
         same, pairs = agreement(here)
-        verdict = (
-            "is the cheapest that keeps the floor" if ours is best else f"is {percent(above)} % above {_label(best)}"
-        )
+        dearer = f"is {percent(above)} % dearer than that of {_label(best)}"
+        verdict = "is the cheapest that should keep the floor" if "rl-lstm" in best else dearer
         texts.append(
             f"{MODEL_TITLES.get(model, model)}: RL-LSTM's plan {verdict}; in {same} of {pairs} pairs of plans the "
             "predicted cheaper one is measured to be cheaper"
@@ -211,7 +222,16 @@ def _found(rows: Sequence[Row], models: Sequence[str]) -> str:
         if found
     ]
     misses = f"The measured throughput differs from the predicted one, {' and '.join(parts)}."
-    return "What the runs show. " + "; ".join(texts) + f". {misses}\n"
+    return f"What the runs show. {'. '.join(texts)}. {misses} {_WHY}\n"
+
+
+_WHY = (
+    "The cost model assumes that stages overlap completely. Where a stage with dense parameters precedes another, the "
+    "pipeline drains at every step ([profiling.md](profiling.md#limits-of-the-cost-model)), so that such plans are "
+    "dearer than predicted. Nor does it know that a limited process stands still for the rest of each period of 10 ms "
+    "in which its quota is used up, while others wait for its answer. That must count most where steps are short, as "
+    "NCE's are; it was not measured apart."
+)
 
 
 def _signed(ratio: float) -> str:
@@ -288,7 +308,10 @@ def frameworks_section(results: Results) -> str:
             _frameworks_picture(results, rows, models, systems),
             "What differs, and why. The paper finds HeterPS-CPU 9.5 times as fast as TensorFlow on CPUs, on four "
             "servers each, and does not say how TensorFlow was set up. Here both have two cores of one machine, so "
-            "that no network separates them.\n",
+            "that no network separates them. CTRDNN2 has 2.8 million dense parameters and wide rows, which HeterPS's "
+            "workers exchange with the server in every step. HeterPS also draws a row when its id first occurs, "
+            "TensorFlow all rows before the training; the warm-up of 12 steps is a quarter of a pass, so rows are "
+            "still drawn while it is measured. How much of the difference either makes was not measured.\n",
         ]
     )  # fmt: skip
 

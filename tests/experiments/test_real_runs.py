@@ -187,8 +187,9 @@ def test_runs_with_the_papers_time_replace_the_shorter_ones() -> None:
     cases = (("bayesian", 2), ("bayesian", 4), ("cpu", 2))
     short: list[Row] = [{"method": m, "model": "nce", "pools": t, "gap_percent": 5.0} for m, t in cases]
     longer: Any = [{"method": "bayesian", "model": "nce", "pools": 2, "gap_percent": 1.0}]
-    assert [(r["method"], r["pools"], r["gap_percent"]) for r in with_papers_time(short, longer)] == [
-        ("bayesian", 4, 5.0),
-        ("cpu", 2, 5.0),
-        ("bayesian", 2, 1.0),
+    rows = with_papers_time(short, longer)
+    assert [(r["method"], r["pools"], r["gap_percent"], r.get("papers_time")) for r in rows] == [
+        ("bayesian", 4, 5.0, None),
+        ("cpu", 2, 5.0, None),
+        ("bayesian", 2, 1.0, True),
     ]
