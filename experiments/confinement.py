@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from experiments.control_groups import OWN, ControlGroups, unavailable
+
 __all__ = ["HUB", "Confinement", "missing"]
 
 HUB = "10.77.255.1"  # address of this namespace, for all nodes
-_GROUPS = Path("/sys/fs/cgroup")
 _PERIOD_MICROSECONDS = 20_000  # short: a node is slow rather than stopped for a while
-_LEAST_MICROSECONDS = 1_000  # of a quota, by the kernel
+_CONTROLLERS = ("cpu", "memory")
 _BURST_BYTES = 131_072  # more than a segmented packet of a virtual interface
 _LATENCY = "2s"  # that a packet may wait for its turn before it is dropped
 _PROGRAMS = ("ip", "tc", "nsenter", "setpriv", "unshare")
@@ -32,34 +33,11 @@ def missing() -> str:
         return "root"
     if not all(any(os.access(f"{folder}/{name}", os.X_OK) for folder in _path()) for name in _PROGRAMS):
         return f"the programs {', '.join(_PROGRAMS)} (Debian: iproute2, util-linux)"
-    if not all(os.access(top, os.W_OK) for top in (_top("cpu"), _top("memory"))):
-        return "control groups that can be written"
-    return ""
+    return unavailable(_CONTROLLERS)
 
 
 def _path() -> list[str]:
     return [*os.environ.get("PATH", "").split(":"), "/usr/sbin", "/sbin"]
-
-
-def _unified() -> bool:
-    return (_GROUPS / "cgroup.controllers").exists()
-
-
-def _top(controller: str) -> Path:
-    return _GROUPS if _unified() else _GROUPS / controller
-
-
-def _own_group() -> str:
-    """The control group of this process that limits its processors (cgroups(7))."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers if _unified() else "cpu" in controllers.split(","):
-            return path
-    return "/"
-
-
-def _name(node: int | None) -> str:
-    return "hub" if node is None else str(node)
 
 
 def _run(*command: str) -> None:
@@ -76,14 +54,14 @@ class Confinement:
 
     def __init__(self, count: int) -> None:
         self._nodes = range(count)
-        self._name = f"heterps-nodes-{os.getpid()}"
         self._holders: list[subprocess.Popen[bytes]] = []
-        self._own = _top("cpu") / _own_group().lstrip("/")
-        self._folders = [top / self._name for top in dict.fromkeys((_top("cpu"), _top("memory")))]
+        self._groups = ControlGroups(_CONTROLLERS, period_microseconds=_PERIOD_MICROSECONDS)
 
     def __enter__(self) -> Confinement:
+        self._groups.__enter__()
         try:
-            self._make_groups()
+            for node in self._nodes:
+                self._groups.make(str(node))
             self._make_links()
         except BaseException:
             self._remove()
@@ -108,20 +86,13 @@ class Confinement:
         enter = () if node is None else ("nsenter", f"--net=/proc/{self._holders[node].pid}/ns/net", "--")
         with log.open("ab") as output:
             process = subprocess.Popen((*enter, *command), env=environment, stdout=output, stderr=output)
-        for folder in self._folders:  # before it has taken any memory to speak of
-            (folder / _name(node) / "cgroup.procs").write_text(str(process.pid))
+        # Before it has taken any memory to speak of.
+        self._groups.move(process.pid, OWN if node is None else str(node))
         return process
 
     def limit_cores(self, node: int, cores: float | None) -> None:
         """Limit a node to a share of the processors; None: no limit."""
-        group = self._group(node, "cpu")
-        quota = None if cores is None else max(_LEAST_MICROSECONDS, round(cores * _PERIOD_MICROSECONDS))
-        if _unified():
-            (group / "cpu.max").write_text(f"{'max' if quota is None else quota} {_PERIOD_MICROSECONDS}")
-        else:
-            (group / "cpu.cfs_quota_us").write_text("-1")  # each pair on the way must be valid
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
-            (group / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
+        self._groups.limit_cores(str(node), None if cores is None else max(cores, self._groups.least_cores))
 
     def limit_memory(self, node: int, size: int | None) -> None:
         """Limit a node's memory to `size` bytes, page cache included; None: no limit.
@@ -129,13 +100,11 @@ class Confinement:
         Raises:
             OSError: the node uses more, and the kernel cannot take it back.
         """
-        name, none = ("memory.max", "max") if _unified() else ("memory.limit_in_bytes", "-1")
-        (self._group(node, "memory") / name).write_text(none if size is None else str(size))
+        self._groups.limit_memory(str(node), size)
 
     def memory(self, node: int) -> int:
         """Bytes that a node uses, as its limit counts them."""
-        name = "memory.current" if _unified() else "memory.usage_in_bytes"
-        return int((self._group(node, "memory") / name).read_text())
+        return self._groups.memory(str(node))
 
     def limit_rate(self, node: int, bits_per_second: float | None) -> None:
         """Limit a node's link in both directions; None: no limit."""
@@ -148,21 +117,6 @@ class Confinement:
                 _run(*enter, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     # --- setting up ---------------------------------------------------------------------------------------------------
-
-    def _group(self, node: int, controller: str) -> Path:
-        return _top(controller) / self._name / str(node)
-
-    def _make_groups(self) -> None:
-        for folder in self._folders:
-            folder.mkdir()
-            if _unified():
-                for parent in (folder.parent, folder):
-                    (parent / "cgroup.subtree_control").write_text("+cpu +memory")
-            for node in (None, *self._nodes):
-                (folder / _name(node)).mkdir()
-        weight, most = ("cpu.weight", "10000") if _unified() else ("cpu.shares", "262144")
-        (self._folders[0] / weight).write_text(most)  # limits hold whatever else this machine runs
-        (self._folders[0] / _name(None) / "cgroup.procs").write_text(str(os.getpid()))
 
     def _make_links(self) -> None:
         _run("ip", "link", "set", "lo", "up")
@@ -195,15 +149,4 @@ class Confinement:
         for holder in self._holders:
             holder.kill()
             holder.wait()
-        with contextlib.suppress(OSError):
-            (self._own / "cgroup.procs").write_text(str(os.getpid()))
-        for folder in self._folders:
-            for group in (*(folder / _name(node) for node in (None, *self._nodes)), folder):
-                for _ in range(100):  # a process that has ended leaves its group a little later
-                    try:
-                        group.rmdir()
-                        break
-                    except FileNotFoundError:
-                        break
-                    except OSError:
-                        time.sleep(0.05)
+        self._groups.__exit__()

@@ -20,9 +20,9 @@ from benchmarks._jobs import Job, Rate, Run
 from benchmarks._processes import Processes
 from examples.paper.prepare import ClickLogSpec, write_click_log
 
+from experiments.control_groups import ControlGroups, unavailable
 from experiments.devices import load_profile
 from experiments.framework import ROOT, Cell, Experiment, Row, Settings, code_version
-from experiments.limits import CpuLimits, unavailable
 from experiments.unequal import CLUSTER, Answer, Offer, answers, dollars, limited, plan_text
 from heterps_operator.api.manifest import load_manifest
 from heterps_planner import Plan, Problem
@@ -33,7 +33,7 @@ __all__ = ["EXPERIMENT", "SOURCES", "execute", "measured_problem", "paper_job", 
 SOURCES = (
     "experiments/executions.py",
     "experiments/unequal.py",
-    "experiments/limits.py",
+    "experiments/control_groups.py",
     "benchmarks/_jobs.py",
     "examples/paper/clicks",
     "runtime/heterps_runtime",
@@ -64,7 +64,7 @@ def _cells(settings: Settings) -> list[Cell]:
 def _run(cell: Cell) -> list[Row]:
     if "unavailable" in cell:
         return [{"status": "not run", "reason": cell["unavailable"]}]
-    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, CpuLimits() as limits:
+    with tempfile.TemporaryDirectory(prefix="heterps-figure-11-") as folder, ControlGroups() as limits:
         job = paper_job(cell["model"], Path(folder))
         if cell["profile"] == "measured":
             whole = job.problem(_kept({"cell": cell}, lambda: job.profiles(units=1)))
@@ -148,7 +148,7 @@ def stored_problem(model: str) -> Problem:
     )
 
 
-def execute(job: Job, plan: Plan, run: Run, limits: CpuLimits, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
+def execute(job: Job, plan: Plan, run: Run, limits: ControlGroups, cluster: Mapping[str, Offer] = CLUSTER) -> Rate:
     """Train by a plan with limited processes.
 
     The limits begin with the warm-up's second half, since loading PyTorch takes 3 s of a whole core.

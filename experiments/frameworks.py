@@ -27,8 +27,8 @@ from benchmarks._jobs import Job, Run
 from benchmarks._tensorflow import install_tensorflow
 from examples.paper.prepare import FIELDS, NUMBERS, ClickLogSpec, write_click_log
 
+from experiments.control_groups import ControlGroups, unavailable
 from experiments.framework import ROOT, Cell, Experiment, Row, Settings
-from experiments.limits import CpuLimits, unavailable
 from heterps_operator.api.manifest import load_manifest
 from heterps_planner import Plan, PlanStage, Servers
 
@@ -76,7 +76,7 @@ def _run(cell: Cell) -> list[Row]:
     data = write_click_log(ROOT / ".cache" / "experiments" / "executions-log", ClickLogSpec(seed=3), _ROWS) / "train"
     with tempfile.TemporaryDirectory(prefix="heterps-figure-12-") as folder, ExitStack() as stack:
         if not unavailable():
-            stack.enter_context(CpuLimits())  # without limits, but before other programs
+            stack.enter_context(ControlGroups())  # without limits, but before other programs
         if cell["system"] == SYSTEMS[0]:
             rate, seconds = _heterps(cell, Path(folder), data)
         else:
@@ -169,7 +169,7 @@ EXPERIMENT = Experiment(
     seconds=lambda cell: 25.0,
     sources=(
         "experiments/frameworks.py",
-        "experiments/limits.py",
+        "experiments/control_groups.py",
         "benchmarks/_jobs.py",
         "benchmarks/_tensorflow_clicks.py",
         "examples/paper/clicks",

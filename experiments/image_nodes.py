@@ -93,6 +93,7 @@ EXPERIMENT = Experiment(
     sources=(
         "experiments/balanced_job.py",
         "experiments/confinement.py",
+        "experiments/control_groups.py",
         "experiments/image_data.py",
         "experiments/image_job.py",
         "experiments/image_nodes.py",

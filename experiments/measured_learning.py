@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks._jobs import Rate, Run
 
+from experiments.control_groups import ControlGroups, unavailable
 from experiments.executions import SOURCES, execute, measured_problem, paper_job
 from experiments.framework import Cell, Experiment, Row, Settings
-from experiments.limits import CpuLimits, unavailable
 from experiments.literal_rl import VARIANTS, Literal, ModelCosts, run
 from experiments.measured_costs import MeasuredCosts
 from experiments.unequal import CLUSTER, dollars, limited, plan_text
@@ -48,7 +48,7 @@ def _cells(settings: Settings) -> list[Cell]:
 def _run(cell: Cell) -> list[Row]:
     if "unavailable" in cell:
         return [{"status": "not run", "reason": cell["unavailable"]}]
-    with tempfile.TemporaryDirectory(prefix="heterps-learning-") as folder, CpuLimits() as limits:
+    with tempfile.TemporaryDirectory(prefix="heterps-learning-") as folder, ControlGroups() as limits:
         job = paper_job(cell["model"], Path(folder))
         problem = lower_floor(limited(measured_problem(job), CLUSTER))
 

@@ -14,9 +14,9 @@ from experiments import plots, report
 from experiments.__main__ import ONCE, main
 from experiments.ablation import PARTS
 from experiments.clusters import cluster, paper_case
+from experiments.control_groups import unavailable
 from experiments.derived import AS_DERIVED, EACH, FASTER, SLOWER, varied
 from experiments.framework import Row
-from experiments.limits import unavailable
 from experiments.registry import EXPERIMENTS
 from experiments.robustness import perturbed
 from experiments.tables import number, read_csv

@@ -120,14 +120,14 @@ def look_at_nodes() -> dict[str, object]:
         nodes.limit_rate(1, 5e6)
         found["links"] = subprocess.run(("tc", "qdisc", "show"), capture_output=True, text=True, check=True).stdout
         groups = [Path("/proc", str(process.pid), "cgroup").read_text()]
-        found["inside"] = all(line.endswith("/1") for line in groups[0].splitlines() if "heterps-nodes" in line)
+        found["inside"] = all(line.endswith("/1") for line in groups[0].splitlines() if "heterps-limits" in line)
         found["memory"] = nodes.memory(1)
         nodes.limit_rate(1, None)
         found["free"] = subprocess.run(("tc", "qdisc", "show"), capture_output=True, text=True, check=True).stdout
         process.kill()
         process.wait()
     found["left"] = [
-        str(path) for path in Path("/sys/fs/cgroup").glob("*/heterps-nodes-*") if str(os.getpid()) in path.name
+        str(path) for path in Path("/sys/fs/cgroup").glob("*/heterps-limits-*") if str(os.getpid()) in path.name
     ]
     return found
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments import unequal
+from experiments.control_groups import ControlGroups, unavailable
 from experiments.executions import stored_problem
 from experiments.framework import Row
-from experiments.limits import PERIOD_MICROSECONDS, CpuLimits, unavailable
 from experiments.literal_rl import VARIANTS, ModelCosts, run
 from experiments.measured_costs import MeasuredCosts
 from experiments.measured_learning import learned_twice
@@ -122,7 +122,10 @@ def test_a_process_is_held_to_its_part_of_a_core() -> None:
     reason = unavailable()
     if reason:
         pytest.skip(reason)
-    with CpuLimits() as limits, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with (
+        ControlGroups() as limits,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process,
+    ):
         limits.limit(process.pid, 0.25)
         lines = Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()
         [name] = {line.rpartition(":")[2] for line in lines if "heterps-limits" in line}
@@ -130,7 +133,7 @@ def test_a_process_is_held_to_its_part_of_a_core() -> None:
             top / name[1:] for top in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if (top / name[1:]).exists()
         ]
         files = [group / file for file in ("cpu.max", "cpu.cfs_quota_us") if (group / file).exists()]
-        assert int(files[0].read_text().split()[0]) == PERIOD_MICROSECONDS // 4
+        assert int(files[0].read_text().split()[0]) == 2_500
         with pytest.raises(ValueError, match=r"at least 0\.1, is 0\.05"):
             limits.limit(process.pid, 0.05)
         process.kill()
@@ -139,7 +142,7 @@ def test_a_process_is_held_to_its_part_of_a_core() -> None:
 
 
 def test_a_machine_without_control_groups_is_told_why(tmp_path: Path) -> None:
-    assert "No such file" in unavailable(tmp_path / "none")
+    assert "No such file" in unavailable(mount=tmp_path / "none")
 
 
 def runs(**costs: tuple[float, float]) -> list[Row]:
