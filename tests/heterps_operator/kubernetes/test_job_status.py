@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from heterps_operator.api.schema import load_schemas
 from heterps_operator.api.structure import structural_faults
+from heterps_operator.kubernetes.api import KubernetesApi
+from heterps_operator.kubernetes.events import EventRecorder
 from heterps_operator.kubernetes.status import job_status
 from heterps_operator.state.bill import Bill, BillLine
 from heterps_operator.state.plan import JobPlan
-from heterps_operator.state.status import Phase
+from heterps_operator.state.status import Event, Phase
 from heterps_operator.state.values import PodProblem
 from tests.heterps_operator.api.samples import JOB, parsed
+from tests.heterps_operator.helpers.lists import Server
 from tests.heterps_operator.helpers.world import PLAN, World
 
 KIND = load_schemas()["HeterPSJob"]
@@ -103,6 +106,25 @@ def test_measurements_and_checkpoints_have_a_time() -> None:
     assert found["checkpoint"] == {"step": 20, "path": "/shared", "time": "2023-11-14T22:13:20Z"}
     assert found["throughput"]["observedTime"] == "2023-11-14T22:14:20Z"
     assert list(structural_faults(KIND.openapi, KIND.with_defaults(parsed(JOB)) | {"status": found}, {})) == []
+
+
+def test_no_part_of_a_status_and_no_event_repeats_credentials() -> None:
+    text = "cannot open s3://KEY:SECRET@bucket/c"
+    world = World().planned()
+    process = world.processes["worker-0-0"]
+    world.processes["worker-0-0"] = replace(process, problem=PodProblem("Unschedulable", text))
+    status = world.status.with_condition("Planned", False, "InvalidSpec", text, world.time)
+    world.status = replace(status, result={"checkpoint": {"lastStep": 20, "path": "s3://KEY:SECRET@bucket/c"}})
+    found, hidden = shown(world), "cannot open s3://***@bucket/c"
+    assert found["message"] == hidden
+    assert [c["message"] for c in found["conditions"] if c["type"] == "Planned"] == [hidden]
+    assert [w["message"] for w in found["workers"]["notReady"] if w["name"] == "worker-0-0"] == [hidden]
+    assert found["checkpoint"]["path"] == "s3://***@bucket/c"
+    server = Server()
+    about = {"kind": "HeterPSJob", "namespace": "ml", "name": "tiny", "uid": "a"}
+    EventRecorder(cast("KubernetesApi", server), about).record(Event("Warning", "InvalidSpec", text, 0.0))
+    assert [event["message"] for event in server.events] == [hidden]
+    assert "SECRET" not in str((found, server.events))
 
 
 def test_an_evaluation_may_have_undefined_figures() -> None:
