@@ -19,7 +19,7 @@ from experiments.tables import number
 __all__ = ["SECTIONS", "step_ratios"]
 
 _TITLES = {
-    "equal": "equal", "random": "random", "bno": "BalanceNet", "optimal": "optimal", CLAIRVOYANT: "clairvoyant"
+    "equal": "equal", "random": "random", "bno": "BalanceNet", "optimal": "optimal (HeterPS)", CLAIRVOYANT: "clairvoyant"
 }  # fmt: skip
 _CLOCK = "wall clock, whole steps"
 _WORKERS = 4
