@@ -48,7 +48,7 @@ def _manifest(model: str, data: Path, folder: Path) -> Path:
     spec = job["spec"]
     spec["data"] |= {"train": str(data / "train"), "evaluation": str(data / "test")}
     spec["data"]["cache"] = {"directory": str(data.parent / "cache")}
-    spec["training"] |= {"epochs": 100_000}
+    spec["training"] |= {"epochs": 100_000, "consistency": "sync"}  # dense parameters are, in any mode
     spec["checkpoint"] = {"everySteps": 10_000_000, "path": str(folder / "checkpoints")}
     pool["spec"]["maxUnits"] = 5
     path = folder / "job.yaml"

@@ -41,7 +41,7 @@ _MEMORY_MARGIN = 1.02  # of the small memory, over what the node uses at an even
 
 
 # Intervals in which the controller settles before steps are measured; it goes on deciding meanwhile.
-_SETTLING = {"equal": 0, "random": 1, "bno": 3, "optimal": 4}
+_SETTLING = {"equal": 0, "random": 2, "bno": 3, "optimal": 4}
 _STEPS, _SECONDS = 6, 4.0  # that are measured, at least
 
 

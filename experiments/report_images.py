@@ -19,8 +19,12 @@ from experiments.tables import number
 __all__ = ["SECTIONS", "step_ratios"]
 
 _TITLES = {
-    "equal": "equal", "random": "random", "bno": "BalanceNet", "optimal": "optimal", CLAIRVOYANT: "clairvoyant"
-}  # fmt: skip
+    "equal": "equal",
+    "random": "random",
+    "bno": "BalanceNet",
+    "optimal": "optimal (HeterPS)",
+    CLAIRVOYANT: "clairvoyant",
+}
 _CLOCK = "wall clock, whole steps"
 _WORKERS = 4
 

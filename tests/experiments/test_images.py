@@ -75,16 +75,19 @@ def test_a_line_of_the_clairvoyant_has_no_negative_part() -> None:
     assert flat.seconds_per_sample == 0
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_published_results_hold_what_the_document_says_of_unequal_cores(model: str) -> None:
+def test_in_the_published_results_optimal_is_far_better_than_equal_and_close_to_the_clairvoyant() -> None:
     rows = read_csv(ROOT / "docs" / "results" / "image-nodes.csv")
-    times = {
-        str(row["policy"]): number(row, "step_seconds")
-        for row in rows
-        if (row["model"], row["scenario"], row["status"]) == (model, "unequal cores", "ok")
-    }
-    assert times["optimal"] <= 1.05 * times[CLAIRVOYANT]
-    assert times["equal"] >= 1.4 * times["optimal"]
+    models = {str(row["model"]) for row in rows if row["scenario"] == "unequal cores"}
+    assert models <= MODELS.keys()
+    for model in models:
+        times = {
+            str(row["policy"]): number(row, "step_seconds")
+            for row in rows
+            if (row["model"], row["scenario"], row["status"]) == (model, "unequal cores", "ok")
+        }
+        assert times["optimal"] <= 1.1 * times[CLAIRVOYANT]
+        assert times["equal"] >= 1.4 * times["optimal"]
+        assert times["bno"] > times["optimal"]
 
 
 # --- confined nodes ---------------------------------------------------------------------------------------------------

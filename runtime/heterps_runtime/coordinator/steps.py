@@ -22,7 +22,7 @@ class Steps:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.allocation: Allocation | None = None  # in force; None before the first generation
-        self._next: Allocation | None = None  # announced for a later step
+        self._announced: list[Allocation] = []  # for later steps, in their order
         self._reports: dict[int, dict[str, Done]] = {}  # by step and worker
 
     # --- batch sizes --------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class Steps:
         These are the latest ones announced, or even ones if the number of workers has changed.
         """
         self._reports.clear()
-        kept, self._next = self._next or self.allocation, None
+        kept, self._announced = [self.allocation, *self._announced][-1], []
         counts = [len(roster.workers(i)) for i in range(len(roster.stage_names))]
         if kept is None or [len(stage) for stage in kept.batches] != counts:
             kept = Allocation.even(self._config.global_batch_size, counts)
@@ -53,13 +53,22 @@ class Steps:
         """
         assert self.allocation is not None
         _check_batches(batches, self.allocation, self._config.global_batch_size)
+        wanted = tuple(tuple(s) for s in batches)
+        latest = self.latest
+        if latest is not None and latest.batches == wanted:
+            return latest  # decided again before it takes effect
         # Before the next commit, no worker begins a step after committed + staleness. On each connection, the
         # announcement precedes that commit, so it arrives in time for this step.
         from_step = committed + self._config.max_staleness + 2
-        if self._next is not None:
-            from_step = max(from_step, self._next.from_step + 1)  # a step names its allocation
-        self._next = Allocation(from_step, tuple(tuple(s) for s in batches))
-        return self._next
+        if self._announced:
+            from_step = max(from_step, self._announced[-1].from_step + 1)  # a step names its allocation
+        self._announced.append(Allocation(from_step, wanted))
+        return self._announced[-1]
+
+    @property
+    def latest(self) -> Allocation | None:
+        """The latest allocation that was announced and is not in force yet; None: there is none."""
+        return self._announced[-1] if self._announced else None
 
     def _note_batches(self, roster: Roster) -> None:
         assert self.allocation is not None
@@ -89,8 +98,8 @@ class Steps:
     def committed(self, step: int, roster: Roster) -> None:
         """Note the commit of a step; batch sizes announced for the next one take effect."""
         del self._reports[step]
-        if self._next is not None and step + 1 >= self._next.from_step:
-            self.allocation, self._next = self._next, None
+        if self._announced and step + 1 >= self._announced[0].from_step:
+            self.allocation = self._announced.pop(0)
             self._note_batches(roster)
 
 

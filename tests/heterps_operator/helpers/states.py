@@ -6,7 +6,7 @@ from heterps_operator.state.history import PlanRecord
 from heterps_operator.state.offers import Offer
 from heterps_operator.state.status import Condition, Failure, Phase, Relayed, Status
 from heterps_operator.state.throughput import Sample, ThroughputSeries
-from heterps_operator.state.trials import Cause, Review, Trial
+from heterps_operator.state.trials import Cause, FloorMoves, Review, Trial
 from heterps_planner.balancing import Pace, WorkerEstimate
 from tests.heterps_operator.helpers.documents import NOW
 from tests.heterps_operator.helpers.world import JOB_PLAN
@@ -29,6 +29,7 @@ def full_status() -> Status:
         last_observation=NOW, last_rebalance=NOW, speeds={"worker-0-0": observed.observe(256, 99.5)},
         pace=Pace(2, NOW, {"worker-0-0": 512}, 0.5), review=Review(Cause.MISSED, "x", 1.5, "x", 3), reviewed=NOW,
         series=ThroughputSeries(3, (2, 1), 1.5, NOW, (Sample(NOW, 1.5, (1.5, 2.5)),)),
+        moved_for_floor=FloorMoves(1.5, NOW, 2.5),
         trials=(Trial((2, 1), (3, 1), 1.5, 2.5, NOW, 1.5, True, "x"),), result={"committedSteps": 1},
         prices={"cpu": "0.05"}, judged_prices={"cpu": "0.04"}, start_seconds=1.5,
         offer=Offer(dict(JOB_PLAN.document), {"cpu": "0.05"}, 1.5, 2.5, 3.5),

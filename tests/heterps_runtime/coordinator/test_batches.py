@@ -33,9 +33,23 @@ def test_two_changes_in_a_row_begin_at_different_steps() -> None:
     first = world.core.set_allocation([[10, 22]])
     second = world.core.set_allocation([[0, 32]])
     assert second > first
-    world.step(second)
+    world.step(first)
     assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((10, 22),), "as workers know it, who were told both"
+    world.step(second - first)
     assert world.core.steps.allocation.batches == ((0, 32),)
+
+
+def test_a_change_that_is_decided_again_is_not_put_off() -> None:
+    world = World(ONE_CPU).begin()
+    first = world.core.set_allocation([[10, 22]])
+    told = len(world.told(NewAllocation))
+    world.step(first - 1)
+    assert world.core.set_allocation([[10, 22]]) == first
+    assert len(world.told(NewAllocation)) == told
+    world.step()
+    assert world.core.steps.allocation is not None
+    assert world.core.steps.allocation.batches == ((10, 22),)
 
 
 def test_batch_sizes_changed_while_members_set_up_reach_them() -> None:
