@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.list:
         for experiment in EXPERIMENTS.values():
-            print(f"{experiment.name:14} {experiment.subject}")
+            print(f"{experiment.name:18} {experiment.subject}")
         return 0
     names = options.names or [name for name in EXPERIMENTS if name not in ONCE]
     out: Path = options.out or (ROOT / ".cache" / "experiments" / "quick" if options.quick else ROOT / "docs")

@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     subject="algorithm 1 with the throughput of real runs as its reward, beside the cost model's",
     cells=_cells,
     run=_run,
-    seconds=lambda cell: 240.0,
+    seconds=lambda cell: 150.0,
     sources=(
         "experiments/measured_learning.py",
         "experiments/measured_costs.py",
