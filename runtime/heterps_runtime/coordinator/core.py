@@ -153,19 +153,15 @@ class CoordinatorCore:
         """Change batch sizes; returns the first step that uses them.
 
         Raises:
-            ValueError: the numbers of stages or workers are wrong, the sizes do not add up to the global batch, or the
-                job is not training.
+            ValueError: wrong numbers of stages or workers, another sum than the global batch, or no training.
         """
         if self.steps.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
-        announced = self.steps.latest
-        allocation = self.steps.change_allocation(batches, self.progress.committed)
-        if allocation is announced:
-            return allocation.from_step
-        # Also while members set up: their generation was announced with the earlier sizes.
-        self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
-        text = f"batch sizes {[list(s) for s in allocation.batches]} from step {allocation.from_step}"
-        self._event("RebalanceApplied", text)
+        before, allocation = self.steps.latest, self.steps.change_allocation(batches, self.progress.committed)
+        if allocation is not before:  # also while members set up: their generation was announced with earlier sizes
+            self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
+            text = f"batch sizes {[list(s) for s in allocation.batches]} from step {allocation.from_step}"
+            self._event("RebalanceApplied", text)
         return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:
