@@ -158,14 +158,10 @@ class CoordinatorCore:
         """
         if self.steps.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
-        announced = self.steps.latest
-        allocation = self.steps.change_allocation(batches, self.progress.committed)
-        if allocation is announced:
-            return allocation.from_step
-        # Also while members set up: their generation was announced with the earlier sizes.
-        self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
-        text = f"batch sizes {[list(s) for s in allocation.batches]} from step {allocation.from_step}"
-        self._event("RebalanceApplied", text)
+        allocation, new = self.steps.change_allocation(batches, self.progress.committed)
+        if new:  # also while members set up: their generation was announced with the earlier sizes
+            self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
+            self._event("RebalanceApplied", f"batch sizes {batches} from step {allocation.from_step}")
         return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:
