@@ -153,15 +153,15 @@ class CoordinatorCore:
         """Change batch sizes; returns the first step that uses them.
 
         Raises:
-            ValueError: wrong numbers of stages or workers, another sum than the global batch, or no training.
+            ValueError: the numbers of stages or workers are wrong, the sizes do not add up to the global batch, or the
+                job is not training.
         """
         if self.steps.allocation is None or self.phase not in (JobPhase.STARTING, JobPhase.TRAINING):
             raise ValueError(f"allocation: batch sizes can be changed during training; the job is {self.phase}")
-        before, allocation = self.steps.latest, self.steps.change_allocation(batches, self.progress.committed)
-        if allocation is not before:  # also while members set up: their generation was announced with earlier sizes
+        allocation, new = self.steps.change_allocation(batches, self.progress.committed)
+        if new:  # also while members set up: their generation was announced with the earlier sizes
             self.membership.tell_workers(NewAllocation(self.membership.generation, allocation))
-            text = f"batch sizes {[list(s) for s in allocation.batches]} from step {allocation.from_step}"
-            self._event("RebalanceApplied", text)
+            self._event("RebalanceApplied", f"batch sizes {batches} from step {allocation.from_step}")
         return allocation.from_step
 
     def member_lost(self, name: str, reason: str) -> None:

@@ -41,12 +41,15 @@ class Steps:
         self._note_batches(roster)
         return self.allocation
 
-    def change_allocation(self, batches: Sequence[Sequence[int]], committed: int) -> Allocation:
+    def change_allocation(self, batches: Sequence[Sequence[int]], committed: int) -> tuple[Allocation, bool]:
         """Change batch sizes from a step that no worker has begun.
 
         Args:
             batches: samples per stage and worker.
             committed: committed steps.
+
+        Returns:
+            The allocation, and whether it is new; otherwise it is announced already, and not in force yet.
 
         Raises:
             ValueError: the numbers of stages or workers are wrong, or sizes do not add up to the global batch.
@@ -54,21 +57,15 @@ class Steps:
         assert self.allocation is not None
         _check_batches(batches, self.allocation, self._config.global_batch_size)
         wanted = tuple(tuple(s) for s in batches)
-        latest = self.latest
-        if latest is not None and latest.batches == wanted:
-            return latest  # decided again before it takes effect
+        if self._announced and self._announced[-1].batches == wanted:
+            return self._announced[-1], False  # decided again before it takes effect
         # Before the next commit, no worker begins a step after committed + staleness. On each connection, the
         # announcement precedes that commit, so it arrives in time for this step.
         from_step = committed + self._config.max_staleness + 2
         if self._announced:
             from_step = max(from_step, self._announced[-1].from_step + 1)  # a step names its allocation
         self._announced.append(Allocation(from_step, wanted))
-        return self._announced[-1]
-
-    @property
-    def latest(self) -> Allocation | None:
-        """The latest allocation that was announced and is not in force yet; None: there is none."""
-        return self._announced[-1] if self._announced else None
+        return self._announced[-1], True
 
     def _note_batches(self, roster: Roster) -> None:
         assert self.allocation is not None
