@@ -98,7 +98,8 @@ def _setting() -> str:
         "begins with an even split and knows nothing of the workers; steps are measured once it has settled "
         f"(`minGainPercent: {MIN_GAIN_PERCENT}`). The "
         "*clairvoyant* division is the best by the speeds that all of these phases have shown, each worker's with a "
-        "line of its own, and is measured last.\n"
+        "line of its own, and is measured last. Models and scenarios without a row have not been run. The machine did "
+        "other work meanwhile; the workers had priority, but steps vary by some percent.\n"
     )
 
 
