@@ -44,14 +44,23 @@ class Units:
 
 
 @pytest.fixture
+def hold(folder: Path) -> Iterator[Path]:
+    """The file that keeps jobs in their steps, without using the processor; the next test's jobs train again."""
+    file = folder / HELD
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture
 def units(kubectl: Kubectl) -> Iterator[Units]:
     units = Units()
     with Watching(kubectl, "pods", units.take):
         yield units
 
 
-def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: Units, folder: Path) -> None:
-    (folder / HELD).touch()  # without end, but also without using the processor
+@pytest.mark.usefixtures("hold")
+def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: Units) -> None:
     spec = {"training.steps": 1_000_000, "model.entrypoint": MODEL}
     jobs = [
         make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}}).submit() for name in ("one", "two", "three")
@@ -88,12 +97,12 @@ def test_jobs_take_turns_on_a_pool_that_is_too_small_for_all(make: Make, units: 
     assert max(units.seen) == MOST
 
 
-def test_jobs_of_a_namespace_never_exceed_its_limit(make: Make, units: Units, folder: Path) -> None:
-    (folder / HELD).touch()
+def test_jobs_of_a_namespace_never_exceed_its_limit(make: Make, units: Units, hold: Path) -> None:
     spec = {"training.steps": 1_000_000, "model.entrypoint": MODEL}
+    # Names of their own: a job that finds another's checkpoint has its steps before it has its pods.
     one, two = (
         make(name, spec=spec, pool={"maxUnits": MOST, "nodeSelector": {}, "namespaces": [{"name": "elsewhere"}]})
-        for name in ("one", "two")
+        for name in ("tenant-one", "tenant-two")
     )
     one.submit()
     told = one.wait_for_condition("Planned", "False", "PoolNotAllowed", PATIENCE_SECONDS)["message"]
@@ -117,7 +126,7 @@ def test_jobs_of_a_namespace_never_exceed_its_limit(make: Make, units: Units, fo
     # A limit that is lowered ends no pod.
     limit(1)
     steps = one.step(), two.step()
-    (folder / HELD).unlink()
+    hold.unlink()
     wait_until("both go on", lambda: one.step() > steps[0] and two.step() > steps[1], PATIENCE_SECONDS)
     assert (one.status()["restarts"], two.status()["restarts"]) == (0, 0)
     assert max(units.seen) == 2 * EACH

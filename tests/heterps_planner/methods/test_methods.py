@@ -332,7 +332,6 @@ def test_the_genetic_method_improves_on_its_first_population() -> None:
 
 def test_the_bayesian_method_learns_from_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its proposals cost less on average than the same number of random schedules."""
-    monkeypatch.setattr(bayesian, "_MODELLED", 6)
     problem = roomy_problem(6)
     segments = build_segments(problem)
     seen: list[float] = []
@@ -344,7 +343,7 @@ def test_the_bayesian_method_learns_from_what_it_has_seen(monkeypatch: pytest.Mo
         return result
 
     monkeypatch.setattr(Evaluator, "scores", note)
-    METHODS["bayesian"](Task(problem, segments, 1))
+    bayesian.find(Task(problem, segments, 1), 6)
     proposed = seen[3 + RANDOM :]
     assert len(proposed) == 6
     monkeypatch.undo()
