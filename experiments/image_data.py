@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import functools
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,27 @@ _IMAGES = 1408  # for training, of 1,437: a multiple of all these, so that all s
 _CACHE = ROOT / ".cache" / "experiments" / "images"
 
 
+@functools.cache
+def _prepare() -> Any:
+    """The example's script. Not by its name, which scripts of other examples have, too."""
+    spec = importlib.util.spec_from_file_location("balancenet_prepare", EXAMPLE / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def digits() -> dict[str, Any]:
-    """Split -> (images, labels); the example's folder must be importable."""
-    if str(EXAMPLE) not in sys.path:
-        sys.path.insert(0, str(EXAMPLE))
-    prepare: Any = importlib.import_module("prepare")  # a script of the example
-    splits: dict[str, Any] = prepare.digits()
+    """Split -> (images, labels)."""
+    splits: dict[str, Any] = _prepare().digits()
     images, labels = splits["train"]
     return splits | {"train": (images[:_IMAGES], labels[:_IMAGES])}
 
 
 def folder_of_images() -> Path:
     """A folder with the images as files, written if need be."""
-    splits = digits()
-    prepare: Any = importlib.import_module("prepare")
+    splits, prepare = digits(), _prepare()
     folder, recipe = _CACHE / "data", f"digits {_IMAGES}"
     if prepare.read_marker(folder).get("recipe") != recipe:
         prepare.write(folder, recipe, splits)

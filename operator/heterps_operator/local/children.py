@@ -25,6 +25,8 @@ _LOG = logging.getLogger("heterps.operator")
 _STOP_SECONDS = 5.0
 _ANSWER_BYTES = 16  # an exit code in decimal digits
 
+_Server = subprocess.Popen[bytes]
+
 
 class Child(Protocol):
     """A process that this one has started. Thread-safe."""
@@ -158,9 +160,9 @@ class ForkServer:
         request = json.dumps({"arguments": [*self._first, *arguments], "memory_bytes": memory_bytes}).encode()
         assert len(request) <= MOST_BYTES
 
-        def connect() -> socket.socket:
+        def connect(dead: _Server | None) -> tuple[socket.socket, _Server]:
             with _new(output) as standard_output, _new(messages) as standard_error:
-                return self._connect(request, (standard_output.fileno(), standard_error.fileno()))
+                return self._connect(request, (standard_output.fileno(), standard_error.fileno()), dead)
 
         return _Forked(connect)
 
@@ -169,21 +171,31 @@ class ForkServer:
         with self._lock:
             self._stop()
 
-    def _connect(self, request: bytes, files: tuple[int, int]) -> socket.socket:
-        """Send a request; return the connection of its child."""
+    def _connect(self, request: bytes, files: tuple[int, int], dead: _Server | None) -> tuple[socket.socket, _Server]:
+        """Send a request; return the connection of its child, and the server.
+
+        Args:
+            request: arguments and limits.
+            files: descriptors of standard output and error.
+            dead: a server that has ended a connection without an answer. The kernel closes the sockets of a dying
+                process in any order, so it may seem to take requests for a moment.
+        """
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
+                if dead is not None and dead is self._process:
+                    self._stop()
                 descriptors = [theirs.fileno(), *files]
                 try:
                     socket.send_fds(self._ready(), [request], descriptors)
                 except (BrokenPipeError, ConnectionResetError):  # it has just died
                     self._stop()
                     socket.send_fds(self._ready(), [request], descriptors)
+                assert self._process is not None
+                return ours, self._process
         except BaseException:
             ours.close()
             raise
-        return ours
 
     def _ready(self) -> socket.socket:
         """Return the socket of requests of a server that runs; the lock is held."""
@@ -223,16 +235,16 @@ class _Forked:
     """A child of the server; a thread waits for its end.
 
     Args:
-        connect: starts it, and returns its connection.
+        connect: starts it, and returns its connection and its server; takes the server that it had, if that has died.
     """
 
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+    def __init__(self, connect: Callable[[_Server | None], tuple[socket.socket, _Server]]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._killed = False
         self._code = -signal.SIGKILL
         self._ended = threading.Event()
-        self._connection = connect()
+        self._connection, self._server = connect(None)
         threading.Thread(target=self._follow, name="child", daemon=True).start()
 
     def wait(self, seconds: float = 0.0) -> int | None:
@@ -264,7 +276,7 @@ class _Forked:
         with self._lock:
             if not self._killed:
                 self._connection.close()
-                self._connection = self._connect()
+                self._connection, self._server = self._connect(self._server)
             return not self._killed
 
     def _answer(self) -> bytes:

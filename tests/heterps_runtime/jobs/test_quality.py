@@ -42,4 +42,5 @@ def test_hybrid_reaches_the_quality_of_one_pytorch_process_on_the_flights(
     config = RunConfig.from_json(document)
     reference = evaluate(config, train(config, torch.float32))
     print(f"seed {seed}: hybrid {status['evaluation']['auc']:.4f}, one process {reference['auc']:.4f}")  # noqa: T201
-    assert abs(status["evaluation"]["auc"] - reference["auc"]) <= 0.003
+    # Which steps use rows of the steps before depends on the moment. Better is no fault.
+    assert status["evaluation"]["auc"] >= reference["auc"] - 0.003
