@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def _prepare() -> Any:
 
 
 def digits() -> dict[str, Any]:
-    """Split -> (images, labels)."""
+    """Split -> (images, labels). From then on the example's models can be imported, too."""
+    if str(EXAMPLE) not in sys.path:
+        sys.path.append(str(EXAMPLE))
     splits: dict[str, Any] = _prepare().digits()
     images, labels = splits["train"]
     return splits | {"train": (images[:_IMAGES], labels[:_IMAGES])}
