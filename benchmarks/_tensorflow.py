@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["install_tensorflow"]
+__all__ = ["install_tensorflow", "tensorflow_command", "tensorflow_variables"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ENVIRONMENT = _ROOT / ".cache" / "benchmarks" / "tensorflow"
@@ -27,3 +27,27 @@ def install_tensorflow() -> Path:
         subprocess.run(install, check=True)
         done.touch()
     return python
+
+
+def tensorflow_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module there; it may import other modules that need TensorFlow only.
+
+    Raises:
+        subprocess.CalledProcessError: TensorFlow cannot be installed.
+    """
+    return [str(install_tensorflow()), "-m", module, *arguments]
+
+
+def tensorflow_variables(threads: int = 1) -> dict[str, str]:
+    """Return the environment variables of such a process.
+
+    Args:
+        threads: for the operators of a step.
+    """
+    return {
+        "PYTHONPATH": str(_ROOT),
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }

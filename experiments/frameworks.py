@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import socket
 import subprocess
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from benchmarks._clicks import read_log
 from benchmarks._jobs import Job, Run
-from benchmarks._tensorflow import install_tensorflow
+from benchmarks._tensorflow import install_tensorflow, tensorflow_command, tensorflow_variables
 from examples.paper.prepare import FIELDS, NUMBERS, ClickLogSpec, write_click_log
 
 from experiments.control_groups import ControlGroups, unavailable
@@ -47,7 +48,6 @@ _WARM_UP = 12
 _SECONDS = 5.0
 _DENSE_RATE, _SPARSE_RATE, _EMBEDDING_STD, _SEED = 0.001, 0.05, 0.05, 17
 _PATIENCE_SECONDS = 240
-_SCRIPT = ROOT / "benchmarks" / "_tensorflow_clicks.py"
 
 
 @functools.cache
@@ -116,7 +116,6 @@ def _tensorflow(cell: Cell, folder: Path, data: Path) -> tuple[float, float]:
         "arguments": _NETWORKS[cell["model"]],
         "rows": _IDS,
         "batch": _BATCH,
-        "threads": _WORKERS,
         "warmUp": cell["warm_up"],
         "seconds": cell["seconds"],
         "denseRate": _DENSE_RATE,
@@ -131,8 +130,10 @@ def _tensorflow(cell: Cell, folder: Path, data: Path) -> tuple[float, float]:
     with (folder / "log").open("wb") as log:
 
         def start(role: str, index: int) -> subprocess.Popen[bytes]:
-            command = [str(install_tensorflow()), str(_SCRIPT), str(folder / "settings.json"), role, str(index)]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+            arguments = (str(folder / "settings.json"), role, str(index))
+            command = tensorflow_command("benchmarks._tensorflow_clicks", *arguments)
+            variables = tensorflow_variables(_WORKERS if role == "single" else 1)
+            return subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, stderr=log)
 
         serving = [start(role, index) for role, index in others]
         try:
@@ -171,7 +172,9 @@ EXPERIMENT = Experiment(
         "experiments/frameworks.py",
         "experiments/control_groups.py",
         "benchmarks/_jobs.py",
+        "benchmarks/_tensorflow.py",
         "benchmarks/_tensorflow_clicks.py",
+        "benchmarks/_tensorflow_model.py",
         "examples/paper/clicks",
         "runtime/heterps_runtime",
     ),

@@ -18,7 +18,7 @@ import torch
 import yaml
 from benchmarks._recovery.data import write_records
 from benchmarks._recovery.system import BATCH, CHECKPOINT_STEPS, PATIENCE_SECONDS, Peer, Program, System
-from benchmarks._tensorflow import install_tensorflow
+from benchmarks._tensorflow import tensorflow_command, tensorflow_variables
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
@@ -130,16 +130,16 @@ class TensorFlow(Peer):
     faults = ("worker", "ps", "coordinator", "pause", "reset")
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        python = install_tensorflow()
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
             chief, server, *workers = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
         cluster = {"chief": [chief], "ps": [server], "worker": workers}
         (folder / "settings.json").write_text(json.dumps(settings | {"folder": str(folder), "cluster": cluster}))
-        script = str(Path(__file__).with_name("tensorflow_process.py"))
 
         def program(role: str, index: int) -> Program:
-            return Program([str(python), script, str(folder / "settings.json"), role, str(index)], {})
+            arguments = (str(folder / "settings.json"), role, str(index))
+            command = tensorflow_command("benchmarks._recovery.tensorflow_process", *arguments)
+            return Program(command, tensorflow_variables())
 
         programs = {
             "ps": program("ps", 0),

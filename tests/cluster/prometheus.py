@@ -7,15 +7,15 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
 import yaml
 
-from heterps_operator.measure.http_requests import NoResponseError, send_request
+from heterps_operator.measure.http_requests import send_request
 from tests.cluster.debian import program
-from tests.cluster.kubectl import Answer, wait_until
+from tests.cluster.http_server import HttpServer
+from tests.cluster.kubectl import Answer
 
 Json = dict[str, Any]
 
@@ -52,7 +52,7 @@ def pod_targets(pods: Sequence[Json]) -> list[Json]:
     return groups
 
 
-class Prometheus:
+class Prometheus(HttpServer):
     """A Prometheus server in the network of the calling thread; as a context manager it runs inside the block.
 
     Args:
@@ -62,39 +62,14 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], address: str) -> None:
-        self.url = f"http://{address}"
-        self._log = folder / "prometheus.log"
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(dict(configuration)))
-        self._command = [
+        command = [
             str(program("prometheus")),
             f"--config.file={folder / 'prometheus.yaml'}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={address}",
         ]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Prometheus:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-            )
-        wait_until("Prometheus is ready", self._ready, 60, more=self.story)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=60)
-
-    def _ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"Prometheus has ended\n{self.story()}"
-        try:
-            return send_request("GET", f"{self.url}/-/ready", headers={}, timeout=5, most_bytes=1000).status == 200
-        except NoResponseError:
-            return False
+        super().__init__("Prometheus", command, folder / "prometheus.log", address, "/-/ready")
 
     def _ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer of its HTTP API."""
@@ -127,7 +102,3 @@ class Prometheus:
         text = send_request("GET", f"{self.url}/metrics", headers={}, timeout=60, most_bytes=_MOST_BYTES).text
         pattern = r'^prometheus_http_requests_total{code="200",handler="/api/v1/query"} (\S+)$'
         return sum(float(number) for number in re.findall(pattern, text, re.M))
-
-    def story(self) -> str:
-        """Return the last lines of its log."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])

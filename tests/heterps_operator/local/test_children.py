@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_operator.local import fork_server
+from heterps_operator.local import children, fork_server
 from heterps_operator.local.children import Child, ForkServer
 from tests.heterps_operator.helpers.given_program import ROOT, Given, make_server
 
@@ -150,16 +150,31 @@ def test_a_child_whose_server_dies_starts_again_once(tmp_path: Path) -> None:
     # Open for writing, too: no end of file comes between the two children.
     with closing(server), open(os.open(fifo, os.O_RDWR)) as held:
         child = start(HANGS.format(fifo=str(fifo)), server, tmp_path)
-        servers, children = list[int](), list[int]()
+        servers, pids = list[int](), list[int]()
         for _ in range(2):
-            children.append(int(held.readline()))
+            pids.append(int(held.readline()))
             assert server.pid is not None
             servers.append(server.pid)
             os.kill(server.pid, signal.SIGKILL)
         assert child.wait(SECONDS) == -signal.SIGKILL
-        assert all(map(has_ended, children))
+        assert all(map(has_ended, pids))
         assert servers[0] != servers[1]
         assert run("print('as before')", server, tmp_path)[:2] == (0, "as before\n")
+
+
+def test_a_server_that_is_dying_is_not_asked_again(tmp_path: Path) -> None:
+    """The kernel closes its sockets one after the other: that of a child may be closed, and that of requests open."""
+    fifo, server = make_fifo(tmp_path), make_server()
+    with closing(server), open(os.open(fifo, os.O_RDWR)) as held:
+        child = start(HANGS.format(fifo=str(fifo)), server, tmp_path)
+        first, dying = int(held.readline()), server.pid
+        assert isinstance(child, children._Forked)
+        child._connection.shutdown(socket.SHUT_RD)
+        assert int(held.readline()) != first
+        assert dying is not None
+        assert server.pid != dying
+        assert all(map(has_ended, (dying, first)))
+        child.kill()
 
 
 def test_no_child_outlives_an_operator_that_is_killed(tmp_path: Path) -> None:

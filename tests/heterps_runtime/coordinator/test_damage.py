@@ -53,3 +53,26 @@ def test_the_last_words_of_a_member_are_heard_after_the_end_of_its_connection(
     status = job.wait(lambda status: status["phase"] == "Failed")
     assert status["error"] == {"reason": "BadInput", "message": "ps-0: row 42"}
     job.close()
+
+
+def test_a_member_that_cannot_read_its_figures_still_pulses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end of the pulse looked like the end of the member."""
+    job = ThreadedJob(configuration(tmp_path / "job"))
+    job.credentials.request("PUT", PATH_PLAN, plan_document([("cpu", 10, 1)], 1))
+    link = ControlLink(job.credentials, "ps-0")
+    link.join(Join(Role.PS, 0, "cpu", "tcp://127.0.0.1:1", 0, lineage=0, version=-1))
+
+    def shown(words: str) -> None:
+        link.status = words
+        job.wait(lambda status: any((m["name"], m["message"]) == ("ps-0", words) for m in status["members"]))
+
+    def totals() -> dict[str, float]:
+        raise KeyError(link.status)
+
+    shown("all is well")
+    link.totals = totals
+    for words in ("a figure is missing", "and is missing still"):
+        shown(words)
+    link.close()
+    job.close()
+    assert capsys.readouterr().err.count("KeyError: ") == 1

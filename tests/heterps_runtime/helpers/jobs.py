@@ -421,7 +421,11 @@ def trained_model(status: dict[str, Any]) -> dict[str, Any]:
 
 def run_job(document: dict[str, Any], stages: Sequence[Stage], servers: int) -> dict[str, Any]:
     """Run a job to its end; returns the final status."""
-    job = ThreadedJob(document)
+    return finish(ThreadedJob(document), stages, servers)
+
+
+def finish(job: ThreadedJob, stages: Sequence[Stage], servers: int) -> dict[str, Any]:
+    """Run a job that was made to its end; returns the final status."""
     job.start(stages, servers)
     try:
         return job.wait()

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from tests.heterps_runtime.helpers.jobs import (
     Stage,
     ThreadedJob,
     configuration,
+    finish,
     trained_model,
 )
 from tests.heterps_runtime.helpers.plain_torch import train
@@ -38,16 +38,6 @@ def own_addresses() -> Callable[[str], str]:
     return lambda process: str(IPv4Address(first + 1 + names.index(process)))
 
 
-def run(job: ThreadedJob, stages: list[Stage], servers: int = 2) -> dict[str, Any]:
-    """Run a job to its end."""
-    job.start(stages, servers)
-    try:
-        return job.wait()
-    finally:
-        job.close()
-        assert not job.failures, "\n".join(job.failures)
-
-
 @pytest.mark.parametrize("encryption", ["Disabled", "Required"])
 def test_a_job_with_ipv6_addresses_trains_the_model_of_plain_torch(encryption: str, tmp_path: Path) -> None:
     document = configuration(tmp_path / "job")
@@ -55,13 +45,13 @@ def test_a_job_with_ipv6_addresses_trains_the_model_of_plain_torch(encryption: s
     job = ThreadedJob(document, host=lambda process: "::1")
     assert job.credentials.url.startswith("https://[::1]:" if encryption == "Required" else "http://[::1]:")
     # All-reduce cannot be encrypted, so a job that encrypts has one worker there.
-    status = run(job, STAGES if encryption == "Disabled" else [("card", 8, 1), ("cpu", 10, 2)])
+    status = finish(job, STAGES if encryption == "Disabled" else [("card", 8, 1), ("cpu", 10, 2)], 2)
     assert_same_model(trained_model(status), train(RunConfig.from_json(document), torch.float64))
 
 
 def test_processes_with_an_address_each_share_fixed_ports(tmp_path: Path) -> None:
     document = configuration(tmp_path / "job")
     job = ThreadedJob(document, host=own_addresses(), ports=PORTS)
-    status = run(job, STAGES)
+    status = finish(job, STAGES, 2)
     assert {member["metricsPort"] for member in status["members"]} == {PORTS.metrics}
     assert_same_model(trained_model(status), train(RunConfig.from_json(document), torch.float64))
