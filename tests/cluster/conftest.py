@@ -208,9 +208,19 @@ def expected_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
 
 
+def leaving(kubectl: Kubectl) -> list[str]:
+    """Pods that still hold room on their nodes, though their namespaces are being deleted."""
+    ended = {
+        space["metadata"]["name"] for space in kubectl.items("namespaces") if space["status"]["phase"] == "Terminating"
+    }
+    pods = kubectl.items("pods", "--all-namespaces") if ended else []
+    return [pod["metadata"]["name"] for pod in pods if pod["metadata"]["namespace"] in ended]
+
+
 @pytest.fixture
 def make_alone(kubectl: Kubectl, api: KubernetesApi, folder: Path, custom_resources: None) -> Iterator[Make]:
     """Factory of jobs in the test's namespace, without an operator; they and their pools are deleted after the test."""
+    wait_until("pods of earlier tests leave their nodes", lambda: not leaving(kubectl), 120)
     made: list[ClusterJob] = []
 
     def job(name: str, **changes: Any) -> ClusterJob:

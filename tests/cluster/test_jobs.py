@@ -13,7 +13,7 @@ from heterps_operator.kubernetes.names import COORDINATOR_PORT, MESSAGE_PORT, ME
 from heterps_operator.loop.coordinator_client import CoordinatorClient, CoordinatorError
 from heterps_runtime.contract import PATH_METRICS
 from tests.cluster.faults import COMPARED
-from tests.cluster.jobs import ClusterJob
+from tests.cluster.jobs import PATIENCE_SECONDS, ClusterJob
 from tests.cluster.kubectl import wait_until
 from tests.same_model import assert_same_model
 
@@ -118,5 +118,7 @@ def test_a_pod_that_fits_no_node_is_told_on_the_job(make: Make) -> None:
     job.job["spec"]["scheduling"]["stages"] = [{"pool": job.pool_name, "lastLayer": "output", "units": 62}]
     job.job["spec"]["pools"] = [{"name": job.pool_name}]
     job.submit()
-    condition = job.wait_for_condition("Planned", "False", "WaitingForCapacity", 60)
-    assert "2 of 64" in condition["message"]
+    job.wait_for_condition("Planned", "False", "WaitingForCapacity", PATIENCE_SECONDS)
+    # What is free is told again when it changes: the operator may learn of the last test's end after its first answer.
+    free = f"2 of 64 of {job.pool_name} are free"
+    wait_until("it is told", lambda: free in job.condition("Planned")["message"], PATIENCE_SECONDS, more=job.story)
