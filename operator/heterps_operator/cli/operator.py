@@ -19,10 +19,10 @@ import kopf
 
 from heterps_operator.cli.log_format import log_to_stderr
 from heterps_operator.cli.signals import ends_in_order
+from heterps_operator.controller.capacity.pool_file import PoolFile
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.lease import Lease
 from heterps_operator.controller.planners import QueuedPlanner
-from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.scratch import ScratchFolder
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.controller.watches import watch

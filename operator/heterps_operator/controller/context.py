@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heterps_operator.controller.ledger import Ledger
-from heterps_operator.controller.line import Line
+from heterps_operator.controller.capacity.ledger import Ledger
+from heterps_operator.controller.capacity.line import Line
+from heterps_operator.controller.capacity.pool_file import PoolFile
+from heterps_operator.controller.capacity.prices import PriceBook
 from heterps_operator.controller.planners import FairSemaphore, LinePlanner, QueuedPlanner
-from heterps_operator.controller.pool_file import PoolFile
-from heterps_operator.controller.prices import PriceBook
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_job, slim_node

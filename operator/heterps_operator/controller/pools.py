@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from heterps_operator.controller.capacity.prices import PriceReader
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.prices import PriceReader
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError

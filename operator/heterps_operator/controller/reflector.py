@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from heterps_operator.controller.accounting import PodAccounting
+from heterps_operator.controller.capacity.accounting import PodAccounting
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from heterps_operator.controller.capacity.ledger import job_key
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.controller import JobController
-from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.line_keeper import LineKeeper
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder

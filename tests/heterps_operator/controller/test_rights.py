@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from heterps_operator.controller.capacity.pool_file import PoolFile
 from heterps_operator.controller.jobs.owned_objects import OwnedObjects
 from heterps_operator.controller.lease import Lease
-from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.pools import PoolKeeper
 from heterps_operator.controller.recorder import ProblemRecorder
 from heterps_operator.kubernetes.api import ApiError, _resource

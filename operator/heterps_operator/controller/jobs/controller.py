@@ -18,6 +18,7 @@ from heterps_operator.control.changes import Effect, SpecChange, spec_change
 from heterps_operator.control.queueing.quota import WAITING_FOR_CAPACITY
 from heterps_operator.control.termination import after_end
 from heterps_operator.control.transition import Step, Trial, needs_trial, next_step
+from heterps_operator.controller.capacity.ledger import job_key
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import (
     InvalidJobError,
@@ -29,7 +30,6 @@ from heterps_operator.controller.jobs.pacing import FIRST_PAUSE_SECONDS, Pacing
 from heterps_operator.controller.jobs.publisher import Publisher
 from heterps_operator.controller.jobs.session import CapacityTakenError, JobSession, Site
 from heterps_operator.controller.jobs.wanted import Wanted
-from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError

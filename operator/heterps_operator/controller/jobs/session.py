@@ -18,11 +18,11 @@ from heterps_operator.control.changes import Effect
 from heterps_operator.control.problem import build_problem
 from heterps_operator.control.queueing.waiting import needs_units, waiting_job
 from heterps_operator.control.transition import BEGINS_AGAIN, Trial, is_stopped, resumes
+from heterps_operator.controller.capacity.ledger import job_key
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import NotReadyError, OwnedObjects
 from heterps_operator.controller.jobs.trial import PlanTrial
 from heterps_operator.controller.jobs.wanted import profiles_in_use
-from heterps_operator.controller.ledger import job_key
 from heterps_operator.controller.stores.objects import Key
 from heterps_operator.documents import Json
 from heterps_operator.kubernetes.api import ApiError

@@ -8,9 +8,9 @@ from typing import Any
 
 from heterps_operator.api.admission import cluster_problems, pod_configuration
 from heterps_operator.api.manifest import Manifest, read_job, read_objects
+from heterps_operator.controller.capacity.pool_file import PoolFile
 from heterps_operator.controller.context import OperatorContext
 from heterps_operator.controller.jobs.owned_objects import InvalidJobError, NotReadyError
-from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.stores.objects import ObjectStore
 from heterps_operator.documents import Json
 from heterps_operator.errors import ManifestError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from heterps_operator.control.queueing.waiting_line import Contest, LineState, WaitingJob, covers, form_line
-from heterps_operator.controller.ledger import Ledger
+from heterps_operator.controller.capacity.ledger import Ledger
 from heterps_operator.documents import Json
 from heterps_operator.state.values import Place
 

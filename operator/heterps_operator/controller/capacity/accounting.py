@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from heterps_operator.controller.ledger import Ledger, job_key
+from heterps_operator.controller.capacity.ledger import Ledger, job_key
 from heterps_operator.controller.stores.objects import Key, key_of
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.documents import Json

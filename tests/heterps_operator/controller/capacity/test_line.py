@@ -12,9 +12,9 @@ import pytest
 from heterps_operator.api.admission import pod_configuration
 from heterps_operator.api.manifest import read_objects
 from heterps_operator.control.queueing.waiting_line import WaitingJob
+from heterps_operator.controller.capacity.ledger import Ledger
+from heterps_operator.controller.capacity.line import Line as FormedLine
 from heterps_operator.controller.jobs.controller import JobController
-from heterps_operator.controller.ledger import Ledger
-from heterps_operator.controller.line import Line as FormedLine
 from heterps_operator.controller.line_keeper import LineKeeper
 from heterps_operator.kubernetes.names import PRIORITY_CLASSES
 from heterps_operator.kubernetes.profiles import ConfigMapProfileCache

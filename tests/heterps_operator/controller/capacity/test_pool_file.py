@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from heterps_operator.controller.capacity.pool_file import PoolFile
 from heterps_operator.controller.context import OperatorContext
-from heterps_operator.controller.pool_file import PoolFile
 from heterps_operator.controller.supervisor import Supervisor
 from heterps_operator.errors import ManifestError
 from heterps_operator.kubernetes.api import KubernetesApi

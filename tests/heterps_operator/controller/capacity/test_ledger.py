@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from heterps_operator.controller.accounting import PodAccounting
-from heterps_operator.controller.ledger import Ledger, job_key
+from heterps_operator.controller.capacity.accounting import PodAccounting
+from heterps_operator.controller.capacity.ledger import Ledger, job_key
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.kubernetes.reading.processes import process_text
 from heterps_operator.state.values import ProcessSpec

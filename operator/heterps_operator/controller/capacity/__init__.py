@@ -1,0 +1,1 @@
+"""The units of DevicePools: what pods occupy, what jobs hold and wait for, limits and prices."""
