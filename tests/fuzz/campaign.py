@@ -28,6 +28,7 @@ _GRACE_SECONDS = 10.0  # for its last figures
 _FIGURES = re.compile(r"#(?P<executed>\d+)\s+(?P<kind>\w+)\s+cov: (?P<coverage>\d+) ft: \d+ corp: (?P<corpus>\d+)/")
 _EXECUTED = re.compile(rf"{PROGRESS}: (\d+)")
 _FINAL = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
+_LAST = "stat::peak_rss_mb:"  # after which libFuzzer prints nothing
 _FINDING = re.compile(r"Test unit written to (\S+)")
 
 
@@ -162,7 +163,7 @@ def run_target(
 
     try:
         output = follow(process.stdout, outcome, note)
-        code = process.wait()
+        code = _exit_code(process)
     finally:
         process.kill()
         process.wait()
@@ -176,11 +177,25 @@ def run_target(
     return outcome
 
 
+def _exit_code(process: subprocess.Popen[str]) -> int:
+    """Return the exit code of a process that has printed all its output.
+
+    libFuzzer exits with Python's lock held. A thread of a parser's library that waits for the lock, such as pyarrow's
+    for files, then keeps the process from ending.
+    """
+    try:
+        return process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return 0
+
+
 def follow(lines: Iterable[str], outcome: Outcome, progress: Callable[[Outcome], None]) -> tuple[str, ...]:
-    """Read the figures of a process into an outcome; return the last lines of its output.
+    """Read the figures of a process into an outcome, until the last of them; return the last lines of its output.
 
     Args:
-        lines: its output.
+        lines: its output. The process may not end by itself (`_exit_code`).
         outcome: is changed.
         progress: is given the outcome after each change.
     """
@@ -200,6 +215,8 @@ def follow(lines: Iterable[str], outcome: Outcome, progress: Callable[[Outcome],
             outcome.inputs = max(outcome.inputs, int(final[1]) - corpus) if corpus else 0
         elif (written := _FINDING.search(line)) is not None:
             outcome.finding = written[1]
+        elif line.startswith(_LAST):
+            break
         elif executed is None:
             continue
         outcome.seconds = time.monotonic() - began

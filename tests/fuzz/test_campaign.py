@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz import __main__ as command
-from tests.fuzz import corpus
-from tests.fuzz.campaign import Limits, Outcome, Processes, follow, run_target
+from tests.fuzz import campaign, corpus
+from tests.fuzz.campaign import Limits, Outcome, Processes, _exit_code, follow, run_target
 from tests.fuzz.target import execute, find
 
 _OUTPUT = """INFO: Seed: 1
@@ -21,6 +22,7 @@ executed: 800
 RuntimeError: planted
 artifact_prefix='/findings/'; Test unit written to /findings/wire.message-crash-1
 stat::number_of_executed_units: 1000
+stat::peak_rss_mb:              140
 """
 needs_atheris = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="`make fuzz` installs atheris")
 
@@ -59,6 +61,20 @@ def test_a_run_that_is_interrupted_has_its_figures_and_no_failure(tmp_path: Path
     assert not outcome.failed, outcome.output
     assert 0 < outcome.inputs < limits.inputs
     assert run_target(find("manifest.quantity"), limits, tmp_path, processes, end_once_it_runs).inputs == 0
+
+
+def test_a_process_that_cannot_end_after_its_last_figures_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_GRACE_SECONDS", 0.1)
+    program = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
+    processes = Processes()
+    process = processes.start([sys.executable, "-c", program, _OUTPUT], tmp_path)
+    assert process is not None
+    assert process.stdout is not None
+    with process.stdout as output:
+        follow(output, Outcome("wire.message"), lambda outcome: None)
+    assert _exit_code(process) == 0
 
 
 def test_figures_are_read_from_the_output() -> None:
