@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def find(task: Task, modelled: int = _MODELLED) -> Found:
             stopped = True
             break
         try:
-            with _watch(task.should_stop):
+            with _one_thread(), _watch(task.should_stop):
                 trial = study.ask(space)
         except _TimeUpError:
             stopped = True
@@ -95,6 +95,22 @@ def _load() -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to the calling thread: on such small matrices, threads wait for each other longer than they compute.
+
+    Where other processes use the cores, most of all: each operation then waits for a thread that is not running.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _watch(should_stop: Callable[[], bool]) -> AbstractContextManager[Any]:
