@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 
 from heterps_runtime.checkpoint import Storage, export_model, find_latest, take_over
 from heterps_runtime.contract import EXIT_INTERRUPTED
-from tests.chaos.faults.kinds import ON_MACHINE
+from tests.chaos.faults.clock import can_step
+from tests.chaos.faults.kinds import ON_MACHINE, STEPS
 from tests.chaos.faults.peers import processes
 from tests.chaos.faults.schedule import CONSISTENCIES, draw_endless
 from tests.chaos.job import ChaosJob
@@ -33,7 +34,11 @@ _LEAST_SAMPLES = 24  # of a process that is judged: two minutes of life
 _STOP_SECONDS = 180.0
 _ENDLESS = 16 * 10**6  # steps, whole epochs
 # Faults after which a job goes on within seconds: it has to work most of the time, or there is nothing that could grow.
-_USUAL = ("stop", "delay", "slow", "partition", "disk-full", "disk-error", "disk-torn", "disk-slow")
+_USUAL = tuple(
+    kind
+    for kind in ("stop", "delay", "slow", "partition", "disk-full", "disk-error", "disk-torn", "disk-slow", "clock")
+    if kind not in STEPS or can_step()
+)
 
 
 def say(line: str) -> None:

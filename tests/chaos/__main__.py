@@ -13,7 +13,8 @@ from typing import Any
 
 from tests.chaos.campaign import Outcome, carry_out
 from tests.chaos.cluster.schedule import draw as draw_on_cluster
-from tests.chaos.faults.kinds import KINDS, ON_CLUSTER, ON_MACHINE
+from tests.chaos.faults.clock import can_step
+from tests.chaos.faults.kinds import KINDS, ON_CLUSTER, ON_MACHINE, STEPS
 from tests.chaos.faults.schedule import CONSISTENCIES, Run, draw
 from tests.chaos.namespaces import obstacles, run_isolated
 from tests.chaos.results import report
@@ -49,11 +50,19 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments, with the kinds of faults of the place by default."""
     reader = parser()
     options = reader.parse_args(arguments)
-    possible = ON_CLUSTER if options.on == "cluster" else ON_MACHINE
+    possible = kinds_on(options.on)
     options.kinds = options.kinds or list(possible)
+    for kind in options.kinds:
+        if kind in STEPS and not can_step():
+            reader.error(f"--kinds {kind}: needs a C compiler (apt-get install gcc)")
     if wrong := sorted(set(options.kinds) - set(possible)):
         reader.error(f"--kinds {' '.join(wrong)}: not on a {options.on}; there are: {', '.join(possible)}")
     return options
+
+
+def kinds_on(place: str) -> Sequence[str]:
+    """Return the kinds of faults that exist on a `machine` or a `cluster`."""
+    return [kind for kind in (ON_CLUSTER if place == "cluster" else ON_MACHINE) if kind not in STEPS or can_step()]
 
 
 def schedule(options: argparse.Namespace, seed: int) -> Run:
@@ -66,7 +75,7 @@ def schedule(options: argparse.Namespace, seed: int) -> Run:
 def replay_command(options: argparse.Namespace, seed: int) -> str:
     on = " --on cluster" if options.on == "cluster" else ""
     words = [f"python -m tests.chaos{on} --seed {seed}", f"--faults {options.faults}"]
-    if options.kinds != list(ON_CLUSTER if on else ON_MACHINE):
+    if options.kinds != list(kinds_on(options.on)):
         words.append(f"--kinds {' '.join(options.kinds)}")
     if options.consistency != list(CONSISTENCIES):
         words.append(f"--consistency {' '.join(options.consistency)}")

@@ -48,7 +48,7 @@ def carry_out(run: Run, folder: Path, judge: Judge, say: Callable[[str], None]) 
         code = scene.turn()
     seconds = scene.seconds
     scene.end()
-    problems = judge.problems(scene.job, run, code)
+    problems = judge.problems(scene.job, run, code, seconds)
     problems += [f"there was no opportunity for: {fault}" for fault in scene.director.pending]
     logs = f"{scene.job.output}\n{scene.job.real.logs()}"
     scene.close()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,6 +52,7 @@ class ChaosJob:
         folder: a folder without data; `.heterps` in it is the mounted disk.
         backing: holds the files of the disk.
         run: plan of the run.
+        variables: of the processes' environment, besides this process's.
 
     Attributes:
         real: the job as other tests use it.
@@ -58,7 +60,8 @@ class ChaosJob:
         output: of all commands.
     """
 
-    def __init__(self, folder: Path, backing: Path, run: Run) -> None:
+    def __init__(self, folder: Path, backing: Path, run: Run, variables: Mapping[str, str]) -> None:
+        self._variables = variables
         if run.model == "counting":
             fields = {
                 path.replace(".", "__"): value
@@ -93,7 +96,7 @@ class ChaosJob:
 
     def start(self) -> None:
         """Start `heterps run`."""
-        command = self._command = self.real.start("run", "job.yaml")
+        command = self._command = self.real.start("run", "job.yaml", variables=self._variables)
 
         def read() -> None:
             self.output += "".join(command.communicate())

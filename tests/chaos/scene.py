@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.chaos.faults.clock import Clock
 from tests.chaos.faults.director import Director
 from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.links import Links
@@ -35,8 +36,9 @@ class Scene:
         self.director = Director(run, pause_seconds)
         self.disk = Disk(folder / ".heterps", folder / "disk", run.steps, self.director.sighted)
         self.links = Links(self.director.sighted)
-        self.director.use(self.links, self.disk)
-        self.job = ChaosJob(folder, folder / "disk", run)
+        self.clock = Clock(folder / "clock")
+        self.director.use(self.links, self.disk, self.clock)
+        self.job = ChaosJob(folder, folder / "disk", run, self.clock.environment)
         self._began = time.monotonic()
         self.job.start()
 

@@ -14,7 +14,7 @@ from tests.chaos.campaign import Outcome
 from tests.chaos.faults.incident import Incident
 from tests.chaos.faults.moments import Sighting
 from tests.chaos.faults.schedule import TOPOLOGIES, Fault, Run
-from tests.chaos.results.judgement import Judge, wrong_model
+from tests.chaos.results.judgement import Judge, wrong_bill, wrong_model
 from tests.chaos.results.recovery import Recovery
 from tests.chaos.results.report import describe, plot_usage, read, table, write
 from tests.chaos.results.usage import FIGURES, Sample, growths
@@ -55,6 +55,14 @@ def test_another_model_is_noticed() -> None:
     assert wrong_model({"a": np.array([1.0, 2.0])}, 1, expected)
 
 
+@pytest.mark.parametrize(("charged", "right"), [(0.1, False), (30.0, True), (179.0, True), (181.0, False)])
+def test_a_bill_is_right_within_what_the_processes_can_have_existed(charged: float, right: bool) -> None:
+    run = Run(1, "sync", "counting", TOPOLOGIES[0], STEPS, ())
+    assert sum(count for _, count in run.topology.stages) + run.topology.servers == 3
+    lines = [{"unitMicroseconds": charged * 1e6 / 2} for _ in range(2)]
+    assert (wrong_bill({"bill": {"pools": lines}}, run, 60.0) == []) == right
+
+
 def test_what_one_job_or_the_reference_left_is_not_held_against_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +74,7 @@ def test_what_one_job_or_the_reference_left_is_not_held_against_the_next(
     run = Run(1, "sync", "counting", TOPOLOGIES[0], STEPS, ())
 
     def left(name: str) -> bool:
-        return f"{tmp_path / 'temporary' / name} is left" in judge.problems(job, run, 1)
+        return f"{tmp_path / 'temporary' / name} is left" in judge.problems(job, run, 1, 60.0)
 
     (tmp_path / "temporary" / "first").touch()
     assert left("first")

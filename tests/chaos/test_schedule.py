@@ -30,7 +30,7 @@ def test_all_kinds_consistencies_topologies_and_models_are_drawn() -> None:
 def test_a_schedule_fits_its_job() -> None:
     for run in map(drawn, range(100)):
         assert run.steps % (ROWS // BATCH) == 0, "whole epochs"
-        names = {"disk", "machine", *run.topology.processes(), *run.topology.links()}
+        names = {"clock", "disk", "machine", *run.topology.processes(), *run.topology.links()}
         assert {fault.target for fault in run.faults} <= names
         steps = [fault.step for fault in run.faults if fault.step >= 0]
         assert steps == sorted(steps)

@@ -23,6 +23,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient
 from heterps_operator.loop.substrate import Coordinator, Planner
 from heterps_operator.measure.measurement import Measurement
 from heterps_operator.measure.metrics import OperatorMetrics
+from heterps_operator.state.clock import steady_time
 from heterps_operator.state.status import Phase
 from heterps_operator.state.values import Departure
 
@@ -56,7 +57,7 @@ class OperatorContext:
     longest_planning: float = 600.0  # seconds of one planner
     planner_memory_bytes: int | None = 256 << 20  # address space of one planner; None: no limit
     backfill_seconds: float = 300.0  # after which what a waiting job claims is kept from others of its priority
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = steady_time
     monotonic: Callable[[], float] = time.monotonic  # for the silence of coordinators
     metrics: OperatorMetrics = field(default_factory=lambda: OperatorMetrics("unknown"))
     # Source of a job's throughput and speeds, by namespace and name; None: its coordinator's metrics.

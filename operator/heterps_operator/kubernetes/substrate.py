@@ -8,7 +8,6 @@ an ended process and not as one that never existed.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -23,6 +22,7 @@ from heterps_operator.kubernetes.reading import observe
 from heterps_operator.kubernetes.reading.images import RunningImage, image_id
 from heterps_operator.kubernetes.reading.problems import REFUSALS, name_taken, refused
 from heterps_operator.kubernetes.reading.processes import process_of
+from heterps_operator.state.clock import steady_time
 from heterps_operator.state.status import Status
 from heterps_operator.state.values import Departure, PodProblem, ProcessSpec, ProcessView
 from heterps_runtime.contract import EXIT_BAD_INPUT
@@ -85,7 +85,7 @@ class KubernetesSubstrate:
         pools: Mapping[str, Json],
         *,
         known: Iterable[ProcessView] = (),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
         tail_lines: int = 20,
         on_wake: Callable[[], None] = lambda: None,
         hears_of: Callable[[str], bool] = lambda node: True,

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from heterps_operator.control.environment import process_variables
 from heterps_operator.documents import read_json, write_json
+from heterps_operator.state.clock import steady_time
 from heterps_operator.state.values import ProcessSpec, ProcessView
 from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN
 
@@ -151,7 +152,7 @@ class ProcessSubstrate:
         runtime_command: Sequence[str] = RUNTIME_COMMAND,
         port: int = 0,
         environment: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
         tail_lines: int = 20,
     ) -> None:
         self._work = work_directory

@@ -20,6 +20,7 @@ from heterps_operator.loop.coordinator_client import CoordinatorClient, Coordina
 from heterps_operator.loop.substrate import Coordinator, Planner, ProfileStore, Queue, Substrate
 from heterps_operator.measure.measurement import Measurement, Meter, Scraping
 from heterps_operator.state.bill import Bill
+from heterps_operator.state.clock import steady_time
 from heterps_operator.state.plan import PlanOutcome
 from heterps_operator.state.prices import PriceHistory, PriceStep
 from heterps_operator.state.status import Event, Phase, Status
@@ -104,7 +105,7 @@ class ControlLoop:
         measurement: Measurement | None = None,
         queue: Queue | None = None,
         save_seconds: Callable[[], float] = lambda: _SAVE_SECONDS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job = job

@@ -47,7 +47,7 @@ class Injection:
         if kind.startswith("api-") or kind == "watch-drop":
             return self._disturb_server(fault)
         if kind.startswith("operator-"):
-            return self._disturb_operator(kind)
+            return self._step_clock(fault) if kind == "operator-clock" else self._disturb_operator(kind)
         if kind in ("floor", "resize"):
             return self._change_spec(fault)
         pod = self._job.pod(fault.target)
@@ -185,6 +185,18 @@ class Injection:
             return True
 
         return Effect(stopped.log.stem, resume)
+
+    def _step_clock(self, fault: Fault) -> Effect:
+        clock = self._operators.clock()
+        if clock is None:
+            return _NO_TARGET
+        clock.add(fault.amount)
+
+        def step_back() -> bool:
+            clock.add(-fault.amount)
+            return True
+
+        return Effect("the operator's clock", step_back)
 
     def _change_spec(self, fault: Fault) -> Effect:
         if fault.kind == "floor":

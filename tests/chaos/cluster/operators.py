@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+from tests.chaos.faults.clock import Clock
 from tests.cluster.operators import Operator
 
 __all__ = ["Operators"]
@@ -24,7 +25,12 @@ class Operators:
     """
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        self._pair = [Operator(kubeconfig, folder, name=f"operator-{number}") for number in (1, 2)]
+        names = ("operator-1", "operator-2")  # each on a node, and with a clock, of its own
+        self._clocks = {name: Clock(folder / f"{name}.clock") for name in names}
+        self._pair = [
+            Operator(kubeconfig, folder, name=name, environment=clock.environment)
+            for name, clock in self._clocks.items()
+        ]
         self._other = Operator(kubeconfig, folder, "--lease-name", "other", name="operator-other")
         self._started = 0.0  # last of the pair, monotonic seconds
 
@@ -66,6 +72,11 @@ class Operators:
         if operator is not None:
             operator.send(signal.SIGSTOP)
         return operator
+
+    def clock(self) -> Clock | None:
+        """Return the clock of the active one."""
+        operator = self.active()
+        return None if operator is None else self._clocks[operator.log.stem]
 
     def add_other(self) -> None:
         """Launch one with a Lease of its own."""

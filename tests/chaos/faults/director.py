@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from tests.chaos.faults.clock import Clock
 from tests.chaos.faults.disk import Disk
 from tests.chaos.faults.disturbances import ONCE
 from tests.chaos.faults.incident import Hit, Incident, all_ready, steps_under_way
@@ -68,12 +69,13 @@ class Director:
         self._controller_killed = False
         self._links: Links | None = None
         self._disk: Disk | None = None
+        self._time_of_day: Clock | None = None
         self.incidents: list[Incident] = []
         self.power_lost = False
 
-    def use(self, links: Links, disk: Disk) -> None:
+    def use(self, links: Links, disk: Disk, time_of_day: Clock) -> None:
         """Set where faults are injected; before, nothing happens."""
-        self._links, self._disk = links, disk
+        self._links, self._disk, self._time_of_day = links, disk, time_of_day
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class Director:
     def finish(self) -> None:
         """Note the end of the job and which faults found nothing to disturb, and continue what is stopped."""
         now = self._clock()
+        if self._time_of_day is not None:
+            self._time_of_day.close()
         with self._lock:
             self._closed = True
             for incident in self.incidents:
@@ -167,6 +171,8 @@ class Director:
                 return self._disturb_disk(incident, 0.0, int(fault.amount))
             case "disk-slow":
                 return self._disturb_disk(incident, fault.amount, 2)
+            case "clock":
+                return self._step_clock(incident)
         return self._disturb_link(incident)
 
     def _disturb_disk(self, incident: Incident, amount: float, checkpoints: int) -> str:
@@ -174,6 +180,12 @@ class Director:
         incident.hit = Hit()
         self._disk.disturb(incident.fault.kind, amount, checkpoints, incident.hit)
         return "the disk"
+
+    def _step_clock(self, incident: Incident) -> str:
+        assert self._time_of_day is not None
+        incident.hit = Hit()
+        self._time_of_day.step(incident.fault.amount, incident.fault.seconds, incident.hit)
+        return "the clock"
 
     def _disturb_link(self, incident: Incident) -> str:
         """Disturb a link; in the proxy's thread."""

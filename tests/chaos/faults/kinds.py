@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["API", "DISK", "JOB", "KINDS", "MACHINE", "ON_CLUSTER", "ON_MACHINE", "OPERATOR", "Kind"]
+__all__ = ["API", "CLOCK", "DISK", "JOB", "KINDS", "MACHINE", "ON_CLUSTER", "ON_MACHINE", "OPERATOR", "STEPS", "Kind"]
 
-DISK, MACHINE = "disk", "machine"
+CLOCK, DISK, MACHINE = "clock", "disk", "machine"
 API, OPERATOR, JOB = "api", "operator", "job"
 
 
@@ -52,6 +52,15 @@ _ON_MACHINE = (
     Kind("disk-error", DISK, "EIO when checkpoints are synced", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
     Kind("disk-torn", DISK, "EIO in the middle of a write", 60.0, amounts=(1, 2), strength="{:g} checkpoints"),
     Kind("disk-slow", DISK, "each write of a checkpoint is slow", 60.0, amounts=(0.2, 1.0), strength="{:g} s"),
+    Kind(
+        "clock",
+        CLOCK,
+        "the time of day steps, and steps back later",
+        60.0,
+        lasting=True,
+        amounts=(-86400, -3600, -30, 30, 3600, 86400),
+        strength="{:+g} s",
+    ),
     Kind("power-loss", MACHINE, "all processes are killed, and what was not synced is lost", 120.0),
 )
 # A lost node is noticed after 14 s, and its pods tolerate that for 5 s; a new operator waits 15 s for the Lease; pods
@@ -74,11 +83,14 @@ _ON_CLUSTER = (
     Kind("operator-kill", OPERATOR, "SIGKILL of the active operator", _CLUSTER_SECONDS),
     Kind("operator-stop", OPERATOR, "SIGSTOP for longer than the Lease, and SIGCONT", _CLUSTER_SECONDS, lasting=True),
     Kind("operator-twice", OPERATOR, "another one is active, with a Lease of its own", _CLUSTER_SECONDS, lasting=True),
+    Kind("operator-clock", OPERATOR, "the time of day of the active operator steps, and steps back later",
+         _CLUSTER_SECONDS, lasting=True, amounts=(-86400, -3600, -30, 30, 3600, 86400), strength="{:+g} s"),
     Kind("floor", JOB, "another throughput floor in the spec", _CLUSTER_SECONDS, amounts=(1, 10**6),
          strength="{:g} samples/s"),
     Kind("resize", JOB, "another number of workers in the spec", _CLUSTER_SECONDS, ends_generation=True,
          amounts=(1, 3), strength="{:g} workers"),
 )  # fmt: skip
+STEPS = ("clock", "operator-clock")  # kinds that step a clock, which takes a C compiler
 ON_MACHINE = tuple(kind.name for kind in _ON_MACHINE)
 ON_CLUSTER = tuple(kind.name for kind in _ON_CLUSTER)
 KINDS = {kind.name: kind for kind in (*_ON_MACHINE, *_ON_CLUSTER)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.counting import assert_every_sample_counted
 from tests.heterps_operator.helpers.real_job import BATCH
 from tests.same_model import difference
 
-__all__ = ["SAME_MODEL", "Judge", "wrong_model"]
+__all__ = ["SAME_MODEL", "Judge", "wrong_bill", "wrong_model"]
 
 SAME_MODEL = 1e-12  # of a parameter's largest value, in float64
 
@@ -38,13 +39,14 @@ class Judge:
         self._references: dict[int, Mapping[str, Array]] = {}  # by number of steps
         self._known: set[str] = set()  # what was left before, by earlier jobs or by torch when a reference was trained
 
-    def problems(self, job: ChaosJob, run: Run, code: int | None) -> list[str]:
+    def problems(self, job: ChaosJob, run: Run, code: int | None, seconds: float) -> list[str]:
         """Return what is wrong after the end of a job; empty: nothing.
 
         Args:
             job: the job.
             run: its plan.
             code: exit code of the last `heterps run`; None: it had to be ended.
+            seconds: that the job took.
         """
         left = [problem for problem in left_behind(job) if problem not in self._known]
         if code is None:
@@ -53,6 +55,7 @@ class Judge:
             found = [f"heterps run ended with exit code {code}"]
         else:
             found = self.wrong_file(job.files / "model" / "model.safetensors", run)
+            found += wrong_bill(json.loads((job.files / "state.json").read_text()), run, seconds)
         if "Traceback" in job.output:
             found.append("heterps run printed a traceback")
         self._known.update(left_behind(job))
@@ -92,6 +95,22 @@ def wrong_model(model: Mapping[str, Array], steps: int, expected: Mapping[str, A
     distances = {name: difference(model[name], values) for name, values in expected.items()}
     name = max(distances, key=distances.__getitem__)
     return [] if distances[name] <= SAME_MODEL else [f"{name} differs by {distances[name]:.2g} of its largest value"]
+
+
+def wrong_bill(state: Mapping[str, Any], run: Run, seconds: float) -> list[str]:
+    """Return what is wrong with the bill of a finished job; empty: nothing.
+
+    Args:
+        state: the job's stored state.
+        run: its plan.
+        seconds: that the job took, by a clock that does not step.
+    """
+    units = sum(count for _, count in run.topology.stages) + run.topology.servers
+    least, most = run.steps * run.least_seconds, units * seconds
+    charged = sum(int(line["unitMicroseconds"]) for line in state["bill"]["pools"]) / 1e6
+    if least <= charged <= most:
+        return []
+    return [f"the bill has {charged:.1f} unit-seconds, not {least:.1f} to {most:.1f}"]
 
 
 def left_behind(job: ChaosJob) -> list[str]:

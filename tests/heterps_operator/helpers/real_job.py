@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -147,13 +148,18 @@ class RealJob:
                 target[last] = value
         (self.folder / "job.yaml").write_text(yaml.safe_dump_all(self._documents))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `heterps ARGUMENTS` in the job's folder, as the leader of a process group, like a shell's jobs."""
+    def start(self, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
+        """Start `heterps ARGUMENTS` in the job's folder, as the leader of a process group, like a shell's jobs.
+
+        Args:
+            arguments: of the command.
+            variables: of its environment, besides this process's.
+        """
         environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(HERE / "__pycache__"))}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "heterps_operator", *arguments],
             cwd=self.folder,
-            env=environment | {"COLUMNS": "400", "HETERPS_TEST_FOLDER": str(self.folder)},
+            env=environment | {"COLUMNS": "400", "HETERPS_TEST_FOLDER": str(self.folder)} | dict(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

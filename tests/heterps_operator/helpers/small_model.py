@@ -110,7 +110,8 @@ class Held(nn.Linear):
 
     def _held_seconds(self) -> float:
         try:
-            age = time.time() - self.file.stat().st_mtime
+            # Not the time of day, which a fault may step (tests/chaos). This clock differs from it by leap seconds.
+            age = time.clock_gettime(time.CLOCK_TAI) - self.file.stat().st_mtime
         except FileNotFoundError:
             return self.least_seconds
         return max(0.5, age / 40)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from heterps_operator.control.queueing.waiting_line import Contest, LineState, WaitingJob, covers, form_line
 from heterps_operator.controller.capacity.ledger import Ledger
 from heterps_operator.documents import Json
+from heterps_operator.state.clock import steady_time
 from heterps_operator.state.values import Place
 
 __all__ = ["Line", "MakeProblem"]
@@ -55,7 +56,7 @@ class Line:
         ledger: Ledger,
         patience: float,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
