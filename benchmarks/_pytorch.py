@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 
 from heterps_runtime.data import BatchOrder
+
+
+def short_products(precision: str) -> AbstractContextManager[object]:
+    """Return what a user of PyTorch writes around the model for this precision."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def main(settings: dict[str, Any], rank: int) -> None:
@@ -68,7 +74,9 @@ def main(settings: dict[str, Any], rank: int) -> None:
             started, started_cpu = time.perf_counter(), time.process_time()
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = loss_of(model(*i, x), y)
+        with short_products(settings["precision"]):
+            logits = model(*i, x)
+        loss = loss_of(logits.float(), y)
         torch.autograd.backward(loss)
         for optimizer in optimizers:
             optimizer.step()
@@ -80,9 +88,9 @@ def main(settings: dict[str, Any], rank: int) -> None:
 
     if rank == 0:
         ids, numbers, labels = read_log(Path(settings["data"]) / "held-out")
-        with torch.no_grad():
+        with torch.no_grad(), short_products(settings["precision"]):
             logits = network(*torch.from_numpy(ids.T.copy()), torch.from_numpy(numbers))
-            held_out = float(loss_of(logits, torch.from_numpy(labels)))
+            held_out = float(loss_of(logits.float(), torch.from_numpy(labels)))
         outcome["logLoss"] = held_out
     print(json.dumps(outcome))
     if size > 1:

@@ -1,9 +1,10 @@
 """Training speed: HeterPS beside PyTorch's DistributedDataParallel and single-process PyTorch on the same machine.
 
     python -m benchmarks.training_speed [--model deep|wide|both] [--rounds 5] [--steps 70] [--output table|json]
-                                        [--wire fp16] [--chart FILE.png]
+                                        [--precision fp32 bf16] [--wire fp16]
 
-All train the same network on the same batches in the same order with the same optimizers, in float32:
+All train the same network on the same batches in the same order with the same optimizers, in float32, or with products
+in bfloat16 (`training.precision: bf16`; autocast in PyTorch):
 
 - HeterPS: two workers of one thread and one parameter server; sparse rows in `hybrid`, the dense part synchronised. The
   real processes, reading parquet through the job's own cache. Throughput is measured by the coordinator's commits.
@@ -48,7 +49,15 @@ DENSE_RATE, SPARSE_RATE, EMBEDDING_STD = 0.003, 0.05, 0.05
 Outcome = dict[str, Any]
 
 
-def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) -> Outcome:
+class Entrant(NamedTuple):
+    """A way of training."""
+
+    processes: int  # of plain PyTorch; 0: HeterPS
+    precision: str
+    wire: str = "full"  # precision of rows in messages
+
+
+def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int, precision: str) -> Outcome:
     """Train with plain PyTorch; a single process gets all threads."""
     settings = {
         "variant": variant,
@@ -62,6 +71,7 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) 
         "denseRate": DENSE_RATE,
         "sparseRate": SPARSE_RATE,
         "embeddingStd": EMBEDDING_STD,
+        "precision": precision,
         "rendezvous": str(folder / "rendezvous"),
     }
     (folder / "settings.json").write_text(json.dumps(settings))
@@ -84,7 +94,7 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int) 
     return outcomes[0] | {"samplesPerCpuSecond": outcomes[0]["samples"] / cpu}
 
 
-def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, Any]]:
+def manifest(variant: str, data: Path, steps: int, precision: str, wire: str) -> list[dict[str, Any]]:
     """Return the HeterPS job and its pool."""
     pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
     job = {
@@ -111,6 +121,7 @@ def manifest(variant: str, data: Path, steps: int, wire: str) -> list[dict[str, 
             "training": {
                 "globalBatchSize": BATCH * WORKERS,
                 "steps": steps,
+                "precision": precision,
                 "consistency": "hybrid",
                 "maxStaleness": 4,
                 "optimizer": {
@@ -219,29 +230,36 @@ class HeterPS(Processes):
         return result
 
 
-def heterps(variant: str, data: Path, steps: int, folder: Path, wire: str) -> Outcome:
+def heterps(variant: str, data: Path, steps: int, folder: Path, precision: str, wire: str) -> Outcome:
     """Train with HeterPS."""
-    with HeterPS(manifest(variant, data, steps, wire), folder) as job:
+    with HeterPS(manifest(variant, data, steps, precision, wire), folder) as job:
         return job.measure(steps)
 
 
-def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[str]) -> dict[str, list[Outcome]]:
+def entrants_of(precisions: list[str], wires: list[str]) -> dict[str, Entrant]:
+    """Return the entrants by name."""
+    found: dict[str, Entrant] = {}
+    for precision in precisions:
+        suffix = "" if precision == "fp32" else f" {precision}"
+        for wire in wires:
+            found["HeterPS" + suffix + (f" ({wire})" if wire != "full" else "")] = Entrant(0, precision, wire)
+        found[f"DDP{suffix}"] = Entrant(WORKERS, precision)
+        found[f"single{suffix}"] = Entrant(1, precision)
+    return found
+
+
+def compare(variant: str, steps: int, rounds: int, entrants: dict[str, Entrant]) -> dict[str, list[Outcome]]:
     """Train with every entrant, `rounds` times; return outcomes by entrant, one per round."""
     log = ClickLogSpec(seed=LOG_SEED)
     data = write_click_log(CACHE / "click-log", log, TRAIN_ROWS, HELD_OUT_ROWS, progress=sys.stderr.isatty())
-    entrants: dict[str, tuple[str, str | int]] = {
-        f"HeterPS ({wire})" if wire != "full" else "HeterPS": ("heterps", wire) for wire in wires
-    }
-    entrants |= {"DDP": ("pytorch", WORKERS), "single": ("pytorch", 1)}
-    entrants = {name: entrant for name, entrant in entrants.items() if not only or name in only}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in entrants}
     for number in range(rounds):
-        for name, (kind, option) in entrants.items():
+        for name, (processes, precision, wire) in entrants.items():
             with tempfile.TemporaryDirectory(prefix="heterps-speed-") as folder:
-                if kind == "heterps":
-                    outcome = heterps(variant, data, steps, Path(folder), str(option))
+                if processes:
+                    outcome = pytorch(variant, data, steps, Path(folder), processes, precision)
                 else:
-                    outcome = pytorch(variant, data, steps, Path(folder), int(option))
+                    outcome = heterps(variant, data, steps, Path(folder), precision, wire)
             outcomes[name].append(outcome)
         figures = ", ".join(f"{name} {o[-1]['samplesPerSecond']:,.0f}" for name, o in outcomes.items())
         print(f"  {variant}, round {number + 1}: {figures} samples/s", file=sys.stderr, flush=True)
@@ -249,11 +267,12 @@ def compare(variant: str, steps: int, rounds: int, wires: list[str], only: list[
 
 
 def summary(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
-    """Return medians and spreads per entrant, and HeterPS's ratio to it, round by round."""
+    """Return medians and spreads per entrant, and the ratio to it of HeterPS in its precision, round by round."""
     rows = []
     for name, rounds in outcomes.items():
         rates = [o["samplesPerSecond"] for o in rounds]
-        ours = [o["samplesPerSecond"] for o in outcomes.get("HeterPS", rounds)]
+        same = "HeterPS bf16" if " bf16" in name else "HeterPS"
+        ours = [o["samplesPerSecond"] for o in outcomes.get(same, rounds)]
         ratios = [a / b for a, b in zip(ours, rates, strict=True)]
         rows.append(
             {
@@ -279,17 +298,22 @@ def print_tables(variant: str, outcomes: dict[str, list[Outcome]]) -> None:
         spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
         print(
             f"| {row['name']} | {rate['median']:,.0f} ({rate['min']:,.0f} - {rate['max']:,.0f}) "
-            f"| {spread if row['name'] != 'HeterPS' else '1'} "
+            f"| {'1' if row['name'] in ('HeterPS', 'HeterPS bf16') else spread} "
             f"| {row['samplesPerCpuSecond']:,.0f} | {row['logLoss']:.4f} |"
         )
-    if "HeterPS" not in outcomes:
-        return
-    cpu = [o["cpuMillisecondsPerStep"] for o in outcomes["HeterPS"]]
+    for name in ("HeterPS", "HeterPS bf16"):
+        if name in outcomes:
+            print_parts(name, outcomes[name])
+
+
+def print_parts(name: str, outcomes: list[Outcome]) -> None:
+    """Print the parts of HeterPS's time."""
+    cpu = [o["cpuMillisecondsPerStep"] for o in outcomes]
     medians = {role: statistics.median(c[role] for c in cpu) for role in cpu[0]}
-    print("processor time, ms per step: " + ", ".join(f"{role} {ms:.1f}" for role, ms in medians.items()))
-    members = sorted({name for o in outcomes["HeterPS"] for name in o["millisecondsPerStep"]})
+    print(f"{name}, processor time, ms per step: " + ", ".join(f"{role} {ms:.1f}" for role, ms in medians.items()))
+    members = sorted({name for o in outcomes for name in o["millisecondsPerStep"]})
     for member in members:
-        rounds = [o["millisecondsPerStep"].get(member, {}) for o in outcomes["HeterPS"]]
+        rounds = [o["millisecondsPerStep"].get(member, {}) for o in outcomes]
         names = {name for activities in rounds for name in activities}
         medians = {name: statistics.median(a.get(name, 0.0) for a in rounds) for name in names}
         parts = sorted(((ms, name) for name, ms in medians.items() if ms >= 0.05), reverse=True)
@@ -302,14 +326,16 @@ def main() -> None:
     parser.add_argument("--model", choices=(*NETWORKS, "both"), default="deep")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=70)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32"], help="default: fp32")
     parser.add_argument("--wire", choices=("fp16", "bf16"), help="add HeterPS with this wire precision")
     parser.add_argument("--only", action="append", default=[], help="only this entrant (may be repeated)")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    wires = ["full", *([options.wire] if options.wire else [])]
+    entrants = entrants_of(options.precision, ["full", *([options.wire] if options.wire else [])])
+    entrants = {name: entrant for name, entrant in entrants.items() if not options.only or name in options.only}
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "steps": options.steps, "batchPerWorker": BATCH}
     for variant in NETWORKS if options.model == "both" else (options.model,):
-        outcomes = compare(variant, options.steps, options.rounds, wires, options.only)
+        outcomes = compare(variant, options.steps, options.rounds, entrants)
         report[variant] = {"rounds": outcomes, "summary": summary(outcomes)}
         if options.output == "table":
             print_tables(variant, outcomes)

@@ -55,7 +55,7 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: Literal["fp32", "fp64"]
+    precision: Literal["fp32", "fp64", "bf16"]
     wire_precision: Literal["full", "fp16", "bf16"]
     encrypted: bool  # links between processes
     checkpoint_path: str
@@ -82,8 +82,13 @@ class RunConfig:
 
     @property
     def dtype_name(self) -> str:
-        """Numpy's name of the training precision."""
+        """Numpy's name of the type of parameters, optimizers and gradients."""
         return "float64" if self.precision == "fp64" else "float32"
+
+    @property
+    def product_dtype_name(self) -> str | None:
+        """Torch's name of the type of products of matrices, as under `torch.autocast`; None: that of parameters."""
+        return "bfloat16" if self.precision == "bf16" else None
 
     def fingerprint(self) -> dict[str, Any]:
         """Settings that a run must have in common with the checkpoint that it resumes."""

@@ -6,6 +6,7 @@ The caller looks up rows and owns the parameters: `ids` returns what to look up,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -73,6 +74,8 @@ class StageModule:
         self._free_parameters()
         self.parameter_names: tuple[str, ...] = tuple(n for n in graph.parameter_names.values() if n in self._slots)
         self._training = True
+        self._device_type = "cpu"
+        self._product_dtype: torch.dtype | None = None
         self.bind(self.initial_parameters())
 
     # --- computing ----------------------------------------------------------------------------------------------------
@@ -100,12 +103,15 @@ class StageModule:
             looked_up: per site, rows (*, dim) for an embedding, or pooled rows (B, dim) for a bag.
 
         Returns:
-            The output values by name. An input that is also an output is returned unchanged.
+            The output values by name, in the type of the parameters also where the layers use a shorter one. An input
+            that is also an output is returned unchanged.
 
         Raises:
             CutError: an output is not a tensor.
         """
-        values = self.module(self._training, *(inputs[name] for name in self._forward_inputs), *looked_up)
+        dtype = self._product_dtype
+        with contextlib.nullcontext() if dtype is None else torch.autocast(self._device_type, dtype):
+            values = self.module(self._training, *(inputs[name] for name in self._forward_inputs), *looked_up)
         computed = dict(zip(self._computed, values, strict=True))
         result: dict[str, Tensor] = {}
         for name, node in zip(self.outputs, self._leaving, strict=True):
@@ -116,7 +122,7 @@ class StageModule:
                     fix="take it apart in forward right where it is made (a, b = self.layer(x)), and pass tensors on.",
                     where=node.meta["where"],
                 )
-            result[name] = value
+            result[name] = value if dtype is None or value.dtype != dtype else value.float()
         return result
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -174,9 +180,19 @@ class StageModule:
 
     def to(self, device: torch.device | str) -> StageModule:
         """Move buffers and bound parameters to a device; returns the stage itself."""
+        self._device_type = torch.device(device).type
         self.module.to(device)
         self._ids_module.to(device)
         self.bind({name: getattr(*slots[0]).detach().to(device) for name, slots in self._slots.items()})
+        return self
+
+    def multiply_in(self, dtype: torch.dtype | None) -> StageModule:
+        """Set the type that `forward` computes in where `torch.autocast` does; returns the stage itself.
+
+        Args:
+            dtype: for products of matrices and convolutions; None: that of their inputs.
+        """
+        self._product_dtype = dtype
         return self
 
     def train(self, mode: bool = True) -> StageModule:

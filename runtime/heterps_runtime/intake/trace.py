@@ -207,7 +207,7 @@ class _Tracer(fx.Tracer):
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise TracingError(
                 "forward switches autocast on, which a split model cannot carry.",
-                fix="leave autocast out and set training.precision.",
+                fix="leave autocast out and set training.precision: bf16.",
                 where=node.meta["where"],
             )
         return node

@@ -85,7 +85,7 @@ class LayerProbe:
         self._device = device
         self._order = BatchOrder(data.num_rows, config.global_batch_size, config.seed)
         count = len(model.layered.layers)
-        self.stages: list[StageModule] = [model.layered.stage(i, i).to(device).train() for i in range(count)]
+        self.stages: list[StageModule] = [model.stage(i, i, device).train() for i in range(count)]
         self._unique = UniqueKeys()
         self._shard = Shard(config, 0)
         initial = [stage.initial_parameters() for stage in self.stages]

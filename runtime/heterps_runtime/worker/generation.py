@@ -160,7 +160,7 @@ class GenerationSetup:
         layers = (mine.firstLayer, mine.lastLayer)
         if self._stage is None or self._layers != layers:
             workload = self._workload
-            module = workload.model.layered.stage(*layers).to(workload.device)
+            module = workload.model.stage(*layers, workload.device)
             tables = workload.model.layered.tables
             self._stage = Stage(module, tables, workload.device, workload.loss, self._process.clock)
             self._layers = layers

@@ -14,7 +14,7 @@ from heterps_runtime.intake import LayeredModel, LossSum, StageModule, build_mod
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.messages import Model
 
-__all__ = ["UserModel", "Workload", "choose_device"]
+__all__ = ["UserModel", "Workload", "choose_device", "note_precision"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,11 +36,33 @@ def choose_device(pool: PoolConfig, index: int) -> torch.device:
     return torch.device(wanted, index % max(1, count))
 
 
+def note_precision(config: RunConfig, device: torch.device) -> None:
+    """Log if a device has no instructions for the job's precision, so that a longer one may be faster."""
+    if config.product_dtype_name is None:
+        return
+    if device.type == "cpu":
+        known = torch.cpu.get_capabilities()
+        native = known.get("architecture") != "x86_64" or known.get("avx512_bf16") or known.get("amx_bf16")
+    else:
+        native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not native:
+        log(
+            f"training.precision {config.precision}: the {device.type} device here has no instructions for "
+            f"{config.product_dtype_name}, so fp32 may be faster"
+        )
+
+
 @dataclass(frozen=True)
 class UserModel:
-    """A traced model."""
+    """A traced model.
+
+    Attributes:
+        layered: its layers.
+        product_dtype: that layers multiply matrices in; None: the type of the parameters.
+    """
 
     layered: LayeredModel
+    product_dtype: torch.dtype | None = None
 
     @classmethod
     def build(cls, config: RunConfig, features: tuple[str, ...] | None) -> UserModel:
@@ -55,7 +77,12 @@ class UserModel:
         layered = trace_model(module, features)
         for warning in layered.warnings:
             log(f"model: {warning}")
-        return cls(layered)
+        name = config.product_dtype_name
+        return cls(layered, None if name is None else getattr(torch, name))
+
+    def stage(self, first: int, last: int, device: torch.device) -> StageModule:
+        """The layers `first` to `last`, both inclusive, on a device and in the job's precision."""
+        return self.layered.stage(first, last).to(device).multiply_in(self.product_dtype)
 
     @cached_property
     def _whole(self) -> StageModule:

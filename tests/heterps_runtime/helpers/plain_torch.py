@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,9 @@ def states(
             for name, buffer in buffers.items():
                 buffer.copy_(begun[name])
             part = {name: tensor[start:stop] for name, tensor in tensors.items()} if pieces else tensors
-            loss = loss_sum(module(**part), label[start:stop]) / size
+            with short_products(config):
+                logits = module(**part)
+            loss = loss_sum(logits.to(dtype), label[start:stop]) / size
             loss.backward()  # type: ignore[no-untyped-call]
             for name, buffer in buffers.items():
                 sums[name] += buffer * (stop - start)
@@ -123,6 +126,12 @@ def states(
         for optimizer in sparse.values():
             optimizer.step(step + 1)
         yield state
+
+
+def short_products(config: RunConfig) -> AbstractContextManager[Any]:
+    """The context in which PyTorch multiplies matrices in the job's precision."""
+    name = config.product_dtype_name
+    return nullcontext() if name is None else torch.autocast("cpu", getattr(torch, name))
 
 
 class Losing(BatchOrder):
