@@ -16,7 +16,9 @@ CONTROLLERS_LEASE_SECONDS = 15.0  # of the campaign's operators: the default
 # A fault lasts for up to a minute, and training, though slowed down, must not end meanwhile (`small_model.Held`).
 _STEPS_BETWEEN = 96
 _SECONDS = (1.0, 5.0, 5.0, 15.0, 30.0, 45.0)
-_UNITS = 5  # that fit on three nodes of two cores, of which the coordinator takes a part of one
+# For workers on CPUs and servers, on three nodes of two cores, of which the coordinator takes a part of one. Beside
+# workers on cards it is one of each node, as the scheduler spreads them: those need a part of a core of their node.
+_CORES, _CORES_BESIDE_CARDS = 5, 3
 _STOP_SECONDS = CONTROLLERS_LEASE_SECONDS + 5.0  # least time after which another operator is active
 
 
@@ -53,7 +55,8 @@ def _draw_fault(
         seconds = max(seconds, _STOP_SECONDS)
     amount = generator.choice(kind.amounts) if kind.amounts else 0.0
     if kind.name == "resize":  # to what has room beside the other processes
-        amount = min(amount, _UNITS - sum(count for _, count in topology.stages[1:]) - topology.servers)
+        cores = _CORES_BESIDE_CARDS if len(topology.stages) > 1 else _CORES
+        amount = min(amount, cores - topology.servers)
     return Fault(kind.name, target, op, step, soon=soon, seconds=seconds, amount=amount)
 
 
