@@ -103,8 +103,8 @@ class StageModule:
             looked_up: per site, rows (*, dim) for an embedding, or pooled rows (B, dim) for a bag.
 
         Returns:
-            The output values by name, in the type of the parameters also where the layers use a shorter one. An input
-            that is also an output is returned unchanged.
+            The output values by name; logits in the type of the parameters, whatever `multiply_in` says. An input that
+            is also an output is returned unchanged.
 
         Raises:
             CutError: an output is not a tensor.
@@ -122,7 +122,7 @@ class StageModule:
                     fix="take it apart in forward right where it is made (a, b = self.layer(x)), and pass tensors on.",
                     where=node.meta["where"],
                 )
-            result[name] = value if dtype is None or value.dtype != dtype else value.float()
+            result[name] = value.float() if self._is_last and value.dtype == dtype else value
         return result
 
     # --- state --------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class TransferProbe:
         tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
         began, used = time.perf_counter(), time.process_time()
         arrays = {str(i): array_of(t) for i, t in enumerate(tensors)}
-        self._downstream.send(0, Forward(_GENERATION, 0, True, 0, 0, arrays, ()))
+        self._downstream.send(0, Forward(_GENERATION, 0, True, 0, 0, arrays, (), ()))
         while not (messages := self._downstream.poll()):
             self._downstream.pollables[0].poll(_PATIENCE_MILLISECONDS)
         for array in messages[0].gradients.values():

@@ -345,6 +345,7 @@ class Forward(Message):
     index: int  # of the micro-batch
     tensors: dict[str, Array]  # live tensors and the label
     differentiable: tuple[str, ...]  # tensors whose gradient must be returned
+    bfloat16: tuple[str, ...]  # tensors that are sent as bit patterns, (*) uint16; so are their gradients
 
 
 @dataclass(frozen=True, slots=True)

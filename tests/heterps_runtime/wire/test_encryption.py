@@ -101,7 +101,7 @@ def test_the_longest_frames_arrive(context: Context) -> None:
     listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     upstream, downstream = Upstream(listener), Downstream(context, SECURITY, "worker-0-0", 1, [address])
     values = np.arange(2 * MAX_FRAME_BYTES // 8 + 1, dtype=np.int64)
-    downstream.send(0, Forward(1, 0, True, 0, 0, {"x": values}, ()))
+    downstream.send(0, Forward(1, 0, True, 0, 0, {"x": values}, (), ()))
     assert listener.poll(20_000)
     [(_, message)] = upstream.poll(1)
     assert np.array_equal(message.tensors["x"], values)

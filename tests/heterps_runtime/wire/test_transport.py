@@ -263,7 +263,7 @@ def test_a_stage_refuses_what_the_stage_before_or_after_it_does_not_send(
     TokenAuthority(context, SECURITY)
     listener, address = listen_socket(context, "127.0.0.1", SECURITY)
     upstream, downstream = Upstream(listener), Downstream(context, SECURITY, "worker-0-0", 1, [address])
-    forward = Forward(1, 0, True, 0, 0, {}, ())
+    forward = Forward(1, 0, True, 0, 0, {}, (), ())
     for message in (replace(forward, generation=0), forward):
         downstream.send(0, message)
     assert listener.poll(10_000)

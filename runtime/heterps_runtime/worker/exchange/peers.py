@@ -24,13 +24,21 @@ Array = np.ndarray[Any, Any]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The tensor's values as an array, for a message."""
-    return tensor.detach().cpu().numpy()
+    """The tensor's values as an array, for a message; bfloat16, which numpy does not have, as bit patterns."""
+    values = tensor.detach().cpu()
+    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def tensor_of(array: Array, device: torch.device) -> torch.Tensor:
-    """A tensor from a copy of a received, read-only array."""
-    return torch.from_numpy(array.copy()).to(device, non_blocking=True)
+def tensor_of(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
+    """A tensor from a copy of a received, read-only array.
+
+    Args:
+        array: values, or bit patterns of bfloat16.
+        device: of the tensor.
+        bfloat16: whether these are bit patterns.
+    """
+    values = torch.from_numpy(array.copy())
+    return (values.view(torch.bfloat16) if bfloat16 else values).to(device, non_blocking=True)
 
 
 class Downstream:

@@ -12,6 +12,10 @@ Otherwise they are computed as they arrive.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
+
 from heterps_runtime.config import RunConfig
 from heterps_runtime.data import BatchOrder
 from heterps_runtime.errors import ProtocolError
@@ -292,6 +296,7 @@ class Engine:
             index=work.micro_batch.index,
             tensors={n: array_of(t) for n, t in tensors.items()},
             differentiable=tuple(n for n, t in tensors.items() if t.requires_grad),
+            bfloat16=_bfloat16(tensors),
         )
         work.run.in_flight[work.micro_batch.index] = work
         self.context.downstream.send(work.micro_batch.path[self.context.stage + 1], message)
@@ -341,7 +346,7 @@ class Engine:
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
         micro = self._schedule.all(step)[message.index]
-        tensors = self._stage.take_tensors(message.tensors)
+        tensors = self._stage.take_tensors(message.tensors, message.bfloat16)
         if training:
             for name in message.differentiable:
                 tensors[name].requires_grad_()
@@ -363,5 +368,9 @@ class Engine:
         if not run.training:
             self._finish_work(work)
             return
-        work.gradients = self._stage.take_tensors(message.gradients)
+        work.gradients = self._stage.take_tensors(message.gradients, _bfloat16(work.outputs))
         run.returned.append(work)
+
+
+def _bfloat16(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    return tuple(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)

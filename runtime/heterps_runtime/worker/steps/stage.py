@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -62,9 +62,9 @@ class Stage:
         self._bound = None
         self.operations.begin()
 
-    def take_tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Received arrays as tensors on this device."""
-        return {name: tensor_of(array, self.device) for name, array in arrays.items()}
+    def take_tensors(self, arrays: Mapping[str, Array], bfloat16: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Received arrays as tensors on this device; `bfloat16`: names of those that are bit patterns."""
+        return {name: tensor_of(array, self.device, bfloat16=name in bfloat16) for name, array in arrays.items()}
 
     def look_up(self, tensors: Mapping[str, torch.Tensor]) -> LookupBlock:
         """The lookups of a micro-batch."""
