@@ -31,7 +31,7 @@ def transfer(security: LinkSecurity, size: int, total: int) -> tuple[float, floa
     listener, address = listen_socket(receiving, "127.0.0.1", security)
     receiver = Listener(listener)
     connection = Connection(sending, address, "sender", security)
-    message = Forward(0, 0, True, 0, 0, {"x": np.ones(size // 8)}, ())
+    message = Forward(0, 0, True, 0, 0, {"x": np.ones(size // 8)}, (), ())
     ended: list[tuple[float, float]] = []
 
     def take(count: int) -> None:
