@@ -37,22 +37,25 @@ class Image:
         dockerfile: beside an ignore file of the same name.
         made_from: files and folders that go into it.
         holds: what its last layer holds, for people.
+        disk: free disk space that a build takes (GB), of which a third stays: vfs copies every layer.
         parent: image that it is built on; None: the base alone.
     """
 
     dockerfile: str
     made_from: tuple[str, ...]
     holds: str
+    disk: int
     parent: str | None = None
 
 
 IMAGES = {
-    "operator": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/operator.lock"),
-    "runtime": Image("images/Dockerfile", _CODE, "HeterPS, the packages of images/runtime.lock, and git"),
+    "operator": Image("images/Dockerfile", _CODE, "HeterPS and the packages of images/operator.lock", 4),
+    "runtime": Image("images/Dockerfile", _CODE, "HeterPS, the packages of images/runtime.lock, and git", 25),
     "flights": Image(
         f"{_FLIGHTS}/Dockerfile",
         (f"{_FLIGHTS}/Dockerfile", f"{_FLIGHTS}/flights", f"{_FLIGHTS}/prepare.py", "requirements.lock"),
         "the model, and the package with the data",
+        12,
         parent="runtime",
     ),
 }
@@ -93,7 +96,8 @@ class Builder:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        self._temporary = FOLDER / "tmp"
+        self._temporary.mkdir(parents=True, exist_ok=True)
         # vfs works on every file system, also inside a container.
         self._buildah = ["buildah", "--storage-driver=vfs", f"--root={FOLDER}/storage", f"--runroot={FOLDER}/run"]
 
@@ -129,11 +133,12 @@ class Builder:
             base: image that has been pulled or made.
 
         Raises:
-            BuildError: a program fails; with its last output.
+            BuildError: the disk has too little room, or a program fails; with its last output.
         """
         wanted = IMAGES[image]
         if wanted.parent is not None and not is_current(wanted.parent):
             self.build(wanted.parent, base)
+        _check_disk(image)
         name, archive, fingerprint = name_of(image), archive_of(image), _fingerprint(image)
         arguments = {"BASE": base, "ROLE": image, "VERSION": name.rpartition(":")[2]}
         if wanted.parent is not None:
@@ -171,10 +176,24 @@ class Builder:
         shutil.rmtree(context)
 
     def _run(self, command: Sequence[str]) -> None:
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        # buildah writes a layer to a temporary file first. In /var/tmp, it may fill another disk.
+        environment = {**os.environ, "TMPDIR": str(self._temporary)}
+        ran = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
         if ran.returncode:
             words = "\n".join(ran.stdout.splitlines()[-10:])
             raise BuildError(f"{command[0]} failed:\n{words}")
+
+
+def _check_disk(image: str) -> None:
+    """Refuse a build that would fill the disk: buildah then says no more than "read/write on closed pipe"."""
+    free, needed = shutil.disk_usage(FOLDER).free, IMAGES[image].disk
+    if free < needed * 1e9:
+        raise BuildError(
+            f"building {name_of(image)} takes {needed} GB of disk, "
+            f"and {free / 1e9:.1f} GB are free at {FOLDER}: make room"
+        )
 
 
 def _made_from(image: str) -> Path:

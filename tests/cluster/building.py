@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.cluster.errors import ClusterError
-from tests.cluster.golang import go, go_problem
+from tests.cluster.golang import COMPILED, go, go_problem
 
 ROOT = Path(__file__).parents[2]
 MODULES = Path(__file__).parent / "binaries"
@@ -185,6 +185,9 @@ def _build(programs: Sequence[Program], say: Say) -> None:
             _build_module(module, group)
             names = ", ".join(program.name for program in group)
             say(f"  {names}: {time.monotonic() - started:.0f} s, {waited:.0f} s of it waiting for sources")
+        # They would save time only when a version changes, and take more disk than everything else of the cluster.
+        # After an interruption they stay: the next build goes on from there.
+        shutil.rmtree(COMPILED, ignore_errors=True)
     finally:
         pool.shutdown(cancel_futures=True)
 

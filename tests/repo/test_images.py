@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from images import building
@@ -73,8 +75,8 @@ def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monk
     monkeypatch.setattr(building, "ROOT", tmp_path)
     monkeypatch.setattr(building, "FOLDER", tmp_path / "built")
     images = {
-        "operator": Image("Dockerfile", ("README.md", "operator"), "code"),
-        "example": Image("Dockerfile", ("example",), "model", parent="operator"),
+        "operator": Image("Dockerfile", ("README.md", "operator"), "code", disk=0),
+        "example": Image("Dockerfile", ("example",), "model", disk=0, parent="operator"),
     }
     monkeypatch.setattr(building, "IMAGES", images)
     (tmp_path / "README.md").write_text("words")
@@ -115,6 +117,17 @@ def test_an_image_is_current_until_one_of_its_files_changes(tmp_path: Path, monk
     assert built == ["operator", "example", "example"]
     code.write_text("three")
     assert not is_current("example"), "its parent has changed"
+
+
+def test_a_build_that_would_fill_the_disk_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "FOLDER", tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3.5e9))
+    said: list[str] = []
+    with pytest.raises(building.BuildError, match=f"takes 4 GB of disk, and 3.5 GB are free at {tmp_path}: make room"):
+        building.Builder(said.append).build("operator", "base")
+    assert said == []
 
 
 def test_an_image_is_made_from_files_that_exist() -> None:
