@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from heterps_runtime.intake import kinds
 from heterps_runtime.intake.aliases import memory_chain
+from heterps_runtime.intake.autocast import Region, enter_region, leave_region
 from heterps_runtime.intake.errors import CutError
 from heterps_runtime.intake.graph import CutGraph
 from heterps_runtime.intake.sites import Site, SiteIds, prepare_ids
@@ -25,6 +26,7 @@ __all__ = ["LOGITS", "StageModule"]
 
 #: The only output of the last stage.
 LOGITS = "logits"
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 class StageModule:
@@ -103,7 +105,7 @@ class StageModule:
             looked_up: per site, rows (*, dim) for an embedding, or pooled rows (B, dim) for a bag.
 
         Returns:
-            The output values by name; logits in the type of the parameters, whatever `multiply_in` says. An input that
+            The output values by name; logits of a shorter type than float32 become float32, for the loss. An input that
             is also an output is returned unchanged.
 
         Raises:
@@ -122,7 +124,7 @@ class StageModule:
                     fix="take it apart in forward right where it is made (a, b = self.layer(x)), and pass tensors on.",
                     where=node.meta["where"],
                 )
-            result[name] = value.float() if self._is_last and value.dtype == dtype else value
+            result[name] = value.float() if self._is_last and value.dtype in _SHORT else value
         return result
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -238,11 +240,24 @@ class StageModule:
                 made[node] = training if node.target == TRAINING else graph.node_copy(node, copied)
             return made[node]
 
+        region: Region | None = None
+        entered: fx.Node | None = None
+
+        def move_to(other: Region | None) -> None:
+            nonlocal region, entered
+            if other != region and entered is not None:
+                graph.call_function(leave_region, (entered,))
+            if other != region:
+                entered = None if other is None else graph.call_function(enter_region, (other,))
+                region = other
+
         for node in inside:
             if node in needed and node not in made:
+                move_to(node.meta["autocast"])
                 made[node] = graph.node_copy(node, copied)
                 if node.meta["no_grad"] and not _makes_tuple(node, source):
                     made[node] = graph.call_method("detach", (made[node],))
+        move_to(None)
         graph.output(tuple(copied(n) for n in results))
         targets = [str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")]
         module = fx.GraphModule({t: self._copy_of(t) for t in dict.fromkeys(targets)}, graph, "Stage")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from heterps_runtime.intake.autocast import current_region
 from heterps_runtime.intake.errors import IntakeError, TracingError
 from heterps_runtime.intake.location import error_location, frame_location, function_location
 
@@ -47,7 +48,8 @@ class Call:
 class Trace:
     """A traced `forward`.
 
-    Each node's `meta` has `call` (index into `calls`), `where` (the user's line) and `no_grad`.
+    Each node's `meta` has `call` (index into `calls`), `where` (the user's line), `no_grad`, and
+    `autocast` (`autocast.current_region`).
     """
 
     graph: fx.Graph
@@ -199,17 +201,12 @@ class _Tracer(fx.Tracer):
                 self._inside_layer = False
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Record the layer and line of a node, and whether gradients are off."""
+        """Record the layer, line and autocast of a node, and whether gradients are off."""
         node = super().create_node(*args, **kwargs)
         node.meta["call"] = max(len(self.calls) - 1, 0)
         node.meta["where"] = frame_location()
         node.meta["no_grad"] = not torch.is_grad_enabled()
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise TracingError(
-                "forward switches autocast on, which a split model cannot carry.",
-                fix="leave autocast out and set training.precision: bf16.",
-                where=node.meta["where"],
-            )
+        node.meta["autocast"] = current_region()
         return node
 
 

@@ -55,6 +55,23 @@ class Flights(nn.Module):
         return self.head(self.mlp(torch.cat([*looked_up, dense], dim=1))).squeeze(1)
 
 
+class ShortFlights(Flights):
+    """Flights, in bfloat16 by its own autocast."""
+
+    def forward(
+        self,
+        carrier: Tensor,
+        origin: Tensor,
+        dest: Tensor,
+        hour: Tensor,
+        weekday: Tensor,
+        tail: Tensor,
+        dense: Tensor,
+    ) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(carrier, origin, dest, hour, weekday, tail, dense)
+
+
 class TwoTower(nn.Module):
     """Two towers; items are looked up in both, from one shared table, and each tower has a multi-valued feature."""
 
@@ -297,6 +314,10 @@ EXAMPLES = {
 
 def build_flights(dim: int = 4, hidden: list[int] | None = None) -> nn.Module:
     return Flights(dim, tuple(hidden or (16, 8)))
+
+
+def build_short_flights() -> nn.Module:
+    return ShortFlights()
 
 
 def build_two_tower(dim: int = 4) -> nn.Module:

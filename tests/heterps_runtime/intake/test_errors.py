@@ -79,12 +79,6 @@ class Fresh(Base):
         return nn.Linear(3, 1)(self.table(ids))  # here
 
 
-class Autocast(Base):
-    def forward(self, ids: Tensor) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.linear(self.table(ids))  # here
-
-
 class ChangesBuffer(Base):
     def forward(self, ids: Tensor) -> Any:
         x = self.table(ids)
@@ -120,7 +114,6 @@ TRACING = [
     (Converts, "a tensor is turned into a Python or numpy value", "decide it in __init__"),
     (InnerBranch, "inner (Inner) cannot be traced, and holds an embedding", "submodule without embeddings"),
     (Fresh, "a module is created or reached outside the model's own submodules", "__init__"),
-    (Autocast, "forward switches autocast on", "training.precision"),
     (ChangesBuffer, "forward changes seen in place", "submodule of its own"),
     (ManyNames, "forward takes *ids, but its parameters must name the features", "one parameter per feature"),
     (Dictionary, "forward's parameter 'batch' is a dictionary", "def forward(self, user, item)"),

@@ -70,6 +70,15 @@ def test_a_job_trains_the_model_of_pytorch_under_autocast(
     assert distance(trained, reference(folder / f"other-{name}", "fp32", model, workers)) > 5 * TOLERANCE
 
 
+def test_a_model_may_switch_autocast_on_itself(folder: Path) -> None:
+    """Precision fp32; the stages enter the model's own region: the same model as with bf16 for the whole job."""
+    own = document(folder / "own", "fp32")
+    own["job"]["spec"]["model"]["entrypoint"] = "tests.heterps_runtime.helpers.models:build_short_flights"
+    trained = trained_model(run_job(own, [("cpu", 8, 1), ("cpu", 10, 1)], 1))
+    assert distance(trained, train(RunConfig.from_json(own), torch.float32)) <= TOLERANCE
+    assert distance(trained, reference(folder / "other", "fp32", "flights", 1)) > 5 * TOLERANCE
+
+
 def test_a_device_without_such_instructions_is_noted(
     monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
