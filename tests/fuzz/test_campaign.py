@@ -74,7 +74,7 @@ def test_a_process_that_cannot_end_after_its_last_figures_is_ended(
     assert process.stdout is not None
     with process.stdout as output:
         follow(output, Outcome("wire.message"), lambda outcome: None)
-    assert _exit_code(process) == 0
+        assert _exit_code(process) == 0
 
 
 def test_figures_are_read_from_the_output() -> None:
