@@ -47,7 +47,7 @@ def prepare_cluster() -> None:
 # Files in parallel: tests of whole jobs spend most of their time waiting for processes and pods to start.
 FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering")
 PARTS = (
-    Part("local", ("-n", "3", *FILES)),
+    Part("local", ("-n", "4", *FILES)),
     Part("cluster", ("-n", "2", *FILES, "tests/cluster"), prepare_cluster),
 )
 

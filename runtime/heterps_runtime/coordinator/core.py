@@ -25,7 +25,7 @@ from heterps_runtime.coordinator.membership.leaving import Leaving as LeavingWor
 from heterps_runtime.coordinator.membership.liveness import HEARTBEAT_TIMEOUT_SECONDS, Liveness
 from heterps_runtime.coordinator.membership.members import Member, Roster, check_pools
 from heterps_runtime.coordinator.membership.membership import Membership
-from heterps_runtime.coordinator.progress import Progress, non_finite
+from heterps_runtime.coordinator.progress import CHECKPOINT, Progress, non_finite
 from heterps_runtime.coordinator.steps import Steps
 from heterps_runtime.coordinator.waiting import describe_wait
 from heterps_runtime.processes import work
@@ -132,7 +132,7 @@ class CoordinatorCore:
         if latest is not None:
             self.resumed_from = latest.step
             self.progress.resume(latest.step, samples)
-            problem = self.progress.set_rows(rows) if rows else None
+            problem = self.progress.set_rows(rows, CHECKPOINT) if rows else None
             if problem:
                 self.fail("DataChanged", problem)
                 return
@@ -286,7 +286,7 @@ class CoordinatorCore:
         self.membership.admit(sender, incarnation, words, self.progress.committed)
         self.liveness.hear(sender)
         if words.data is not None:
-            problem = self.progress.set_rows(words.data.train)
+            problem = self.progress.set_rows(words.data.train, sender)
             if problem:
                 self.fail("DataChanged", problem)
                 return

@@ -11,8 +11,9 @@ from heterps_runtime.config import RunConfig
 from heterps_runtime.partition.batches import Batches
 from heterps_runtime.wire.messages import Done
 
-__all__ = ["Progress", "non_finite"]
+__all__ = ["CHECKPOINT", "Progress", "non_finite"]
 
+CHECKPOINT = "the checkpoint"  # as a source of the number of rows; sorts before the names of workers
 _LOSS_SMOOTHING = 0.05
 _RATE_WINDOW_SECONDS = 10.0
 
@@ -25,6 +26,7 @@ class Progress:
         self.committed = 0
         self.samples = 0
         self.batches: Batches | None = None  # from the checkpoint, or as reported by the first worker
+        self._rows_from = ""
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
@@ -34,13 +36,23 @@ class Progress:
 
     # --- size of the job ----------------------------------------------------------------------------------------------
 
-    def set_rows(self, rows: int) -> str | None:
-        """Set the number of training rows; returns an error message if it differs from the known number."""
+    def set_rows(self, rows: int, source: str) -> str | None:
+        """Set the number of training rows.
+
+        Args:
+            rows: number of rows.
+            source: who says so: `CHECKPOINT` or a worker's name.
+
+        Returns:
+            An error message if the number differs from the known one: the same whichever source came first.
+        """
         if self.num_rows is not None and self.num_rows != rows:
+            (first, one), (second, other) = sorted([(self._rows_from, self.num_rows), (source, rows)])
             return (
-                f"data.train: {rows} rows, but another worker (or the checkpoint) saw {self.num_rows}; "
+                f"data.train: {one} rows according to {first}, but {other} according to {second}; "
                 "the data must not change during a job"
             )
+        self._rows_from = source
         self.batches = Batches(rows, self._config.global_batch_size)
         return None
 

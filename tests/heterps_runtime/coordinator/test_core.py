@@ -214,7 +214,11 @@ def test_data_that_differ_between_workers_or_from_the_checkpoint_fail_the_job() 
     resumed = World(ONE_CPU, latest=Record(10, "step-10"))
     resumed.join("worker-0-0", rows=ROWS - 1)
     assert resumed.core.error is not None
-    assert f"{ROWS - 1} rows, but another worker (or the checkpoint) saw {ROWS}" in resumed.core.error["message"]
+    assert f"{ROWS} rows according to the checkpoint, but {ROWS - 1} according to" in resumed.core.error["message"]
+    early = World(ONE_CPU)
+    early.join("worker-0-0", rows=ROWS - 1)
+    early.core.checkpoints_opened(Record(10, "step-10"), samples=100, rows=ROWS)
+    assert early.core.error == resumed.core.error, "whichever is known first"
 
 
 def test_wrong_input_ends_the_job_and_other_failures_are_only_noted() -> None:

@@ -164,7 +164,7 @@ def test_data_that_changed_since_the_checkpoint_are_refused(folder: Path) -> Non
     status = _run(changed, ONE, 1)
     assert status["phase"] == JobPhase.FAILED
     assert status["error"]["reason"] == "DataChanged"
-    assert "310 rows, but another worker (or the checkpoint) saw 300" in status["error"]["message"]
+    assert "300 rows according to the checkpoint, but 310 according to worker-0-0" in status["error"]["message"]
 
 
 def test_a_full_disk_costs_checkpoints_but_not_the_training(
