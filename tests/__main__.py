@@ -82,7 +82,8 @@ def _run_part(part: Part, folder: Path) -> tuple[signal.Signals | None, Results]
     file = folder / f"{part.name}.json"
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "tests.recording", f"--results={file}", *part.arguments]
-    ended_by, code = _call(command, {**os.environ, **_offline(folder)})
+    # One thread each: several processes share the cores, and wait for each other's threads otherwise.
+    ended_by, code = _call(command, {**os.environ, **_offline(folder), "OMP_NUM_THREADS": "1"})
     return ended_by, results_of(part.name, file, code)
 
 

@@ -65,13 +65,14 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Result]]]:
-    def run(case: Case) -> Result:
-        job = RealJob(tmp_path_factory.mktemp("job") / "here", case.data(), profiled=case.profiled, **case.spec)
+    def run(case: Case, folder: Path) -> Result:
+        job = RealJob(folder / "here", case.data(), profiled=case.profiled, **case.spec)
         case.prepare(job)
         return job.run(*case.arguments)
 
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, case) for name, case in CASES.items()}
+        # The factory is not made for threads.
+        yield {name: pool.submit(run, case, tmp_path_factory.mktemp("job")) for name, case in CASES.items()}
 
 
 @pytest.mark.slow
