@@ -7,11 +7,12 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from importlib import metadata
 
+from heterps_operator.cli.options.checkpoint import add_checkpoint_options
 from heterps_operator.cli.options.cluster import add_cluster_commands
 from heterps_operator.cli.options.operator import add_operator_options
 from heterps_operator.cli.options.plan import add_plan_options
 from heterps_operator.cli.session import Programs
-from heterps_operator.errors import ClusterError, HeterpsError
+from heterps_operator.errors import ClusterError, HeterpsError, StoreError
 from heterps_operator.state.status import Failure
 from heterps_operator.terminal.refusal import write_refusal
 from heterps_planner.errors import PlannerError
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, programs: Programs | None = Non
     except ClusterError as error:
         code = EXIT_FAILED if error.reason in _PASSING else EXIT_BAD_INPUT
         return _refuse(options, error.reason, str(error), code)
+    except StoreError as error:
+        return _refuse(options, "StoreError", str(error), EXIT_FAILED)
     except (HeterpsError, PlannerError) as error:
         return _refuse(options, "BadInput", str(error), EXIT_BAD_INPUT)
     except OSError as error:  # a full disk, too many processes; the error names the file, if one is at fault
@@ -70,6 +73,10 @@ def _dispatch(options: Namespace, programs: Programs) -> int:
             from heterps_operator.cli.profile import profile
 
             return profile(options, programs)
+        case "checkpoint":
+            from heterps_operator.cli.checkpoint import checkpoint
+
+            return checkpoint(options, programs)
         case "operator":
             from heterps_operator.cli.operator import operator
 
@@ -135,6 +142,14 @@ def _parser() -> ArgumentParser:
     profile.add_argument("--output", choices=("table", "json"), default="table", help="(default: table)")
     profile.add_argument("--to", metavar="FILE", help="write the planning problem to this file")
     profile.add_argument("--cached", action="store_true", help="measure only what no earlier run has measured")
+
+    add_checkpoint_options(
+        commands.add_parser(
+            "checkpoint",
+            help="list, verify, compare or delete checkpoints",
+            description="List, verify, compare or delete the checkpoints of a job, wherever they are stored.",
+        )
+    )
 
     add_cluster_commands(commands.add_parser)
 

@@ -7,6 +7,7 @@
     ├── StateError               a state file that cannot be read
     ├── ApiError                 the API server failed or refused (kubernetes/api.py)
     ├── ClusterError             an unusable cluster, or a refused request
+    ├── StoreError               a store of checkpoints that fails or does not answer
     └── InstallationError        a file of HeterPS itself is missing
 
 Add new exceptions here: the command line turns every `HeterpsError`, and nothing else, into its text and an exit code.
@@ -29,6 +30,7 @@ __all__ = [
     "ManifestError",
     "Missing",
     "StateError",
+    "StoreError",
     "UsageError",
     "WorkspaceError",
 ]
@@ -76,6 +78,10 @@ class ClusterError(HeterpsError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class StoreError(HeterpsError):
+    """A store of checkpoints fails or does not answer; a later try may succeed."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
     worker        computes a stage
     profile       measures the model's layers on a pool
     code          brings the job's code (`spec.code`) into a folder, before one of the others starts
+    checkpoint    lists, verifies, compares or deletes checkpoints, for `heterps checkpoint`; needs no configuration
 
 Configuration comes from `$HETERPS_CONFIG`, `$HETERPS_COORDINATOR` and `$HETERPS_TOKEN`. Exit codes: 0 success, 1
 transient failure, 2 wrong input (the last line names the remedy), 130 ended too early, as this process or another one
@@ -31,7 +32,9 @@ from heterps_runtime.wire.ports import Ports
 
 __all__ = ["entry", "main"]
 
-_CODE = "code"  # no role of a process: it ends before one begins
+# no roles of a job's processes
+_CODE = "code"
+_CHECKPOINT = "checkpoint"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.parent is not None:
         end_with_parent(options.parent)
+    if options.role == _CHECKPOINT:
+        from heterps_runtime.checkpoint.tool import run_tool
+
+        return run_tool(options)
     at_termination()  # until it takes part in training, there is nothing to save
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the controller ends the job
     try:
@@ -131,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     code.add_argument("--to", type=Path, required=True, help="folder that gets the code")
     code.add_argument("--archive", type=Path, help="file from the job's ConfigMap")
     code.add_argument("--secret", type=Path, help="folder with username and password of the repository")
+    _add_actions(roles.add_parser(_CHECKPOINT, help="lists, verifies, compares or deletes checkpoints"))
     for role in (ps, worker):
         role.add_argument("--index", type=int, required=True)
     for role in (ps, worker, profile):
@@ -138,6 +146,22 @@ def _parser() -> argparse.ArgumentParser:
     for role in (coordinator, ps, worker):
         role.add_argument("--host", default="127.0.0.1", help="IPv4 or IPv6 address to listen on")
     return parser
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    """Add the actions on checkpoints; heterps_runtime/checkpoint/tool.py carries them out."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name in ("ls", "verify", "diff", "prune"):
+        action = actions.add_parser(name)
+        action.add_argument("address", help="path or address of the checkpoints")
+        if name == "verify":
+            action.add_argument("--checkpoint", help="step or folder of the only one to verify")
+        if name == "diff":
+            action.add_argument("--before", help="step or folder; default: the valid one before the other")
+            action.add_argument("--after", help="step or folder; default: the newest valid one")
+        if name == "prune":
+            action.add_argument("--keep", type=int, required=True, help="number of valid checkpoints that stay")
+            action.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
 
 
 def _load_config() -> RunConfig:

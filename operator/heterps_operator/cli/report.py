@@ -15,6 +15,7 @@ from heterps_operator.cli.options.cluster import check_name
 from heterps_operator.cli.options.plan import PAGES, check_target
 from heterps_operator.cli.plans.pages import write_page
 from heterps_operator.cli.plans.reasons import find_reasons
+from heterps_operator.cli.session import JOB_FILES
 from heterps_operator.control.problem import build_problem
 from heterps_operator.documents import Json
 from heterps_operator.errors import ClusterError, ManifestError, UsageError
@@ -33,7 +34,6 @@ __all__ = ["report"]
 
 _SECONDS = 10.0  # for the alternatives, and for the frontier
 _MOST_POINTS = 200  # of the frontier; more would not be seen apart
-_JOB_FILES = (".yaml", ".yml")
 _OF_A_CLUSTER = ("namespace", "context", "kubeconfig")  # options
 
 
@@ -66,7 +66,7 @@ def report(arguments: Namespace) -> int:
     """
     if arguments.html is not None:
         check_target("--html", arguments.html, PAGES)
-    here = arguments.job.endswith(_JOB_FILES)
+    here = arguments.job.endswith(JOB_FILES)
     if not here and arguments.work_directory is not None:
         raise UsageError("--work-directory: is for a job of this machine; name its job file (.yaml), or leave it out")
     given = [name for name in _OF_A_CLUSTER if getattr(arguments, name) is not None]

@@ -23,7 +23,9 @@ from heterps_operator.terminal.display import Display
 from heterps_planner.methods import METHODS
 from heterps_runtime.cores import usable_cores
 
-__all__ = ["Programs", "Session", "drive", "open_session"]
+__all__ = ["JOB_FILES", "Programs", "Session", "drive", "open_session"]
+
+JOB_FILES = (".yaml", ".yml")  # what tells a job file from other arguments
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Errors of checkpoints, worded for users; those of the storage itself are in `heterps_runtime.storage`.
 
     CheckpointError
-    ├── DamagedError        a file differs from what was written: truncated, changed, incomplete
+    ├── DamagedError        a file differs from what was written: truncated, changed
+    │   └── IncompleteError there is no manifest: the checkpoint is being written, or its writer was interrupted
     └── FencedError         another run has taken the checkpoints over
 
 After a `StorageError`, training continues and the last good checkpoint stays. After a `DamagedError`, an older
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from heterps_runtime.errors import HeterpsRuntimeError
 
-__all__ = ["CheckpointError", "DamagedError", "FencedError"]
+__all__ = ["CheckpointError", "DamagedError", "FencedError", "IncompleteError"]
 
 
 class CheckpointError(HeterpsRuntimeError):
@@ -21,6 +22,10 @@ class CheckpointError(HeterpsRuntimeError):
 
 class DamagedError(CheckpointError):
     """A file or checkpoint differs from what was written."""
+
+
+class IncompleteError(DamagedError):
+    """A checkpoint without a manifest: it is being written, or its writer was interrupted."""
 
 
 class FencedError(CheckpointError):

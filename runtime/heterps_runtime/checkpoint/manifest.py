@@ -20,11 +20,11 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterps_runtime.checkpoint.errors import DamagedError
+from heterps_runtime.checkpoint.errors import DamagedError, IncompleteError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
 from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.storage import Storage, StorageError
@@ -35,10 +35,15 @@ __all__ = [
     "CheckpointManifest",
     "TableRecord",
     "check_checkpoint",
+    "checkpoint_folders",
+    "delete_checkpoint",
+    "differences",
     "explain_mismatch",
     "find_latest",
     "new_folder",
+    "order_of",
     "retain",
+    "superseded",
     "write_manifest",
 ]
 
@@ -156,7 +161,7 @@ def check_checkpoint(
         text = storage.read(f"{folder}/{MANIFEST_NAME}")
     except StorageError as error:
         if error.missing:
-            raise DamagedError(f"it is incomplete: {MANIFEST_NAME} is missing") from error
+            raise IncompleteError(f"it is incomplete: {MANIFEST_NAME} is missing") from error
         raise
     manifest = CheckpointManifest.from_json(text)
     if manifest.folder != folder:
@@ -185,7 +190,7 @@ def find_latest(
         UnsupportedVersionError: a newer release has written a checkpoint, which an older one must not pass over.
     """
     skipped: list[tuple[str, str]] = []
-    for folder in _checkpoint_folders(storage):
+    for folder in checkpoint_folders(storage):
         try:
             return check_checkpoint(storage, folder, contents=contents), tuple(skipped)
         except DamagedError as error:
@@ -209,20 +214,55 @@ def retain(storage: Storage, newest: CheckpointManifest, keep: int, owner: Owner
     for stored in storage.files(newest.folder):
         if stored.removeprefix(f"{newest.folder}/") not in known:
             storage.delete(stored)
-    kept = 1
-    for folder in _checkpoint_folders(storage):
-        if _order(folder) >= _order(newest.folder):
+    for folder in superseded(storage, newest, keep):
+        owner.check()
+        delete_checkpoint(storage, folder)
+
+
+def superseded(storage: Storage, newest: CheckpointManifest, keep: int) -> list[str]:
+    """Return the folders before `newest`, except for the `keep - 1` newest valid ones.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    kept, found = 1, []
+    for folder in checkpoint_folders(storage):
+        if order_of(folder) >= order_of(newest.folder):
             continue
         if kept < keep and _is_valid(storage, folder):
             kept += 1
-            continue
-        owner.check()
-        # The manifest goes first: an interrupted deletion must not leave a checkpoint that looks valid.
-        storage.delete(f"{folder}/{MANIFEST_NAME}")
-        storage.delete_dir(folder)
+        else:
+            found.append(folder)
+    return found
 
 
-def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any], *, _prefix: str = "") -> list[str]:
+def delete_checkpoint(storage: Storage, folder: str) -> None:
+    """Delete a checkpoint. The manifest goes first: an interrupted deletion leaves nothing that looks valid.
+
+    Raises:
+        StorageError: a file cannot be deleted.
+    """
+    storage.delete(f"{folder}/{MANIFEST_NAME}")
+    storage.delete_dir(folder)
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, _prefix: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, value before, value after) for each field that differs; nested fields have dots.
+
+    Values are JSON; that of an absent field is "nothing".
+    """
+    for key in sorted({*before, *after}):
+        name = f"{_prefix}{key}"
+        one, other = before.get(key), after.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from differences(one, other, _prefix=f"{name}.")
+        elif (key in before) != (key in after) or _canonical(one) != _canonical(other):
+            yield name, _shown(before, key), _shown(after, key)
+
+
+def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
     """List the differences between a job and the one that wrote a checkpoint.
 
     Args:
@@ -232,15 +272,10 @@ def explain_mismatch(checkpoint: Mapping[str, Any], job: Mapping[str, Any], *, _
     Returns:
         One sentence per differing field, with both values.
     """
-    sentences = []
-    for key in sorted({*checkpoint, *job}):
-        name = f"{_prefix}{key}"
-        ours, theirs = job.get(key), checkpoint.get(key)
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            sentences += explain_mismatch(theirs, ours, _prefix=f"{name}.")
-        elif (key in job) != (key in checkpoint) or _canonical(ours) != _canonical(theirs):
-            sentences.append(f"{name}: the checkpoint has {_shown(checkpoint, key)}, the job has {_shown(job, key)}")
-    return sentences
+    return [
+        f"{name}: the checkpoint has {theirs}, the job has {ours}"
+        for name, theirs, ours in differences(checkpoint, job)
+    ]
 
 
 def _is_valid(storage: Storage, folder: str) -> bool:
@@ -253,12 +288,13 @@ def _is_valid(storage: Storage, folder: str) -> bool:
     return True
 
 
-def _checkpoint_folders(storage: Storage) -> list[str]:
+def checkpoint_folders(storage: Storage) -> list[str]:
     """Folders of checkpoints, newest first; other folders are ignored."""
-    return sorted((name for name in storage.folders() if _FOLDER.fullmatch(name)), key=_order, reverse=True)
+    return sorted((name for name in storage.folders() if _FOLDER.fullmatch(name)), key=order_of, reverse=True)
 
 
-def _order(folder: str) -> tuple[int, int, str]:
+def order_of(folder: str) -> tuple[int, int, str]:
+    """The term, the step and the attempt of a checkpoint's folder: its place in the order of age."""
     match = _FOLDER.fullmatch(folder)
     assert match, folder
     step, term, attempt = match.groups()

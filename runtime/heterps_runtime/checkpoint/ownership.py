@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from heterps_runtime.checkpoint.errors import FencedError
 from heterps_runtime.storage import Storage, StorageError
 
-__all__ = ["Ownership", "take_over"]
+__all__ = ["Ownership", "owner_of", "take_over"]
 
 _FOLDER = "owners"
 _VERSION = 1
@@ -55,9 +55,10 @@ class Ownership:
         mine = (self.term, self.identity)
         newer = [claim for claim in claims if claim > mine]
         if newer:
+            other = _described(self.storage, max(newer))
             raise FencedError(
-                f"{_describe(self.storage, max(newer))} has taken over {self.storage.address}; this run "
-                f"(term {self.term}) changes nothing there any more. Give every job its own checkpoint.path"
+                f"another run of {other} has taken over {self.storage.address}; this run (term {self.term}) changes "
+                "nothing there any more. Give every job its own checkpoint.path"
             )
         if mine not in claims:
             raise FencedError(
@@ -91,6 +92,16 @@ def take_over(storage: Storage, job: str, time: float) -> Ownership:
     return Ownership(storage, term, identity)
 
 
+def owner_of(storage: Storage) -> str | None:
+    """Describe the run that holds the checkpoints of a path: "job flights (term 3)"; None if none has held them.
+
+    Raises:
+        StorageError: the records cannot be listed.
+    """
+    claims = _claims(storage)
+    return _described(storage, claims[-1]) if claims else None
+
+
 def _claims(storage: Storage) -> list[_Claim]:
     """All claims, in the order of precedence."""
     matches = [match for match in map(_NAME.fullmatch, storage.files(_FOLDER)) if match]
@@ -102,10 +113,9 @@ def _name(claim: _Claim) -> str:
     return f"{_FOLDER}/{term:09d}-{identity}.json"
 
 
-def _describe(storage: Storage, claim: _Claim) -> str:
-    """The run behind a claim, for messages."""
+def _described(storage: Storage, claim: _Claim) -> str:
+    """The job behind a claim, for messages."""
     try:
-        job = json.loads(storage.read(_name(claim)))["job"]
+        return f"job {json.loads(storage.read(_name(claim)))['job']} (term {claim[0]})"
     except (StorageError, ValueError, KeyError, TypeError, RecursionError):
-        return f"another run (term {claim[0]})"
-    return f"another run of job {job} (term {claim[0]})"
+        return f"an unknown job (term {claim[0]})"

@@ -14,7 +14,7 @@ from heterps_runtime import storage
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest, _checksum, explain_mismatch
-from heterps_runtime.checkpoint.ownership import _claims, _describe
+from heterps_runtime.checkpoint.ownership import _claims, _described
 from heterps_runtime.processes.work import WorkCounter
 from heterps_runtime.storage import Storage, StorageAddressError, StorageError
 from heterps_runtime.versions import UnsupportedVersionError
@@ -87,7 +87,7 @@ def _read_owner(data: bytes) -> None:
     name, _, content = data.partition(SEPARATOR)
     storage = _Memory(name.decode(errors="replace"), content)
     for claim in _claims(storage):
-        _describe(storage, claim)
+        _described(storage, claim)
 
 
 class _LocalOnly:

@@ -1,0 +1,188 @@
+"""`heterps-runtime checkpoint`: what lies at a checkpoint path, as a JSON document for `heterps checkpoint`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from heterps_runtime.checkpoint.comparison import compare
+from heterps_runtime.checkpoint.errors import DamagedError
+from heterps_runtime.checkpoint.manifest import (
+    CheckpointManifest,
+    check_checkpoint,
+    delete_checkpoint,
+    find_latest,
+    superseded,
+)
+from heterps_runtime.checkpoint.ownership import owner_of
+from heterps_runtime.checkpoint.survey import Found, Health, count_rows, named, survey
+from heterps_runtime.contract import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_OK
+from heterps_runtime.errors import UserError
+from heterps_runtime.storage import Storage, StorageError
+
+__all__ = ["run_tool"]
+
+_PROGRESS_SECONDS = 2.0
+
+
+def run_tool(options: argparse.Namespace) -> int:
+    """Carry out an action, and print its document: what was found, or `{"error": {"reason", "message"}}`.
+
+    Args:
+        options: the action and its arguments; heterps_runtime/__main__.py declares them.
+
+    Returns:
+        The exit code of a process of the runtime.
+    """
+    try:
+        document, code = _act(options), EXIT_OK
+    except (UserError, DamagedError) as error:
+        document, code = _refusal("BadInput", error), EXIT_BAD_INPUT
+    except StorageError as error:
+        document, code = _refusal("StorageError", error), EXIT_FAILED
+    sys.stdout.write(json.dumps(document) + "\n")
+    return code
+
+
+def _refusal(reason: str, error: Exception) -> dict[str, Any]:
+    return {"error": {"reason": reason, "message": str(error)}}
+
+
+def _act(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the document of an action.
+
+    Raises:
+        UserError: there is no such folder or checkpoint.
+        DamagedError: a checkpoint to compare is damaged.
+        StorageError: the storage cannot be read, or a file cannot be deleted.
+    """
+    storage = Storage.open(options.address)
+    if not storage.exists(""):
+        raise UserError(f"{storage.address}: there is no such folder; name a checkpoint path or a job file")
+    document: dict[str, Any] = {"version": 1, "address": storage.address}
+    match options.action:
+        case "ls":
+            found = survey(storage)
+        case "verify":
+            found = _verify(storage, options.checkpoint)
+        case "diff":
+            return document | _diff(storage, options.before, options.after)
+        case _:
+            return document | _prune(storage, options.keep, options.dry_run)
+    return document | {"owner": owner_of(storage), "checkpoints": [_to_json(storage, one) for one in found]}
+
+
+def _verify(storage: Storage, checkpoint: str | None) -> list[Found]:
+    """Look at all checkpoints, or at one, with the contents of all files."""
+    only = None if checkpoint is None else [named(storage, checkpoint)]
+    size = sum(one.bytes for one in survey(storage, only) if one.health == Health.VALID)
+    with _progress(storage, "verified", size):
+        return survey(storage, only, contents=True)
+
+
+def _to_json(storage: Storage, found: Found) -> dict[str, Any]:
+    manifest = found.manifest
+    document: dict[str, Any] = {
+        "folder": found.folder,
+        "step": found.step,
+        "term": found.term,
+        "health": found.health,
+        "reason": found.reason or None,
+        "bytes": found.bytes,
+    }
+    if manifest is not None:
+        document |= {
+            "epoch": manifest.epoch,
+            "samples": manifest.samples,
+            "loss": manifest.loss,
+            "rows": count_rows(storage, manifest),
+            "tables": len(manifest.tables),
+            "files": len(manifest.files),
+        }
+    return document
+
+
+def _diff(storage: Storage, before: str | None, after: str | None) -> dict[str, Any]:
+    valid = [one.folder for one in survey(storage) if one.health == Health.VALID]
+    newer = named(storage, after) if after is not None else next(iter(valid), None)
+    if newer is None:
+        raise UserError(f"{storage.address}: there is no valid checkpoint to compare; heterps checkpoint ls lists all")
+    older = (
+        named(storage, before) if before is not None else next((f for f in valid if _follows(valid, f, newer)), None)
+    )
+    if older is None:
+        raise UserError(f"{storage.address}: there is no valid checkpoint before {newer}; name one to compare it with")
+    one, other = (check_checkpoint(storage, folder, contents=False) for folder in (older, newer))
+    size = sum(entry.bytes for manifest in (one, other) for entry in manifest.files)
+    with _progress(storage, "compared", size):
+        compared = compare(storage, one, other)
+    return {
+        "before": _identity(one),
+        "after": _identity(other),
+        "fields": [{"field": name, "before": a, "after": b} for name, a, b in compared.fields],
+        "tables": [asdict(table) | {"largest": _number(table.largest)} for table in compared.tables],
+        "arrays": [asdict(array) | {"largest": _number(array.largest)} for array in compared.arrays],
+    }
+
+
+def _follows(valid: list[str], folder: str, newer: str) -> bool:
+    """Whether a folder comes after another one in a list, newest first."""
+    return newer in valid and valid.index(folder) > valid.index(newer)
+
+
+def _identity(manifest: CheckpointManifest) -> dict[str, Any]:
+    return {name: getattr(manifest, name) for name in ("folder", "step", "epoch", "samples", "loss")}
+
+
+def _number(value: float) -> float | None:
+    """JSON has no other word for a number that is none."""
+    return value if math.isfinite(value) else None
+
+
+def _prune(storage: Storage, keep: int, dry_run: bool) -> dict[str, Any]:
+    if keep < 1:
+        raise UserError(f"--keep: must be >= 1, is {keep}; delete the folder to delete all checkpoints")
+    sizes = {one.folder: one.bytes for one in survey(storage)}
+    with _progress(storage, "verified the newest checkpoint:", sum(sizes.values())):
+        newest, skipped = find_latest(storage)
+    if newest is None:
+        raise UserError(f"{storage.address}: there is no valid checkpoint, so nothing is deleted")
+    # Without taking the path over: a running job goes on. It resumes from `newest` or a newer one, which stay.
+    deleted = superseded(storage, newest, keep)
+    if not dry_run:
+        for folder in deleted:
+            delete_checkpoint(storage, folder)
+    return {
+        "dryRun": dry_run,
+        "kept": [folder for folder in sizes if folder not in deleted],
+        "passedOver": [{"folder": folder, "reason": reason} for folder, reason in skipped],
+        "deleted": deleted,
+        "bytes": sum(sizes.get(folder, 0) for folder in deleted),
+    }
+
+
+@contextmanager
+def _progress(storage: Storage, doing: str, size: int) -> Iterator[None]:
+    """Say on stderr from time to time how much is read."""
+    begun, over = storage.work.total, threading.Event()
+
+    def say() -> None:
+        while not over.wait(_PROGRESS_SECONDS):
+            read = storage.work.total - begun
+            sys.stderr.write(f"{doing} {read / 1e9:.1f} of {size / 1e9:.1f} GB\n")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
