@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -92,9 +93,8 @@ def test_arrays_are_compared_element_by_element_buffers_too(storage: Storage) ->
 
 
 def test_a_field_of_the_job_that_differs_has_both_values(storage: Storage) -> None:
-    one, other = write_checkpoint(storage, 20), write_checkpoint(storage, 40)
-    other.fingerprint["training.seed"] = 8
-    other.plan["revision"] = 2
+    one = write_checkpoint(storage, 20)
+    other = dataclasses.replace(one, fingerprint={**one.fingerprint, "training.seed": 8}, plan={"revision": 2})
     assert compare(storage, one, other).fields == [("training.seed", "7", "8"), ("plan.revision", "nothing", "2")]
 
 
