@@ -1,6 +1,6 @@
 """`heterps checkpoint ACTION WHERE`: list, verify, compare and delete a job's checkpoints.
 
-The runtime does the work, in a child process: this package loads neither numpy's nor the stores' libraries for it.
+The runtime does the work in a child process, because the command line loads no clients of stores.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, differences
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, differences
 from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
+from heterps_runtime.partition.splitmix import mix64
 from heterps_runtime.storage import Storage
 
 __all__ = ["ArrayChange", "Comparison", "TableChange", "compare"]
@@ -19,8 +20,6 @@ __all__ = ["ArrayChange", "Comparison", "TableChange", "compare"]
 Array = npt.NDArray[Any]
 
 _MOST_BYTES = 512 << 20  # of files whose rows are held at a time
-_TABLE_SHIFT = 48  # the upper 16 bits of a key are its table
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # spreads keys over parts (Knuth, multiplicative hashing)
 
 
 @dataclass
@@ -120,8 +119,7 @@ def _rows(
     """Return, by dim, the keys (n,) of a part in ascending order, and their rows (n, dim)."""
 
     def wanted(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        spread = (keys.astype(np.uint64) * _ODD) >> np.uint64(32)
-        mask: npt.NDArray[np.bool_] = spread % np.uint64(parts) == part
+        mask: npt.NDArray[np.bool_] = mix64(keys.view(np.uint64)) % np.uint64(parts) == part
         return mask
 
     pieces: dict[int, list[tuple[npt.NDArray[np.int64], Array]]] = {}
@@ -159,13 +157,14 @@ def _compare_rows(
         tables[index].removed -= count
         tables[index].added -= count
     for index, count in _by_table(common[changed]):
-        mine = largest[changed & ((common >> _TABLE_SHIFT) == index)]
+        mine = largest[changed & ((common >> ID_BITS) == index)]
         tables[index].changed += count
         tables[index].largest = float(np.maximum(tables[index].largest, mine.max()))
 
 
 def _by_table(keys: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    indices, counts = np.unique(keys >> _TABLE_SHIFT, return_counts=True)
+    """Yield (index, number of keys) of each table."""
+    indices, counts = np.unique(keys >> ID_BITS, return_counts=True)
     yield from zip(indices.tolist(), counts.tolist(), strict=True)
 
 

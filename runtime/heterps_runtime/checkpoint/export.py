@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import CheckpointError
 from heterps_runtime.checkpoint.format import TensorSpec, create_tensor_file
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, TableRecord, check_checkpoint
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, TableRecord, check_checkpoint
 from heterps_runtime.checkpoint.ownership import Ownership
 from heterps_runtime.checkpoint.publishing import DESCRIPTION, files_below, recover, replace_folder, upload
 from heterps_runtime.checkpoint.readme import receiver_readme
@@ -46,8 +46,7 @@ DEFAULT_DENSE_LIMIT_BYTES = 1 << 30  # a table up to this size is exported whole
 _VERSION = 1  # of model.json
 _CHUNK_ROWS = 65_536
 _CHUNK_BYTES = 8 << 20
-_ID_BITS = 48  # a row's key is (table index << 48) | id
-_ID_MASK = (1 << _ID_BITS) - 1
+_ID_MASK = (1 << ID_BITS) - 1
 _HASHING = {
     "integers": "id modulo num_embeddings, non-negative",
     "strings": "as the integer int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), 'little')",
@@ -258,7 +257,7 @@ class _Export:
 
 def _of_table(table: TableRecord) -> Callable[[Ids], npt.NDArray[np.bool_]]:
     def mask(keys: Ids) -> npt.NDArray[np.bool_]:
-        of_table: npt.NDArray[np.bool_] = keys >> _ID_BITS == table.index
+        of_table: npt.NDArray[np.bool_] = keys >> ID_BITS == table.index
         return of_table
 
     return mask

@@ -31,6 +31,7 @@ from heterps_runtime.storage import Storage, StorageError
 from heterps_runtime.versions import UnsupportedVersionError, check_version, known_fields
 
 __all__ = [
+    "ID_BITS",
     "MANIFEST_NAME",
     "CheckpointManifest",
     "TableRecord",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
+ID_BITS = 48  # a row's key is (table index << ID_BITS) | id
 _VERSION = 1
 _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
 
@@ -56,7 +58,7 @@ _FOLDER = re.compile(r"step-(\d{9,})\.(\d+)-([0-9a-f]{8})")
 class TableRecord:
     """An embedding table."""
 
-    index: int  # the upper 16 bits of its rows' keys
+    index: int  # in its rows' keys
     name: str  # qualified name of the parameter in the user's module
     num_embeddings: int
     dim: int

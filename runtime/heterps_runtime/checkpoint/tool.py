@@ -19,6 +19,7 @@ from heterps_runtime.checkpoint.manifest import (
     check_checkpoint,
     delete_checkpoint,
     find_latest,
+    order_of,
     superseded,
 )
 from heterps_runtime.checkpoint.ownership import owner_of
@@ -101,7 +102,7 @@ def _to_json(storage: Storage, found: Found) -> dict[str, Any]:
         document |= {
             "epoch": manifest.epoch,
             "samples": manifest.samples,
-            "loss": manifest.loss,
+            "loss": _number(manifest.loss),
             "rows": count_rows(storage, manifest),
             "tables": len(manifest.tables),
             "files": len(manifest.files),
@@ -114,12 +115,13 @@ def _diff(storage: Storage, before: str | None, after: str | None) -> dict[str, 
     newer = named(storage, after) if after is not None else next(iter(valid), None)
     if newer is None:
         raise UserError(f"{storage.address}: there is no valid checkpoint to compare; heterps checkpoint ls lists all")
-    older = (
-        named(storage, before) if before is not None else next((f for f in valid if _follows(valid, f, newer)), None)
-    )
+    if before is not None:
+        older: str | None = named(storage, before)
+    else:
+        older = next((folder for folder in valid if order_of(folder) < order_of(newer)), None)
     if older is None:
         raise UserError(f"{storage.address}: there is no valid checkpoint before {newer}; name one to compare it with")
-    one, other = (check_checkpoint(storage, folder, contents=False) for folder in (older, newer))
+    one, other = _read(storage, older), _read(storage, newer)
     size = sum(entry.bytes for manifest in (one, other) for entry in manifest.files)
     with _progress(storage, "compared", size):
         compared = compare(storage, one, other)
@@ -132,23 +134,24 @@ def _diff(storage: Storage, before: str | None, after: str | None) -> dict[str, 
     }
 
 
-def _follows(valid: list[str], folder: str, newer: str) -> bool:
-    """Whether a folder comes after another one in a list, newest first."""
-    return newer in valid and valid.index(folder) > valid.index(newer)
+def _read(storage: Storage, folder: str) -> CheckpointManifest:
+    try:
+        return check_checkpoint(storage, folder, contents=False)
+    except DamagedError as error:
+        raise UserError(f"{folder}: cannot be compared, {error}; name a valid one, or leave it out") from error
 
 
 def _identity(manifest: CheckpointManifest) -> dict[str, Any]:
-    return {name: getattr(manifest, name) for name in ("folder", "step", "epoch", "samples", "loss")}
+    facts = {name: getattr(manifest, name) for name in ("folder", "step", "epoch", "samples")}
+    return facts | {"loss": _number(manifest.loss)}
 
 
-def _number(value: float) -> float | None:
-    """JSON has no other word for a number that is none."""
-    return value if math.isfinite(value) else None
+def _number(value: float | None) -> float | None:
+    """Return a number that JSON has: neither infinite nor NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _prune(storage: Storage, keep: int, dry_run: bool) -> dict[str, Any]:
-    if keep < 1:
-        raise UserError(f"--keep: must be >= 1, is {keep}; delete the folder to delete all checkpoints")
     sizes = {one.folder: one.bytes for one in survey(storage)}
     with _progress(storage, "verified the newest checkpoint:", sum(sizes.values())):
         newest, skipped = find_latest(storage)

@@ -99,6 +99,17 @@ def test_two_are_compared_the_newest_valid_ones_unless_named(storage: Storage, c
     assert "0 of 4 arrays are equal in both" in text
 
 
+def test_a_damaged_one_is_not_compared_unless_named(storage: Storage, tmp_path: Path, capsys: Any) -> None:
+    for step in (20, 40):
+        write_checkpoint(storage, step)
+    damaged = write_checkpoint(storage, 60)
+    (tmp_path / storage.path(damaged.folder) / "manifest.json").unlink()
+    document = answer(capsys, "diff", "job.yaml")
+    assert (document["before"]["step"], document["after"]["step"]) == (20, 40)
+    message = answer(capsys, "diff", "job.yaml", "--after", "60", code=2)["failure"]["message"]
+    assert message.startswith(f"{damaged.folder}: cannot be compared, it is incomplete: manifest.json is missing;")
+
+
 def test_old_ones_are_deleted_and_nothing_else(storage: Storage, tmp_path: Path, capsys: Any) -> None:
     manifests = [write_checkpoint(storage, step) for step in (20, 40, 60, 80)]
     (tmp_path / storage.path(manifests[2].folder) / "manifest.json").unlink()
