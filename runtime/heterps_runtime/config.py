@@ -81,6 +81,11 @@ class RunConfig:
         return classes
 
     @property
+    def streams_data(self) -> bool:
+        """Whether the data is read while training, in the order of windows."""
+        return self.data.get("access") == "Streamed"
+
+    @property
     def dtype_name(self) -> str:
         """Numpy's name of the type of parameters, optimizers and gradients."""
         return "float64" if self.precision == "fp64" else "float32"
@@ -102,6 +107,7 @@ class RunConfig:
             "data.dense": self.data["dense"],
             "data.sparse": self.data["sparse"],
             **({"data.tensors": tensors} if tensors else {}),
+            **({"data.windowRows": self.data["windowRows"]} if self.streams_data else {}),  # the order depends on it
             "training.globalBatchSize": self.global_batch_size,
             "training.optimizer.dense": self.dense_optimizer,
             "training.optimizer.sparse": self.sparse_optimizer,

@@ -85,6 +85,7 @@ class CheckpointManifest:
     lineage: int  # of its members' state
     loss: float | None = None  # of training, smoothed; None before the first step
     folder: str = ""  # the checkpoint's folder in its storage
+    layout: str = ""  # what the order of training rows depends on beside their number
     version: int = _VERSION
 
     @property
@@ -99,6 +100,8 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
+        if not self.layout:  # as written before there were streamed data sets
+            del body["layout"]
         return json.dumps({"manifest": body, "checksum": _checksum(body)}, indent=1).encode()
 
     @classmethod

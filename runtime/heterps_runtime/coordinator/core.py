@@ -117,13 +117,16 @@ class CoordinatorCore:
         # has given up takes nothing over.
         self._effects.open_checkpoints()
 
-    def checkpoints_opened(self, latest: CheckpointRecord | None, samples: int, rows: int | None) -> None:
+    def checkpoints_opened(
+        self, latest: CheckpointRecord | None, samples: int, rows: int | None, layout: str = ""
+    ) -> None:
         """Note that the checkpoints belong to this run.
 
         Args:
             latest: the checkpoint to resume from; None: start from scratch.
             samples: trained on up to that checkpoint.
             rows: of the training data at that checkpoint.
+            layout: of the training data, see `DataSize`.
         """
         if self.phase in FINAL_PHASES:
             return
@@ -132,7 +135,7 @@ class CoordinatorCore:
         if latest is not None:
             self.resumed_from = latest.step
             self.progress.resume(latest.step, samples)
-            problem = self.progress.set_rows(rows, CHECKPOINT) if rows else None
+            problem = self.progress.set_rows(rows, CHECKPOINT, layout) if rows else None
             if problem:
                 self.fail("DataChanged", problem)
                 return
@@ -286,7 +289,7 @@ class CoordinatorCore:
         self.membership.admit(sender, incarnation, words, self.progress.committed)
         self.liveness.hear(sender)
         if words.data is not None:
-            problem = self.progress.set_rows(words.data.train, sender)
+            problem = self.progress.set_rows(words.data.train, sender, words.data.layout)
             if problem:
                 self.fail("DataChanged", problem)
                 return

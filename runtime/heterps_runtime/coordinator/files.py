@@ -108,6 +108,7 @@ class JobFiles:
             seed=self._config.seed,
             global_batch_size=self._config.global_batch_size,
             num_rows=progress["numRows"],
+            layout=progress["layout"],
             samples=progress["samples"],
             fingerprint=self._config.fingerprint(),
             plan=plan,

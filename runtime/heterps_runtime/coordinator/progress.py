@@ -27,6 +27,7 @@ class Progress:
         self.samples = 0
         self.batches: Batches | None = None  # from the checkpoint, or as reported by the first worker
         self._rows_from = ""
+        self.layout = ""  # of the training data, see `DataSize`
         self.loss: float | None = None  # smoothed
         self.last_loss: float | None = None
         self._commits: deque[tuple[float, int]] = deque()  # (time, samples so far) of recent commits
@@ -36,15 +37,16 @@ class Progress:
 
     # --- size of the job ----------------------------------------------------------------------------------------------
 
-    def set_rows(self, rows: int, source: str) -> str | None:
+    def set_rows(self, rows: int, source: str, layout: str = "") -> str | None:
         """Set the number of training rows.
 
         Args:
             rows: number of rows.
             source: who says so: `CHECKPOINT` or a worker's name.
+            layout: see `DataSize`.
 
         Returns:
-            An error message if the number differs from the known one: the same whichever source came first.
+            An error message if the rows differ from the known ones: the same whichever source came first.
         """
         if self.num_rows is not None and self.num_rows != rows:
             (first, one), (second, other) = sorted([(self._rows_from, self.num_rows), (source, rows)])
@@ -52,7 +54,13 @@ class Progress:
                 f"data.train: {one} rows according to {first}, but {other} according to {second}; "
                 "the data must not change during a job"
             )
-        self._rows_from = source
+        if self.num_rows is not None and self.layout != layout:
+            first, second = sorted([self._rows_from, source])
+            return (
+                f"data.train: the files or their row groups according to {first} are others than according to "
+                f"{second}; the data must not change during a job"
+            )
+        self._rows_from, self.layout = source, layout
         self.batches = Batches(rows, self._config.global_batch_size)
         return None
 
@@ -150,6 +158,7 @@ class Progress:
             "epoch": self.epoch,
             "samples": self.samples,
             "numRows": self.num_rows,
+            "layout": self.layout,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
         }
 

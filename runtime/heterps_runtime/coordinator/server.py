@@ -267,7 +267,7 @@ class CoordinatorServer:
             if manifest is None:
                 self.core.checkpoints_opened(None, 0, None)
             else:
-                self.core.checkpoints_opened(manifest, manifest.samples, manifest.num_rows)
+                self.core.checkpoints_opened(manifest, manifest.samples, manifest.num_rows, manifest.layout)
 
         def failed(error: Exception) -> None:
             if isinstance(error, TransientError):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heterps_runtime.data.cache import CachedSplit, Progress, open_cached
 from heterps_runtime.data.errors import DataError, nearest
-from heterps_runtime.data.source import Source
-from heterps_runtime.data.spec import DataSpec, LabelKind, Split, TensorColumn
+from heterps_runtime.data.order import RowOrder, Rows
+from heterps_runtime.data.records import Arrays
+from heterps_runtime.data.spec import DataSpec, LabelKind, TensorColumn
 from heterps_runtime.data.tensors import scaled
 
-__all__ = ["Dataset", "DatasetSchema", "open_dataset"]
-
-Rows = npt.NDArray[np.int64]
-
-# np.load parses a file's header with `ast`. In CPython 3.11, two threads must not do so at the same time ("AST
-# constructor recursion depth mismatch"): the lock is for ours, and the attempts for threads of libraries.
-_PARSING = threading.Lock()
-_ATTEMPTS = 5
+__all__ = ["Dataset", "DatasetSchema", "Run"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +30,11 @@ class DatasetSchema:
     label: str
     label_kind: LabelKind
 
+    @classmethod
+    def of(cls, spec: DataSpec, single_valued: tuple[str, ...], multi_valued: tuple[str, ...]) -> DatasetSchema:
+        """The schema of a job's data, of whose sparse columns some hold lists."""
+        return cls(spec.dense, single_valued, multi_valued, spec.tensors, spec.label, spec.label_kind)
+
     @property
     def features(self) -> tuple[str, ...]:
         """Names that a model's `forward` may use as parameters."""
@@ -45,25 +42,67 @@ class DatasetSchema:
         return (*self.single_valued, *multi, *(t.name for t in self.tensors), *(("dense",) if self.dense else ()))
 
 
-class Dataset:
-    """Rows of a split, memory-mapped from the local cache. Thread-safe.
+@dataclass(frozen=True)
+class Run:
+    """Rows that lie in the same arrays."""
+
+    arrays: Arrays  # as in `records`
+    rows: Rows  # int64 (n,), positions in them
+
+
+class Dataset(ABC):
+    """Rows of a split.
 
     Args:
-        spec: the job's data.
-        cached: the split's cache.
+        schema: its columns.
+        num_rows: of the split.
     """
 
-    def __init__(self, spec: DataSpec, cached: CachedSplit) -> None:
-        self.num_rows = cached.num_rows
-        self.schema = DatasetSchema(
-            spec.dense, cached.single_valued, cached.multi_valued, spec.tensors, spec.label, spec.label_kind
-        )
-        self._cached = cached  # prevents the eviction of the folder
-        # Plain views: indexing a np.memmap has the overhead of a subclass.
-        with _PARSING:
-            self._arrays: dict[str, npt.NDArray[Any]] = {
-                name: _mapped(cached.folder / file) for name, file in cached.arrays.items()
-            }
+    #: Identity of what the order of rows depends on beside their number; empty if it depends on nothing else.
+    layout = ""
+
+    def __init__(self, schema: DatasetSchema, num_rows: int) -> None:
+        self.schema = schema
+        self.num_rows = num_rows
+
+    @abstractmethod
+    def training_order(self, global_batch_size: int, seed: int) -> RowOrder:
+        """The shuffled rows of each step."""
+
+    @abstractmethod
+    def evaluation_order(self, global_batch_size: int) -> RowOrder:
+        """The rows of each batch of an evaluation, each row once."""
+
+    @abstractmethod
+    def runs(self, rows: Rows) -> list[Run]:
+        """Find rows, int64 (n,), in arrays: consecutive parts of `rows`, in their order.
+
+        Raises:
+            DataError: the rows cannot be read; see the class.
+        """
+
+    @abstractmethod
+    def location(self, row: int) -> str:
+        """A row as users know it, such as `row 12 of train.parquet`."""
+
+    def read_ahead(  # noqa: B027 - nothing to do is right for data that is at hand
+        self, order: RowOrder, step: int, start: int, stop: int, end: int
+    ) -> None:
+        """Say what is read next: the samples `start` to `stop` (exclusive) of a step, and of those after it.
+
+        Args:
+            order: of this data set.
+            step: the next one.
+            start: first sample of each batch.
+            stop: one after the last.
+            end: steps from here on are not needed.
+        """
+
+    def forget(self) -> None:  # noqa: B027
+        """Let go of what was read ahead."""
+
+    def close(self) -> None:  # noqa: B027
+        """Stop reading."""
 
     def check_features(self, features: Sequence[str]) -> None:
         """Check that the data has the features of a model.
@@ -109,55 +148,55 @@ class Dataset:
             one, with `<name>_offsets` int64 (n,) as in nn.EmbeddingBag; float32 (n, *shape), scaled, for a tensor;
             float32 (n, D) for `dense`; and always `label` (n,), float32, or int64 for classes. Ids are signed 64-bit,
             not reduced modulo a table's size.
+
+        Raises:
+            DataError: the rows cannot be read.
         """
-        result: dict[str, npt.NDArray[Any]] = {"label": self._arrays["label"].take(rows)}
+        runs = self.runs(rows)
+        result = {"label": _taken(runs, "label")}
         if "dense" in features:
-            result["dense"] = self._arrays["dense"].take(rows, axis=0)
+            result["dense"] = _taken(runs, "dense")
         if any(name in features for name in self.schema.single_valued):
             # One gather of whole rows, then a transposition in cache: (n, S) -> (S, n).
-            columns = np.ascontiguousarray(self._arrays["sparse"].take(rows, axis=0).T)
+            columns = np.ascontiguousarray(_taken(runs, "sparse").T)
             for j, name in enumerate(self.schema.single_valued):
                 if name in features:
                     result[name] = columns[j]
         for name in self.schema.multi_valued:
             if name in features:
-                result[name], result[f"{name}_offsets"] = self._lists(name, rows)
+                result[name], result[f"{name}_offsets"] = _lists(runs, name)
         for tensor in self.schema.tensors:
             if tensor.name in features:
-                result[tensor.name] = scaled(self._arrays[tensor.name].take(rows, axis=0), tensor)
+                result[tensor.name] = scaled(_taken(runs, tensor.name), tensor)
         return result
 
-    def _lists(self, name: str, rows: Rows) -> tuple[Rows, Rows]:
-        """The concatenated lists of a multi-valued feature, and the start of each."""
-        stored = self._arrays[f"{name}:offsets"]  # (N + 1,)
-        begins = stored.take(rows)
-        lengths = stored.take(rows + 1) - begins
-        ends = np.cumsum(lengths)
-        offsets = ends - lengths  # (n,)
+
+def _taken(runs: Sequence[Run], name: str) -> npt.NDArray[Any]:
+    """The rows of an array, a new array (n, *shape)."""
+    if len(runs) == 1:
+        return runs[0].arrays[name].take(runs[0].rows, axis=0)
+    first = runs[0].arrays[name]
+    result = np.empty((sum(len(run.rows) for run in runs), *first.shape[1:]), dtype=first.dtype)
+    start = 0
+    for run in runs:
+        stop = start + len(run.rows)
+        # The default mode would collect the result in another buffer first.
+        np.take(run.arrays[name], run.rows, axis=0, out=result[start:stop], mode="clip")
+        start = stop
+    return result
+
+
+def _lists(runs: Sequence[Run], name: str) -> tuple[Rows, Rows]:
+    """The concatenated lists of a multi-valued feature, int64 (nnz,), and the start of each, int64 (n,)."""
+    values, lengths = [], []
+    for run in runs:
+        stored = run.arrays[f"{name}:offsets"]  # (N + 1,)
+        begins = stored.take(run.rows)
+        sizes = stored.take(run.rows + 1) - begins
+        ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
-        positions = np.arange(total, dtype=np.int64) + np.repeat(begins - offsets, lengths)
-        return self._arrays[f"{name}:values"].take(positions), offsets
-
-
-def open_dataset(spec: DataSpec, split: Split, progress: Progress | None = None) -> Dataset:
-    """Open a split of the job's data. The first process of a machine builds the cache, the others wait.
-
-    Args:
-        spec: the job's data.
-        split: `train` or `evaluation`.
-        progress: see `cache.Progress`.
-
-    Raises:
-        DataError: the data is wrong, or cannot be read or cached; the message names the remedy.
-    """
-    source = Source(spec, split)
-    return Dataset(spec, open_cached(source, progress or (lambda fraction, text: None)))
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return np.asarray(np.load(path, mmap_mode="r"))
-        except SystemError:  # another thread parsed at that moment
-            continue
-    return np.asarray(np.load(path, mmap_mode="r"))
+        positions = np.arange(total, dtype=np.int64) + np.repeat(begins - (ends - sizes), sizes)
+        values.append(run.arrays[f"{name}:values"].take(positions))
+        lengths.append(sizes)
+    sizes = np.concatenate(lengths)
+    return np.concatenate(values), np.cumsum(sizes) - sizes

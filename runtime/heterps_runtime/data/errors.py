@@ -1,8 +1,10 @@
 """Errors of training data.
 
 UserError (heterps_runtime.errors, a ValueError)
-└── DataError            a field of spec.data, a file, a column or a value is wrong
-└── DataCacheError   the local cache cannot be written: maxBytes, a full disk, no permission
+└── DataError              a field of spec.data, a file, a column or a value is wrong
+└── DataCacheError     the local cache cannot be written: maxBytes, a full disk, no permission
+TransientError (heterps_runtime.errors)
+└── DataUnavailableError   a store does not deliver
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from heterps_runtime.errors import UserError
+from heterps_runtime.errors import TransientError, UserError
 
-__all__ = ["DataCacheError", "DataError", "nearest"]
+__all__ = ["DataCacheError", "DataError", "DataUnavailableError", "nearest"]
 
 
 class DataError(UserError):
@@ -21,6 +23,10 @@ class DataError(UserError):
 
 class DataCacheError(DataError):
     """The local data cache cannot be written."""
+
+
+class DataUnavailableError(TransientError):
+    """A store does not deliver a file that it has listed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

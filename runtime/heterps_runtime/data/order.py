@@ -9,6 +9,7 @@ generator may change between versions, and a resumed job must see the same order
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,51 @@ import numpy.typing as npt
 from heterps_runtime.partition.batches import Batches
 from heterps_runtime.partition.splitmix import GOLDEN, mix64
 
-__all__ = ["BLOCK_ROWS", "BatchOrder"]
+__all__ = ["BLOCK_ROWS", "BatchOrder", "RowOrder", "Rows", "SequentialOrder", "epoch_key", "hash64"]
 
 #: Rows per block. At 26 ids and 13 numbers, a block is about 16 KiB: four pages.
 BLOCK_ROWS = 64
 
+#: Row numbers.
 Rows = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 
-def _hash(x: _Words) -> _Words:
+def hash64(x: _Words) -> _Words:
+    """A hash of each word: neighbours have unrelated hashes."""
     return mix64(x + GOLDEN)
+
+
+def epoch_key(seed: int, epoch: int) -> np.uint64:
+    """The start of the hashes of an epoch."""
+    words = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], dtype=np.uint64)
+    return np.uint64(hash64(hash64(words[:1]) + words[1:])[0])
+
+
+class RowOrder(Protocol):
+    """The rows of each step."""
+
+    batches: Batches
+
+    def rows(self, step: int, start: int, stop: int) -> Rows:
+        """Row numbers of the samples `start` to `stop` (exclusive) of a step's batch, int64 (stop - start,)."""
+
+
+class SequentialOrder:
+    """The rows in the order of the data.
+
+    Args:
+        num_rows: rows of the data set, >= 1.
+        global_batch_size: samples per step, >= 1.
+    """
+
+    def __init__(self, num_rows: int, global_batch_size: int) -> None:
+        self.batches = Batches(num_rows, global_batch_size)
+
+    def rows(self, step: int, start: int, stop: int) -> Rows:
+        """See `RowOrder.rows`."""
+        first = self.batches.start(step)
+        return np.arange(first + start, first + stop, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -82,20 +117,16 @@ class BatchOrder:
         return rows
 
     def _prepared(self, epoch: int) -> _BlockOrder:
-        keys = _hash(self._key(epoch) + np.arange(self._num_blocks, dtype=np.uint64))
+        keys = hash64(epoch_key(self.seed, epoch) + np.arange(self._num_blocks, dtype=np.uint64))
         blocks = np.argsort(keys, kind="stable").astype(np.int64)
         short = int(np.flatnonzero(blocks == self._num_blocks - 1)[0])
         return _BlockOrder(epoch, blocks, (short + 1) * BLOCK_ROWS - self._missing)
 
-    def _key(self, epoch: int) -> np.uint64:
-        words = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, epoch], dtype=np.uint64)
-        return np.uint64(_hash(_hash(words[:1]) + words[1:])[0])
-
     def _shuffled(self, epoch: int, blocks: Rows) -> Rows:
         """A permutation of each block's rows, (b, BLOCK_ROWS); rows missing from a short block are last."""
         # The constant gives another stream than that of the blocks.
-        inner = _hash(self._key(epoch) ^ np.full(1, 0x5BF0_3635_4A0F_9C11, dtype=np.uint64))
+        inner = hash64(epoch_key(self.seed, epoch) ^ np.full(1, 0x5BF0_3635_4A0F_9C11, dtype=np.uint64))
         rows = blocks[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS, dtype=np.int64)  # (b, BLOCK_ROWS)
-        keys = _hash(inner + rows.astype(np.uint64)) >> np.uint64(1)
+        keys = hash64(inner + rows.astype(np.uint64)) >> np.uint64(1)
         keys[rows >= self.batches.num_rows] = np.uint64(0xFFFFFFFFFFFFFFFF)
         return np.argsort(keys, axis=1, kind="stable").astype(np.int64)

@@ -1,42 +1,35 @@
 """The user's files as record batches: parquet, Arrow, CSV, and the Criteo click logs.
 
-A source is a file or a folder on any filesystem of pyarrow. Files are read one at a time, in the order of their paths,
-so that a row has the same number on each machine, and errors can name the file.
+A row has the same number on each machine: files are in the order of their paths. A file is read from start to end, to
+fill the cache of the whole split, or in blocks: consecutive row groups, record batches or lines (`index`).
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.fs
 import pyarrow.parquet
 
-from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
-from heterps_runtime.data.columns import SparseKind, check_columns, missing_as_zero
+from heterps_runtime.data.columns import SparseKind, check_columns
 from heterps_runtime.data.errors import DataError
+from heterps_runtime.data.files import FileList, Reading, SourceFile, find_files
 from heterps_runtime.data.places import BatchLocation
-from heterps_runtime.data.spec import CRITEO_DENSE, CRITEO_LABEL, CRITEO_SPARSE, DataSpec, Split
+from heterps_runtime.data.spec import DataSpec, Split
+from heterps_runtime.data.text import LineRange, TextFormat, compressed
 
-__all__ = ["Source", "SourceBatch", "SourceFile"]
+__all__ = ["WHOLE_FILE", "Inspection", "Source", "SourceBatch", "Unit"]
 
 BATCH_ROWS = 65_536  # of a record batch: some MiB, independent of row groups
 _BATCH_TENSOR_BYTES = 64 << 20  # of a record batch with tensors, as float64 the largest that files hold
-_CSV_BLOCK_BYTES = 8 * 2**20  # CSV types are inferred from the first block
+_OPENED_TOGETHER = 16  # files whose schemas are read at the same time: an object store answers after some 10 ms
+_WHOLE_FILE_BYTES = 256 << 20  # largest file that is read as one block
 
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file, as it enters the cache's fingerprint."""
-
-    path: str  # in its filesystem
-    size: int  # bytes
-    mtime_ns: int | None  # None if the filesystem has none
+#: As `Unit.start`: a file without units, which is read as one block.
+WHOLE_FILE = -1
 
 
 @dataclass(frozen=True)
@@ -48,126 +41,117 @@ class SourceBatch:
     fraction: float  # of the source, read so far
 
 
-class _Counted:
-    """A file that counts the bytes read from it."""
+@dataclass(frozen=True)
+class Unit:
+    """Rows of a file that can be read without the others."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.count = 0
-        self.closed = False
-
-    def read(self, size: int = -1) -> Any:
-        data = self._file.read(None if size < 0 else size)
-        self.count += len(data)
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.closed = True
-        self._file.close()
+    start: int  # number of the row group or record batch, first byte of the lines, or WHOLE_FILE
+    length: int  # row groups, record batches or bytes
+    rows: int
 
 
 @dataclass(frozen=True)
-class _CsvProgress:
-    """Progress in a CSV file. The parser reads ahead, so the number of bytes read is not enough."""
+class Inspection:
+    """What the schemas of all files say, so that a second process need not read them again."""
 
-    stored: _Counted  # the file
-    plain: _Counted  # decompressed from it; the same object if it is not compressed
-    size: int  # bytes of the file
-
-    def fraction(self, blocks: int) -> float:
-        """The fraction of the file in the first `blocks` blocks, if it compresses evenly."""
-        packed = blocks * _CSV_BLOCK_BYTES * self.stored.count / max(1, self.plain.count)
-        return min(1.0, packed / max(1, self.size))
+    kinds: Mapping[str, SparseKind]  # of each sparse column, the same in all files
+    text_types: Mapping[str, str]  # column -> name of its pyarrow type, in files of text
+    partition_types: Mapping[str, str]  # the same of the columns in the names of folders
 
 
 class Source:
-    """The files of a split. The constructor checks them.
+    """The files of a split. Unless `inspected` is given, the constructor checks the schema of each.
 
     Args:
         spec: the job's data.
         split: of the data.
+        inspected: the `inspection` of another source of the same files.
 
     Raises:
         DataError: there are no files, a file cannot be read, or columns are missing or of the wrong type.
     """
 
-    def __init__(self, spec: DataSpec, split: Split) -> None:
+    def __init__(
+        self, spec: DataSpec, split: Split, inspected: Inspection | None = None, listed: FileList | None = None
+    ) -> None:
         self.spec = spec
-        self.field = f"spec.data.{split}"
-        self.location = spec.location(split)
-        self.filesystem, root = self._resolve()
-        self.files = self._list(root)
+        self._list = listed or find_files(spec, split)
+        self.field, self.location = self._list.field, self._list.location
+        self.filesystem, self.files = self._list.filesystem, self._list.files
         #: Kind of each sparse column, the same in all files.
         self.kinds: Mapping[str, SparseKind] = {}
         #: Rows of all files; None if the format does not store it (all but parquet).
-        self.num_rows: int | None = 0
-        self._csv_types: dict[str, Any] = {}  # inferred from the first file, applied to all
-        for file in self.files:
-            with self._reading(file):
-                self._check(file)
-        if self.num_rows == 0:
-            raise DataError(f"{self.field}: {self.location} has no rows")
-
-    # --- finding files ----------------------------------------------------------------------------------------------
-    def _resolve(self) -> tuple[Any, str]:
-        try:
-            if "://" not in self.location:
-                return pa.fs.LocalFileSystem(), os.path.abspath(self.location)
-            if re.match(CREDENTIALS_PATTERN, self.location):
-                raise DataError(f"{self.field}: {CREDENTIALS_FIX}")
-            filesystem, path = pa.fs.FileSystem.from_uri(self.location)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{self.field}: {self.location}: not a usable path or address: {_plain(error)}") from error
-        return filesystem, path
-
-    def _list(self, root: str) -> tuple[SourceFile, ...]:
-        """All files, by path, except those with a `.` or `_` at the start of a name (markers, partial files)."""
-        try:
-            info = self.filesystem.get_file_info(root)
-            if info.type == pa.fs.FileType.NotFound:
-                raise DataError(
-                    f"{self.field}: {self.location} does not exist; prepare the data first, or correct the path"
-                )
-            if info.type == pa.fs.FileType.File:
-                found = [info]
-            else:
-                found = self.filesystem.get_file_info(pa.fs.FileSelector(root, recursive=True))
-        except OSError as error:
-            raise DataError(f"{self.field}: {self.location}: cannot be listed: {_plain(error)}") from error
-        files = [f for f in found if f.type == pa.fs.FileType.File]
-        if info.type != pa.fs.FileType.File:
-            files = [
-                f for f in files if not any(p[:1] in (".", "_") for p in f.path[len(root) :].strip("/").split("/"))
-            ]
-        if not files:
-            raise DataError(f"{self.field}: the folder {self.location} has no files")
-        return tuple(sorted((SourceFile(f.path, f.size, f.mtime_ns) for f in files), key=lambda f: f.path))
-
-    # --- checking ---------------------------------------------------------------------------------------------------
-    def _reading(self, file: SourceFile) -> _Readable:
-        return _Readable(self.field, file.path, self.spec.format)
-
-    def _check(self, file: SourceFile) -> None:
-        if self.spec.format == "parquet":
-            with pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path)) as parquet:
-                schema = parquet.schema_arrow
-                assert self.num_rows is not None
-                self.num_rows += parquet.metadata.num_rows
+        self.num_rows: int | None = None
+        self._text = TextFormat(spec, self.filesystem)
+        tensors = [t.name for t in spec.tensors]
+        self._columns = list(dict.fromkeys((*spec.dense, *spec.sparse, *tensors, spec.label)))
+        self._partition_types = {n: pa.type_for_alias(t) for n, t in _partition_types(self.files).items()}
+        if inspected is not None:
+            self.kinds = inspected.kinds
+            types = {n: pa.type_for_alias(t) for n, t in inspected.text_types.items()}
+            self._text = TextFormat(spec, self.filesystem, types)
         else:
-            self.num_rows = None
-            if self.spec.format == "arrow":
+            self._inspect()
+
+    @property
+    def inspection(self) -> Inspection:
+        """What the schemas say."""
+        types = {n: str(t) for n, t in self._text.types.items()}
+        return Inspection(self.kinds, types, {n: str(t) for n, t in self._partition_types.items()})
+
+    @property
+    def single_valued(self) -> tuple[str, ...]:
+        """The sparse columns with one value per row."""
+        return tuple(n for n in self.spec.sparse if self.kinds[n] in ("integer", "text"))
+
+    @property
+    def multi_valued(self) -> tuple[str, ...]:
+        """The sparse columns of lists."""
+        return tuple(n for n in self.spec.sparse if self.kinds[n] not in ("integer", "text"))
+
+    # --- checking -----------------------------------------------------------------------------------------------------
+    def _inspect(self) -> None:
+        first = self.files[0]
+        if self.spec.format == "csv":
+            with self._reading(first):
+                self._text.infer(first)
+        rows = 0
+        with ThreadPoolExecutor(_OPENED_TOGETHER, thread_name_prefix="schemas") as threads:
+            schemas = [threads.submit(self._schema, file) for file in self.files]
+            try:
+                for file, opened in zip(self.files, schemas, strict=True):  # each process reports the same error
+                    schema, num_rows = opened.result()
+                    self._check(file, schema)
+                    rows += num_rows
+            finally:
+                threads.shutdown(cancel_futures=True)
+        if self.spec.format == "parquet":
+            self.num_rows = rows
+            if not rows:
+                raise self.empty()
+
+    def empty(self) -> DataError:
+        """The error of a split without rows."""
+        return DataError(f"{self.field}: {self.location} has no rows")
+
+    def _schema(self, file: SourceFile) -> tuple[Any, int]:
+        """The schema of a file with the columns of its folders, and its rows (0 unless parquet)."""
+        rows = 0
+        with self._reading(file):
+            if self.spec.format == "parquet":
+                with self._open_parquet(file) as parquet:
+                    schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+            elif self.spec.format == "arrow":
                 with self._open_arrow(file) as reader:
                     schema = reader.schema
             else:
-                if self.spec.format == "csv" and not self._csv_types:
-                    self._infer_csv_types(file)
-                with self._open_csv(file, {})[0] as reader:
-                    schema = reader.schema
-                types = self._csv_types
-                schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in schema])
+                schema = self._text.schema(file)
+        for name in file.partition:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, self._partition_types[name]))
+        return schema, rows
+
+    def _check(self, file: SourceFile, schema: Any) -> None:
         kinds = check_columns(schema, self.spec, file.path)
         for name, kind in kinds.items():
             first = self.kinds.get(name, kind)
@@ -178,18 +162,7 @@ class Source:
                 )
         self.kinds = kinds
 
-    def _infer_csv_types(self, file: SourceFile) -> None:
-        """Fix the types of CSV columns: numbers are float64, sparse columns integers if possible, else text."""
-        with self._open_csv(file, {})[0] as reader:
-            schema = reader.schema
-        kinds = {f.name: f.type for f in schema}
-        for name in {*self.spec.dense, self.spec.label} & kinds.keys():
-            if pa.types.is_integer(kinds[name]) or pa.types.is_null(kinds[name]):
-                self._csv_types[name] = pa.float64()
-        for name in set(self.spec.sparse) & kinds.keys():
-            self._csv_types[name] = pa.int64() if pa.types.is_integer(kinds[name]) else pa.string()
-
-    # --- reading ----------------------------------------------------------------------------------------------------
+    # --- reading everything -------------------------------------------------------------------------------------------
     def batches(self) -> Iterator[SourceBatch]:
         """All rows, in order.
 
@@ -202,39 +175,115 @@ class Source:
             row = 0
             with self._reading(file):
                 for batch, fraction in self._read(file):
-                    yield SourceBatch(
-                        batch, BatchLocation(file.path, row), min(1.0, (before + fraction * file.size) / total)
-                    )
+                    chosen = self._chosen(batch, file)
+                    place = BatchLocation(file.path, row)
+                    yield SourceBatch(chosen, place, min(1.0, (before + fraction * file.size) / total))
                     row += batch.num_rows
             before += file.size
 
     def _read(self, file: SourceFile) -> Iterator[tuple[Any, float]]:
         """Yield record batches of a file, with the fraction of the file read so far."""
-        tensors = [t.name for t in self.spec.tensors]
-        columns = list(dict.fromkeys((*self.spec.dense, *self.spec.sparse, *tensors, self.spec.label)))
-        rows = _batch_rows(sum(t.size for t in self.spec.tensors))
         if self.spec.format == "parquet":
-            with pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True) as parquet:
-                done = 0
-                for batch in parquet.iter_batches(rows, columns=columns):
+            with self._open_parquet(file) as parquet:
+                done, total = 0, parquet.metadata.num_rows
+                for batch in parquet.iter_batches(self._batch_rows, columns=self._columns):
                     done += batch.num_rows
-                    yield batch.select(columns), done / parquet.metadata.num_rows
+                    yield batch, done / total
         elif self.spec.format == "arrow":
             with self._open_arrow(file) as reader:
                 whole = hasattr(reader, "num_record_batches")  # the stream format does not store its length
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if whole else reader
                 for i, batch in enumerate(batches):
                     fraction = (i + 1) / reader.num_record_batches if whole else 0.5
-                    for start in range(0, batch.num_rows, rows):  # a batch may be the whole file
-                        yield batch.select(columns).slice(start, rows), fraction
+                    for start in range(0, batch.num_rows, self._batch_rows):  # a batch may be the whole file
+                        yield batch.slice(start, self._batch_rows), fraction
         else:
-            reader, progress = self._open_csv(file, self._csv_types)
-            with reader:
-                for block, batch in enumerate(reader):
-                    chosen = batch.select(columns)
-                    if self.spec.format == "criteo-tsv":
-                        chosen = missing_as_zero(chosen, self.spec.dense)
-                    yield chosen, progress.fraction(block + 1)
+            yield from self._text.batches(file)
+
+    # --- reading in units ---------------------------------------------------------------------------------------------
+    def units(self, file: SourceFile) -> Sequence[Unit]:
+        """The parts of a file that can be read alone. Reads a parquet file's footer, and all of other files.
+
+        Raises:
+            DataError: the file is damaged, or cannot be read in parts and is too large to be read whole.
+        """
+        with self._reading(file):
+            if self.spec.format == "parquet":
+                with self._open_parquet(file) as parquet:
+                    metadata = parquet.metadata
+                    return [Unit(i, 1, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
+            if self.spec.format == "arrow":
+                with self._open_arrow(file) as reader:
+                    if hasattr(reader, "num_record_batches"):
+                        return [Unit(i, 1, reader.get_batch(i).num_rows) for i in range(reader.num_record_batches)]
+            elif not compressed(file):
+                return [Unit(r.start, r.length, r.rows) for r in self._text.ranges(file)]
+        return [self._whole(file)]
+
+    def _whole(self, file: SourceFile) -> Unit:
+        if file.size > _WHOLE_FILE_BYTES:
+            kind = "the stream format of Arrow" if self.spec.format == "arrow" else "a compressed file of text"
+            raise DataError(
+                f"{self.field}: {file.path} has {file.size:,} bytes, but spec.data.access: Streamed reads {kind} as a "
+                f"whole, and therefore takes at most {_WHOLE_FILE_BYTES:,}; write parquet, or smaller files"
+            )
+        with self._reading(file):
+            return Unit(WHOLE_FILE, 0, sum(batch.num_rows for batch, _ in self._read(file)))
+
+    def read(self, file: SourceFile, unit: Unit) -> Iterator[Any]:
+        """Yield the rows of a unit as record batches with the columns of the job.
+
+        Raises:
+            DataError: the file is damaged, has disappeared or has changed.
+            OSError: the filesystem does not answer.
+        """
+        self._list.unchanged(file)
+        with self._reading(file, retried=True):
+            for batch in self._unit_batches(file, unit):
+                yield self._chosen(batch, file)
+
+    def _unit_batches(self, file: SourceFile, unit: Unit) -> Iterator[Any]:
+        if unit.start == WHOLE_FILE:
+            yield from (batch for batch, _ in self._read(file))
+        elif self.spec.format == "parquet":
+            groups = list(range(unit.start, unit.start + unit.length))
+            with self._open_parquet(file) as parquet:
+                # The threads that read blocks decode; more of them would only take cores from training.
+                yield from parquet.iter_batches(
+                    self._batch_rows, row_groups=groups, columns=self._columns, use_threads=False
+                )
+        elif self.spec.format == "arrow":
+            with self._open_arrow(file) as reader:
+                for i in range(unit.start, unit.start + unit.length):
+                    yield reader.get_batch(i)
+        else:
+            yield from self._text.read_range(file, LineRange(unit.start, unit.length, unit.rows))
+
+    # --- files --------------------------------------------------------------------------------------------------------
+    @property
+    def _batch_rows(self) -> int:
+        """Rows of a record batch, so that its tensors take a bounded amount of memory."""
+        elements = sum(t.size for t in self.spec.tensors)
+        return max(1, min(BATCH_ROWS, _BATCH_TENSOR_BYTES // (8 * elements))) if elements else BATCH_ROWS
+
+    def _reading(self, file: SourceFile, *, retried: bool = False) -> Reading:
+        return Reading(self.field, file.path, self.spec.format, retried)
+
+    def _chosen(self, batch: Any, file: SourceFile) -> Any:
+        """The job's columns of a record batch; those that only the names of folders give are added."""
+        names = set(batch.schema.names)
+        arrays = [
+            batch.column(name) if name in names else self._from_folders(file, name, batch.num_rows)
+            for name in self._columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=self._columns)
+
+    def _from_folders(self, file: SourceFile, name: str, rows: int) -> Any:
+        value, kind = file.partition[name], self._partition_types[name]
+        return pa.repeat(pa.scalar(value).cast(kind), rows)
+
+    def _open_parquet(self, file: SourceFile) -> Any:
+        return pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True)
 
     def _open_arrow(self, file: SourceFile) -> Any:
         """Open the file format (Feather) or the stream format of Arrow IPC."""
@@ -245,61 +294,17 @@ class Source:
             stored.seek(0)
             return pa.ipc.open_stream(stored)
 
-    def _open_csv(self, file: SourceFile, types: Mapping[str, Any]) -> tuple[Any, _CsvProgress]:
-        stored = _Counted(self.filesystem.open_input_stream(file.path, compression=None))
-        stream: Any = pa.PythonFile(stored, mode="r")
-        codec = next((c for suffix, c in _CODECS.items() if file.path.endswith(suffix)), None)
-        plain = stored
-        if codec is not None:
-            plain = _Counted(pa.CompressedInputStream(stream, codec))
-            stream = pa.PythonFile(plain, mode="r")
-        if self.spec.format == "criteo-tsv":
-            names = [CRITEO_LABEL, *CRITEO_DENSE, *CRITEO_SPARSE]
-            read = pa.csv.ReadOptions(column_names=names, block_size=_CSV_BLOCK_BYTES)
-            parse = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
-            numbers = dict.fromkeys((CRITEO_LABEL, *CRITEO_DENSE), pa.float64())
-            convert = pa.csv.ConvertOptions(column_types=numbers | dict.fromkeys(CRITEO_SPARSE, pa.string()))
-        else:
-            read = pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-            parse = pa.csv.ParseOptions()
-            convert = pa.csv.ConvertOptions(column_types=dict(types))
-        reader = pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
-        return reader, _CsvProgress(stored, plain, file.size)
+
+def _partition_types(files: Sequence[SourceFile]) -> dict[str, str]:
+    """The type of each column in the names of folders: integers if all its values are, otherwise text."""
+    types: dict[str, str] = {}
+    for file in files:
+        for name, value in file.partition.items():
+            if value is not None and types.get(name) != "string":
+                types[name] = "int64" if _is_integer(value) else "string"
+            types.setdefault(name, "int64")
+    return types
 
 
-def _batch_rows(tensor_elements: int) -> int:
-    """Rows of a record batch, so that its tensors take a bounded amount of memory."""
-    return max(1, min(BATCH_ROWS, _BATCH_TENSOR_BYTES // (8 * tensor_elements))) if tensor_elements else BATCH_ROWS
-
-
-_CODECS: dict[str, str] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-
-
-def _plain(error: Exception) -> str:
-    """The first line of an error."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-@dataclass(frozen=True)
-class _Readable:
-    """A context that turns pyarrow's errors into ones that name the file and a remedy."""
-
-    field: str
-    path: str
-    format: str
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError | ValueError | EOFError):
-            return
-        text = _plain(error)
-        if "CSV conversion error" in text:
-            fix = "correct the value, or write the data as parquet (a CSV column's type is guessed from its start)"
-        elif isinstance(error, PermissionError):
-            fix = "check the file's permissions"
-        else:
-            fix = "is it complete, and is spec.data.format right?"
-        raise DataError(f"{self.field}: {self.path}: cannot be read as {self.format}: {text}; {fix}") from error
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and len(text) < 19

@@ -29,6 +29,7 @@ Format = Literal["parquet", "arrow", "csv", "criteo-tsv"]
 LabelKind = Literal["binary", "class", "number"]
 Split = Literal["train", "evaluation"]
 TensorType = Literal["float32", "uint8"]
+Access = Literal["Cached", "Streamed"]
 
 #: Columns of the Criteo click logs, which have no header: a label, 13 counts, 26 hashed categories.
 CRITEO_LABEL = "label"
@@ -118,6 +119,8 @@ class DataSpec:
     num_classes: int | None  # labels must be less; None: the model's logits decide
     cache_directory: Path
     cache_max_bytes: int
+    access: Access = "Cached"
+    window_rows: int = 1 << 20  # Streamed: rows that the batches of a time are drawn from
 
     def __post_init__(self) -> None:
         """Check names; raises DataError."""
@@ -143,7 +146,8 @@ class DataSpec:
                 )
         for field, names in (("sparse", self.sparse), ("tensors", tensors)):
             for name in names:
-                if name in ("dense", "label") or name.endswith("_offsets"):
+                taken = ("dense", "label", "sparse") if field == "tensors" else ("dense", "label")
+                if name in taken or name.endswith("_offsets"):
                     raise DataError(
                         f"spec.data.{field}: a column cannot be called {name!r}, because batches use this name "
                         "themselves; rename the column"
@@ -222,6 +226,8 @@ class DataSpec:
             num_classes=classes,
             cache_directory=Path(cache.get("directory") or default_cache),
             cache_max_bytes=parse_bytes(cache["maxBytes"], "spec.data.cache.maxBytes"),
+            access=data.get("access", "Cached"),
+            window_rows=data.get("windowRows", 1 << 20),
         )
 
     def location(self, split: Split) -> str:

@@ -52,10 +52,10 @@ class CutGraph:
         owners = table_parameters(module)
         self._table_ids = set(owners)
         self._find_live_nodes()
-        use_functional_forms(self.nodes, self.in_place)
+        use_functional_forms(self.nodes, self.in_place, self.modules)
         self.tables, self.sites = find_sites(module, self.nodes, owners)
         self._find_pulled()
-        together = keep_aliases_together(self.nodes, self.in_place)
+        together = keep_aliases_together(self.nodes, self.in_place, self.modules)
         self._needs: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._find_trainable()
         self._check_site_arguments()

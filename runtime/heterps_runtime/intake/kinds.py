@@ -75,6 +75,10 @@ FUNCTIONAL_FORM: dict[Any, Any] = {
 }
 
 
+#: Modules that return their argument, or a view of it; a dropout does without training or with p = 0.
+_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
+
+
 def operands(node: fx.Node) -> list[fx.Node]:
     """The distinct nodes among a node's arguments, in order."""
     return list(node.all_input_nodes)
@@ -104,8 +108,10 @@ def is_split(node: fx.Node) -> bool:
     return _name(node) in _SPLIT_NAMES
 
 
-def is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     """Whether a node may share memory with its first argument."""
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], _VIEW_MODULES)
     if node.op == "call_function" and node.target in (getattr, operator.getitem):
         return True
     return _name(node) in _VIEW_NAMES or is_split(node)

@@ -207,8 +207,8 @@ class StageModule:
     # --- making the modules -------------------------------------------------------------------------------------------
     def _changed(self, inside: list[fx.Node], arriving: Sequence[fx.Node]) -> set[fx.Node]:
         """The inputs that this stage changes in place."""
-        in_place = self._graph.in_place
-        ends = (memory_chain(n, in_place) for n in inside if n in in_place)
+        in_place, modules = self._graph.in_place, self._graph.modules
+        ends = (memory_chain(n, in_place, modules) for n in inside if n in in_place)
         return {n for chain in ends for n in chain if n in arriving}
 
     def _emit(
@@ -229,7 +229,7 @@ class StageModule:
         training = graph.placeholder(TRAINING)
         made: dict[fx.Node, fx.Node] = {n: graph.placeholder(n.name) for n in taken}
         made.update({n: graph.placeholder(f"lookup_{i}") for i, n in enumerate(lookups)})
-        roots = {memory_chain(n, in_place)[-1] for n in needed if n in in_place}
+        roots = {memory_chain(n, in_place, source.modules)[-1] for n in needed if n in in_place}
         for node in [*taken, *lookups]:  # the caller's tensors must not change, and may be autograd leaves
             if node in changed or node in roots:
                 made[node] = graph.call_method("clone", (made[node],))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.data import BatchOrder, Dataset
+from heterps_runtime.data import Dataset
 from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
@@ -83,7 +83,7 @@ class LayerProbe:
         self._data = data
         self._loss = loss
         self._device = device
-        self._order = BatchOrder(data.num_rows, config.global_batch_size, config.seed)
+        self._order = data.training_order(config.global_batch_size, config.seed)
         count = len(model.layered.layers)
         self.stages: list[StageModule] = [model.stage(i, i, device).train() for i in range(count)]
         self._unique = UniqueKeys()
@@ -179,6 +179,7 @@ class LayerProbe:
     def _batch(self, size: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         step = self._next % max(1, self._data.num_rows // self._config.global_batch_size)  # whole batches only
         self._next += 1
+        self._data.read_ahead(self._order, step, 0, self._order.batches.size(step), step + 1)
         arrays = self._data.batch(self._order.rows(step, 0, size), self._model.layered.inputs)
         tensors = {n: torch.from_numpy(a) for n, a in arrays.items()}
         if self._config.precision == "fp64":

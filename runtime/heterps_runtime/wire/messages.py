@@ -46,6 +46,7 @@ class DataSize:
 
     train: int
     evaluation: int  # 0: there is no evaluation data
+    layout: str = ""  # what the order of training rows depends on beside their number
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def test_changed_files_or_columns_get_another_cache(tmp_path: Path) -> None:
 
 def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "BATCH_ROWS", 10)
-    monkeypatch.setattr("heterps_runtime.data.cache._SAY_SECONDS", 0.0)
+    monkeypatch.setattr("heterps_runtime.data.cache.SAY_SECONDS", 0.0)
     _, messages = opened(fixed_spec(tmp_path))
     fractions = [f for f, _ in messages.said]
     assert fractions == sorted(fractions)

@@ -204,7 +204,7 @@ def test_a_wrong_format_is_suspected(tmp_path: Path) -> None:
 
 
 def test_a_csv_value_that_changes_its_type_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_CSV_BLOCK_BYTES", 64)
+    monkeypatch.setattr("heterps_runtime.data.text.BLOCK_BYTES", 64)
     lines = [f"{i},{i % 2}" for i in range(50)]
     (tmp_path / "a.csv").write_text("\n".join(["flight,late", *lines, "N/K,1"]) + "\n")
     spec = make_spec(tmp_path, tmp_path / "a.csv", format="csv", dense=[], sparse=["flight"])
@@ -371,7 +371,7 @@ def test_a_quantity_may_be_a_number_or_have_a_unit(tmp_path: Path) -> None:
 def test_the_progress_of_csv_follows_what_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(source, "_CSV_BLOCK_BYTES", 1000)
+    monkeypatch.setattr("heterps_runtime.data.text.BLOCK_BYTES", 1000)
     text = "hour,late\n" + "".join(f"{i % 10},{i % 2}\n" for i in range(2000))  # 8,010 bytes
     path = tmp_path / f"a.csv{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())

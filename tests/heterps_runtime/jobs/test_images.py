@@ -45,6 +45,7 @@ def pieces_of(config: RunConfig, stages: Sequence[Stage]) -> Pieces:
     [
         ("servers", [("cpu", LAST, 3)], 2),
         ("replicas", [("card", LAST, 2)], 1),
+        ("before an identity", [("cpu", 0, 2), ("cpu", LAST, 1)], 1),
         ("between convolutions", [("cpu", 2, 2), ("card", 4, 2), ("cpu", LAST, 1)], 2),
     ],
 )

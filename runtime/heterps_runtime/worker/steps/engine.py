@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.data import BatchOrder
+from heterps_runtime.data.order import BatchOrder, SequentialOrder
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.intake import LabelError
 from heterps_runtime.partition.allocation import Allocation
@@ -32,7 +32,7 @@ from heterps_runtime.worker.steps.evaluation import Evaluation
 from heterps_runtime.worker.steps.feed import Feed
 from heterps_runtime.worker.steps.inputs import Inputs
 from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
-from heterps_runtime.worker.steps.source import BatchSource, sample_rows
+from heterps_runtime.worker.steps.source import BatchSource
 from heterps_runtime.worker.steps.stage import Stage
 
 __all__ = ["Engine"]
@@ -208,12 +208,12 @@ class Engine:
         if self._feed is not None:
             self._feed.close()
         assert self._source is not None
-        source, schedule, module = self._source, self._schedule, self._stage.module
+        source, schedule, module, last = self._source, self._schedule, self._stage.module, self._last_step
 
         def prepare(step: int) -> Prepared:
-            return source.prepare(step, schedule.mine(step), module, training=schedule.training)
+            return source.prepare(step, last, schedule.mine(step), module, training=schedule.training)
 
-        self._feed = Feed(prepare, first, self._last_step, FEED_DEPTH, self._process.inbox.wake)
+        self._feed = Feed(prepare, first, last, FEED_DEPTH, self._process.inbox.wake)
 
     def _open_runs(self) -> None:
         """Open the steps whose parameters may be requested."""
@@ -277,12 +277,18 @@ class Engine:
         self._finish_work(work)
 
     def _place(self, work: Work, index: int) -> str:
-        """The row of a sample of a micro-batch, for users: counted from 1 over all files of the data set."""
-        training, config = work.run.training, self._config
-        order = BatchOrder(self.context.schedule.batches.num_rows, config.global_batch_size, config.seed)
-        first = work.micro_batch.start + index
-        [row] = sample_rows(order, work.run.step, first, first + 1, training=training)
-        return f"row {row + 1:,} of the {'training' if training else 'evaluation'} data"
+        """The row of a sample of a micro-batch, for users."""
+        training, config, step = work.run.training, self._config, work.run.step
+        sample = work.micro_batch.start + index
+        kind = "training" if training else "evaluation"
+        if self._source is not None:
+            return f"{self._source.location(step, sample, training=training)} of the {kind} data"
+        if config.streams_data:  # only the first stage knows the files
+            return f"sample {sample + 1:,} of step {step:,} of the {kind} data"
+        rows, batch = self.context.schedule.batches.num_rows, config.global_batch_size
+        order = BatchOrder(rows, batch, config.seed) if training else SequentialOrder(rows, batch)
+        [row] = order.rows(step, sample, sample + 1)
+        return f"row {row + 1:,} of the {kind} data"
 
     def _send_forward(self, work: Work) -> None:
         self._clock.switch("send")

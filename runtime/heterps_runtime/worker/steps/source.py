@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.data import BatchOrder, Dataset
+from heterps_runtime.data import Dataset, RowOrder
+from heterps_runtime.data.order import Rows
 from heterps_runtime.intake import StageModule
 from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.partition.tables import Table
@@ -18,9 +18,7 @@ from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import LABEL, Prepared
 
-__all__ = ["BatchSource", "Data", "sample_rows"]
-
-Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
+__all__ = ["BatchSource", "Data"]
 
 
 @dataclass(frozen=True)
@@ -33,23 +31,13 @@ class Data:
     @property
     def size(self) -> DataSize:
         """Numbers of rows."""
-        return DataSize(self.train.num_rows, self.evaluation.num_rows if self.evaluation else 0)
+        return DataSize(self.train.num_rows, self.evaluation.num_rows if self.evaluation else 0, self.train.layout)
 
-
-def sample_rows(order: BatchOrder, step: int, start: int, stop: int, *, training: bool) -> Rows:
-    """Row numbers of the samples `start` to `stop` (exclusive) of a step, int64 (stop - start,).
-
-    Args:
-        order: of the training data.
-        step: of the training, or batch of the evaluation data, which is read in its own order.
-        start: first sample of the batch.
-        stop: one after the last.
-        training: False: of the evaluation data.
-    """
-    if training:
-        return order.rows(step, start, stop)
-    first = step * order.batches.global_batch_size
-    return np.arange(first + start, first + stop)
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for dataset in (self.train, self.evaluation):
+            if dataset is not None:
+                dataset.close()
 
 
 class BatchSource:
@@ -67,25 +55,29 @@ class BatchSource:
         self._tables = tables
         self._device = device
         self._double = config.precision == "fp64"
-        self._order = BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
+        self._config = config
+        self._current: tuple[Dataset, RowOrder] | None = None  # what is read, and in which order
+        self._training = True
         self._unique = UniqueKeys()
 
-    def prepare(self, step: int, mine: Sequence[MicroBatch], module: StageModule, *, training: bool) -> Prepared:
+    def prepare(
+        self, step: int, end: int, mine: Sequence[MicroBatch], module: StageModule, *, training: bool
+    ) -> Prepared:
         """Read this worker's samples of a step and make their ids unique.
 
         Args:
             step: of the training, or batch of the evaluation data.
+            end: steps from here on are not needed.
             mine: this worker's micro-batches.
             module: the stage.
             training: False: read the evaluation data.
         """
-        dataset = self._data.train if training else self._data.evaluation
-        assert dataset is not None
+        dataset, order = self._reading(training=training)
+        if mine:
+            dataset.read_ahead(order, step, min(m.start for m in mine), max(m.stop for m in mine), end)
         inputs, labels = [], []
         for micro in mine:
-            tensors = self._read(
-                dataset, sample_rows(self._order, step, micro.start, micro.stop, training=training), module
-            )
+            tensors = self._read(dataset, order.rows(step, micro.start, micro.stop), module)
             labels.append(tensors.pop(LABEL).to(self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
@@ -93,6 +85,28 @@ class BatchSource:
         if self._device.type != "cpu":
             inputs = [{n: t.to(self._device) for n, t in tensors.items()} for tensors in inputs]
         return Prepared(step, tuple(mine), inputs, labels, block)
+
+    def location(self, step: int, sample: int, *, training: bool) -> str:
+        """A sample of a step as users know it: its row, and the file if it is known. Thread-safe."""
+        dataset, order = self._of(training=training)
+        [row] = order.rows(step, sample, sample + 1)
+        return dataset.location(int(row))
+
+    def _of(self, *, training: bool) -> tuple[Dataset, RowOrder]:
+        """A data set, and a new order of its rows."""
+        data, config = self._data, self._config
+        if training:
+            return data.train, data.train.training_order(config.global_batch_size, config.seed)
+        assert data.evaluation is not None
+        return data.evaluation, data.evaluation.evaluation_order(config.global_batch_size)
+
+    def _reading(self, *, training: bool) -> tuple[Dataset, RowOrder]:
+        """The data set to read, and the order of its rows; what was read ahead of the other one is given up."""
+        if self._current is None or self._training != training:
+            if self._current is not None:
+                self._current[0].forget()
+            self._current, self._training = self._of(training=training), training
+        return self._current
 
     def _read(self, dataset: Dataset, rows: Rows, module: StageModule) -> dict[str, torch.Tensor]:
         tensors = {n: torch.from_numpy(a) for n, a in dataset.batch(rows, module.inputs).items()}

@@ -1,0 +1,146 @@
+"""The files of a split: a file or a folder on any filesystem of pyarrow, in the order of their paths.
+
+The order makes a row's number the same on each machine. A folder may be partitioned as Hive does it:
+`train/day=2024-05-01/part-0.parquet` gives each row of the file the column `day`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs
+
+from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
+from heterps_runtime.data.errors import DataError
+from heterps_runtime.data.spec import DataSpec, Split
+
+__all__ = ["FileList", "Reading", "SourceFile", "find_files", "first_line"]
+
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file, as it enters the cache's fingerprint."""
+
+    path: str  # in its filesystem
+    size: int  # bytes
+    mtime_ns: int | None  # None if the filesystem has none
+    partition: Mapping[str, str | None] = field(default_factory=dict)  # column -> value, from the names of its folders
+
+
+@dataclass(frozen=True)
+class FileList:
+    """The files of a split, and where they lie."""
+
+    field: str  # of the manifest, for messages
+    location: str
+    filesystem: Any  # a pyarrow FileSystem
+    files: tuple[SourceFile, ...]  # by path
+
+    def unchanged(self, file: SourceFile) -> None:
+        """Check that a file is still the one that was listed.
+
+        Raises:
+            DataError: it has disappeared or has changed.
+            OSError: the filesystem does not answer.
+        """
+        info = self.filesystem.get_file_info(file.path)
+        if info.type != pa.fs.FileType.File:
+            found = "has disappeared"
+        elif (info.size, info.mtime_ns) != (file.size, file.mtime_ns):
+            found = "has changed"
+        else:
+            return
+        raise DataError(
+            f"{self.field}: {file.path} {found} since the job's data was listed; put it back and resume the job, and "
+            "write new data to a new folder"
+        )
+
+
+def find_files(spec: DataSpec, split: Split) -> FileList:
+    """List the files of a split.
+
+    Names with a `.` or `_` at the start (markers, partial files) are skipped, of folders too.
+
+    Raises:
+        DataError: the path or address is not usable, cannot be listed, or has no files.
+    """
+    field_name, location = f"spec.data.{split}", spec.location(split)
+    filesystem, root = _resolve(field_name, location)
+    try:
+        info = filesystem.get_file_info(root)
+        if info.type == pa.fs.FileType.NotFound:
+            raise DataError(f"{field_name}: {location} does not exist; prepare the data first, or correct the path")
+        is_file = info.type == pa.fs.FileType.File
+        found = [info] if is_file else filesystem.get_file_info(pa.fs.FileSelector(root, recursive=True))
+    except OSError as error:
+        raise DataError(f"{field_name}: {location}: cannot be listed: {first_line(error)}") from error
+    files = []
+    for f in found:
+        parts = () if is_file else tuple(f.path[len(root) :].strip("/").split("/"))
+        if f.type == pa.fs.FileType.File and not any(p[:1] in (".", "_") for p in parts):
+            files.append(SourceFile(f.path, f.size, f.mtime_ns, _partition(parts[:-1])))
+    if not files:
+        raise DataError(f"{field_name}: the folder {location} has no files")
+    return FileList(field_name, location, filesystem, tuple(sorted(files, key=lambda f: f.path)))
+
+
+def _resolve(field_name: str, location: str) -> tuple[Any, str]:
+    try:
+        if "://" not in location:
+            return pa.fs.LocalFileSystem(), os.path.abspath(location)
+        if re.match(CREDENTIALS_PATTERN, location):
+            raise DataError(f"{field_name}: {CREDENTIALS_FIX}")
+        filesystem, path = pa.fs.FileSystem.from_uri(location)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{field_name}: {location}: not a usable path or address: {first_line(error)}") from error
+    return filesystem, path
+
+
+def _partition(folders: tuple[str, ...]) -> dict[str, str | None]:
+    """The columns in the names of folders."""
+    pairs = (f.partition("=") for f in folders if "=" in f)
+    return {name: None if value == _HIVE_NULL else unquote(value) for name, _, value in pairs if name}
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A context that turns pyarrow's errors into ones that name the file and a remedy.
+
+    With `retried`, errors of the filesystem that may not occur again pass as they are.
+    """
+
+    field: str
+    path: str
+    format: str
+    retried: bool = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError | ValueError | EOFError):
+            return
+        if self.retried and isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+            return
+        text = first_line(error)
+        if "CSV conversion error" in text:
+            fix = "correct the value, or write the data as parquet (a CSV column's type is guessed from its start)"
+        elif isinstance(error, PermissionError):
+            fix = "check the file's permissions"
+        else:
+            fix = "is it complete, and is spec.data.format right?"
+        raise DataError(f"{self.field}: {self.path}: cannot be read as {self.format}: {text}; {fix}") from error

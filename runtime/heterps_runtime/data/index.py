@@ -1,0 +1,184 @@
+"""The index of a streamed split: its blocks, the parts of files that are read together.
+
+A block is one row group or record batch, or some MiB of lines; small ones of a file are taken together, because each
+read has a price. The index is made once, from the footers of all files, and kept in the cache:
+
+    CACHE/<fingerprint>/meta.json    the blocks, and what the files' schemas say
+
+A process that finds it there opens no file before it reads blocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_runtime.data.files import FileList, find_files
+from heterps_runtime.data.folder import META, Progress, explained, locked, note
+from heterps_runtime.data.source import Inspection, Source, Unit
+from heterps_runtime.data.spec import DataSpec, Split
+
+__all__ = ["Index", "open_index"]
+
+LEAST_ROWS = 4096  # of a block, unless its file has fewer
+
+_VERSION = 1  # of meta.json, and of the division into blocks
+_SCANNED_TOGETHER = 16  # files
+
+
+@dataclass(frozen=True)
+class Index:
+    """The blocks of a split, in the order of its rows. The folder is not evicted while this object exists."""
+
+    source: Source
+    folder: Path
+    files: npt.NDArray[np.int64]  # (M,) number of each block's file
+    units: npt.NDArray[np.int64]  # (M, 3) `Unit` of each block
+    starts: npt.NDArray[np.int64]  # (M + 1,) number of each block's first row, and of all rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the split."""
+        return int(self.starts[-1])
+
+    @property
+    def block_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each block, (M,)."""
+        return self.units[:, 2]
+
+    @property
+    def layout(self) -> str:
+        """Identity of the division into blocks, on which the order of rows depends: 16 hexadecimal digits."""
+        return hashlib.blake2b(self.block_rows.tobytes(), digest_size=8).hexdigest()
+
+    def unit(self, block: int) -> Unit:
+        """The part of its file that a block is."""
+        start, length, rows = (int(n) for n in self.units[block])
+        return Unit(start, length, rows)
+
+    def first_in_file(self, block: int) -> int:
+        """The number of a block's first row within its file."""
+        first = int(np.searchsorted(self.files, self.files[block]))
+        return int(self.starts[block] - self.starts[first])
+
+
+def open_index(spec: DataSpec, split: Split, progress: Progress) -> Index:
+    """Open the index of a split; make it first if it is missing.
+
+    Raises:
+        DataError: there are no files or no rows, or a file cannot be read or has another schema.
+        DataCacheError: the cache's folder cannot be written.
+    """
+    listed = find_files(spec, split)
+    directory, name = spec.cache_directory, _fingerprint(spec, listed)
+    folder = directory / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory / f"{name}.lock", progress) as lock:
+            folder.mkdir(exist_ok=True)
+            opened = _open(folder, spec, split, listed)
+            if opened is None:
+                note(lock, 0.0)
+                made = _make(Source(spec, split, listed=listed), progress)
+                partial = folder / f"{META}.partial"
+                partial.write_text(json.dumps(made))
+                partial.rename(folder / META)
+                opened = _open(folder, spec, split, listed)
+                assert opened is not None, f"{folder} was just made"
+            return opened
+    except OSError as error:
+        raise explained(error, directory) from error
+
+
+def _fingerprint(spec: DataSpec, listed: FileList) -> str:
+    value = {
+        "index": _VERSION,
+        "leastRows": LEAST_ROWS,
+        "filesystem": listed.filesystem.type_name,
+        "files": [(f.path, f.size, f.mtime_ns) for f in listed.files],
+        "format": spec.format,
+        "label": [spec.label, spec.label_kind, spec.num_classes],
+        "dense": spec.dense,
+        "sparse": spec.sparse,
+        "tensors": [(t.name, t.shape, t.dtype) for t in spec.tensors],
+    }
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+
+
+def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList) -> Index | None:
+    """Open the index in a folder; None if there is none, or a damaged one."""
+    try:
+        descriptor = os.open(folder / META, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        meta = json.loads((folder / META).read_text())
+        if meta["version"] != _VERSION:
+            raise ValueError("another version")
+        files = np.array(meta["files"], dtype=np.int64)
+        units = np.array(meta["units"], dtype=np.int64).reshape(len(files), 3)
+        if not len(files) or files.min() < 0 or files.max() >= len(listed.files) or units[:, 2].min() < 1:
+            raise ValueError("wrong blocks")
+        source = Source(spec, split, Inspection(**meta["schemas"]), listed)
+    except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
+        os.close(descriptor)
+        return None
+    index = Index(source, folder, files, units, np.concatenate([[0], np.cumsum(units[:, 2])]))
+    weakref.finalize(index, os.close, descriptor)  # which releases the lock
+    os.utime(folder)  # the time of last use, for eviction
+    return index
+
+
+def _make(source: Source, progress: Progress) -> dict[str, Any]:
+    """Find the blocks of all files."""
+    files: list[int] = []
+    units: list[Unit] = []
+    with ThreadPoolExecutor(_SCANNED_TOGETHER, thread_name_prefix="index") as threads:
+        scans = [threads.submit(source.units, file) for file in source.files]
+        try:
+            for number, scan in enumerate(scans):
+                blocks = list(_merged(scan.result()))
+                files += [number] * len(blocks)
+                units += blocks
+                fraction = (number + 1) / len(scans)
+                progress(fraction, f"reading the index of the data: {number + 1:,} of {len(scans):,} files")
+        finally:
+            threads.shutdown(cancel_futures=True)
+    if not units:
+        raise source.empty()
+    found = source.inspection
+    return {
+        "version": _VERSION,
+        "schemas": {name: dict(getattr(found, name)) for name in Inspection.__dataclass_fields__},
+        "files": files,
+        "units": [[u.start, u.length, u.rows] for u in units],
+        "source": source.location,  # for users who look into the folder
+    }
+
+
+def _merged(units: Sequence[Unit]) -> Iterable[Unit]:
+    """Take consecutive units together until they have enough rows; leave out those without rows."""
+    open_unit: Unit | None = None
+    for unit in units:
+        if open_unit is None:
+            open_unit = unit
+        else:
+            end = unit.start + unit.length
+            open_unit = replace(open_unit, length=end - open_unit.start, rows=open_unit.rows + unit.rows)
+        if open_unit.rows >= LEAST_ROWS:
+            yield open_unit
+            open_unit = None
+    if open_unit is not None and open_unit.rows:
+        yield open_unit
