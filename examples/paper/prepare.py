@@ -142,7 +142,15 @@ class ClickLog:
             yield self.chunk(index).rows(max(first_row - begin, 0), min(stop - begin, CHUNK_ROWS))
 
 
-def write_click_log(folder: Path, spec: ClickLogSpec, rows: int, held_out: int = 0, *, progress: bool = False) -> Path:
+def write_click_log(
+    folder: Path,
+    spec: ClickLogSpec,
+    rows: int,
+    held_out: int = 0,
+    *,
+    row_group_rows: int = CHUNK_ROWS,
+    progress: bool = False,
+) -> Path:
     """Write `train/` and `held-out/` as parquet, unless this very log is there already.
 
     Args:
@@ -150,6 +158,7 @@ def write_click_log(folder: Path, spec: ClickLogSpec, rows: int, held_out: int =
         spec: of the log.
         rows: of `train/`.
         held_out: rows of `held-out/`, those that follow in the log; 0: there is no such folder.
+        row_group_rows: rows of a row group.
         progress: show it on stderr.
 
     Returns:
@@ -164,6 +173,8 @@ def write_click_log(folder: Path, spec: ClickLogSpec, rows: int, held_out: int =
     if held_out < 0:
         raise ValueError(f"held-out must be at least 0, is {held_out}")
     recipe = {**asdict(spec), "rows": rows, "heldOut": held_out}
+    if row_group_rows != CHUNK_ROWS:
+        recipe["rowGroupRows"] = row_group_rows
     if _holds(folder, recipe):
         return folder
     log, done = ClickLog(spec), 0
@@ -177,7 +188,7 @@ def write_click_log(folder: Path, spec: ClickLogSpec, rows: int, held_out: int =
             path = folder / name / f"part-{part:05}.parquet"
             with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
                 for chunk in itertools.islice(chunks, _ROWS_PER_FILE // CHUNK_ROWS):
-                    writer.write_table(chunk.table())
+                    writer.write_table(chunk.table(), row_group_rows)
                     done += len(chunk.clicks)
                     if progress:
                         sys.stderr.write(f"\r{done:,} of {rows + held_out:,} rows")

@@ -2,6 +2,7 @@
 
     CACHE/<fingerprint>/block-<number>    the arrays of a block's rows (`records`), as tensors of Arrow IPC
                         lock-<k>          locked while one of the blocks whose number has the remainder k is read
+                        lock-room         locked while blocks make room for another
 
 Blocks are memory-mapped: the page cache of the kernel is the tier in memory, and processes share it. `maxBytes` limits
 the blocks together with the other data sets of the cache's folder. The least recently used ones make room; a process
@@ -14,6 +15,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +29,8 @@ from heterps_runtime.data.records import Arrays
 __all__ = ["BlockCache"]
 
 _LOCKS = 64  # processes wait for each other's reading of a block only if the remainders are the same
-_PREFIX = "block-"
+_PREFIX, _PARTIAL = "block-", "partial-"
+_ABANDONED_SECONDS = 600
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,7 +50,6 @@ class BlockCache:
         self._max_bytes = max_bytes
         self._progress = progress
         self._others: int | None = None  # bytes of other data sets; None: not measured yet
-        self._adding = threading.Lock()
 
     def get(self, block: int) -> Arrays | None:
         """The arrays of a block, mapped into memory and read-only; None if it is not cached, or damaged."""
@@ -76,16 +78,18 @@ class BlockCache:
         Returns:
             The arrays as `get` returns them; those given, if the block does not fit into the limit or on the disk.
         """
-        needed = sum(a.nbytes for a in arrays.values())
         path = self._path(block)
-        partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+        partial = self._folder / f"{_PARTIAL}{os.getpid()}-{threading.get_ident()}"
         try:
-            if not self._make_room(needed):
-                return arrays
             with pa.OSFile(str(partial), "wb") as file:
                 for name in self._names:
                     pa.ipc.write_tensor(pa.Tensor.from_numpy(np.ascontiguousarray(arrays[name])), file)
-            partial.rename(path)
+            with (self._folder / "lock-room").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # so that processes and threads together stay within the limit
+                if not self._make_room(partial.stat().st_size):
+                    partial.unlink()
+                    return arrays
+                partial.rename(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
             if error.errno in _FULL or "No space left" in str(error):
@@ -98,21 +102,23 @@ class BlockCache:
 
     def _make_room(self, needed: int) -> bool:
         """Remove the blocks used longest ago, then other data sets; returns whether `needed` bytes fit."""
-        with self._adding:
-            used: list[tuple[int, int, str]] = []  # time of last use, bytes, path
-            for entry in os.scandir(self._folder):
+        used: list[tuple[int, int, str]] = []  # time of last use, bytes, path
+        now = time.time()
+        for entry in os.scandir(self._folder):
+            with suppress(FileNotFoundError):  # damaged, and therefore removed by another thread
+                found = entry.stat()
                 if entry.name.startswith(_PREFIX):
-                    with suppress(FileNotFoundError):  # another process may evict at the same time
-                        found = entry.stat()
-                        used.append((found.st_mtime_ns, found.st_size, entry.path))
-            own = sum(size for _, size, _ in used)
-            if self._others is None or own + self._others + needed > self._max_bytes:
-                allowed = max(0, self._max_bytes - own - needed)
-                self._others = evict(self._folder.parent, allowed, self._folder, self._progress)
-            allowed = self._max_bytes - self._others - needed
-            for _, size, path in sorted(used):
-                if own <= allowed:
-                    break
-                Path(path).unlink(missing_ok=True)
-                own -= size
-            return own <= allowed
+                    used.append((found.st_mtime_ns, found.st_size, entry.path))
+                elif entry.name.startswith(_PARTIAL) and now - found.st_mtime > _ABANDONED_SECONDS:
+                    os.unlink(entry)  # of a process that was killed
+        own = sum(size for _, size, _ in used)
+        if self._others is None or own + self._others + needed > self._max_bytes:
+            allowed = max(0, self._max_bytes - own - needed)
+            self._others = evict(self._folder.parent, allowed, self._folder, self._progress)
+        allowed = self._max_bytes - self._others - needed
+        for _, size, path in sorted(used):
+            if own <= allowed:
+                break
+            Path(path).unlink(missing_ok=True)
+            own -= size
+        return own <= allowed

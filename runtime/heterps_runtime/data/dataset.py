@@ -64,6 +64,8 @@ class Dataset(ABC):
     def __init__(self, schema: DatasetSchema, num_rows: int) -> None:
         self.schema = schema
         self.num_rows = num_rows
+        #: Rows that this process has read from the user's files while training.
+        self.rows_read = 0
 
     @abstractmethod
     def training_order(self, global_batch_size: int, seed: int) -> RowOrder:

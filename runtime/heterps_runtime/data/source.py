@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["WHOLE_FILE", "Inspection", "Source", "SourceBatch", "Unit"]
 BATCH_ROWS = 65_536  # of a record batch: some MiB, independent of row groups
 _BATCH_TENSOR_BYTES = 64 << 20  # of a record batch with tensors, as float64 the largest that files hold
 _OPENED_TOGETHER = 16  # files whose schemas are read at the same time: an object store answers after some 10 ms
+_KEPT_FOOTERS = 64  # of parquet files: reading one again costs as much as some thousand rows
 _WHOLE_FILE_BYTES = 256 << 20  # largest file that is read as one block
 
 #: As `Unit.start`: a file without units, which is read as one block.
@@ -82,6 +84,7 @@ class Source:
         self.kinds: Mapping[str, SparseKind] = {}
         #: Rows of all files; None if the format does not store it (all but parquet).
         self.num_rows: int | None = None
+        self._footers: dict[str, Any] = {}  # path -> pyarrow FileMetaData, of the files opened last
         self._text = TextFormat(spec, self.filesystem)
         tensors = [t.name for t in spec.tensors]
         self._columns = list(dict.fromkeys((*spec.dense, *spec.sparse, *tensors, spec.label)))
@@ -283,7 +286,15 @@ class Source:
         return pa.repeat(pa.scalar(value).cast(kind), rows)
 
     def _open_parquet(self, file: SourceFile) -> Any:
-        return pa.parquet.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True)
+        footer = self._footers.get(file.path)
+        stored = self.filesystem.open_input_file(file.path)
+        parquet = pa.parquet.ParquetFile(stored, metadata=footer, pre_buffer=True)
+        if footer is None:
+            while len(self._footers) >= _KEPT_FOOTERS:
+                with suppress(KeyError, StopIteration):  # another thread may remove it at the same time
+                    del self._footers[next(iter(self._footers))]
+            self._footers[file.path] = parquet.metadata
+        return parquet
 
     def _open_arrow(self, file: SourceFile) -> Any:
         """Open the file format (Feather) or the stream format of Arrow IPC."""

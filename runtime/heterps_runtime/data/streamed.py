@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,9 +53,8 @@ class StreamedDataset(Dataset):
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="blocks")
         self._expected: dict[int, Future[Arrays]] = {}  # the blocks of this window and the next
         self._expecting: tuple[int, int, int] | None = None  # what they were chosen for
+        self._counting = threading.Lock()
         self._bytes_per_row = float(row_bytes(source))  # of blocks read so far, once there are some
-        self.blocks_read = 0  # from the source, by this process
-        self.rows_read = 0
 
     # --- orders -------------------------------------------------------------------------------------------------------
     def training_order(self, global_batch_size: int, seed: int) -> WindowedOrder:
@@ -165,8 +165,8 @@ class StreamedDataset(Dataset):
                 if attempt + 1 == _ATTEMPTS:
                     raise DataUnavailableError(f"{text} (after {_ATTEMPTS} attempts)") from error
                 time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
-        self.blocks_read += 1
-        self.rows_read += len(arrays["label"])
+        with self._counting:
+            self.rows_read += len(arrays["label"])
         self._bytes_per_row = max(self._bytes_per_row, sum(a.nbytes for a in arrays.values()) / len(arrays["label"]))
         return arrays
 

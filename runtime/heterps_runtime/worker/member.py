@@ -152,6 +152,8 @@ class WorkerMember(Member):
 
     def _close(self) -> None:
         self._saver.close()
+        if self._data is not None:
+            self._data.close()
         self._link.close()
         self._leave_generation()
         if self._collectives is not None:
@@ -262,6 +264,12 @@ class WorkerMember(Member):
             "heterps_worker_operations_per_sample", "Floating-point operations, forward and backward", registry=registry
         )
         operations.set_function(lambda: self._setup.operations_per_sample)
+        read = Gauge(
+            "heterps_worker_rows_read",
+            "Rows read from the files of the data since the process started",
+            registry=registry,
+        )
+        read.set_function(lambda: float(self._data.rows_read if self._data else 0))
         seconds = Gauge(
             "heterps_worker_activity_seconds", "Time spent since the process started", ["activity"], registry=registry
         )
@@ -279,6 +287,7 @@ class WorkerMember(Member):
             return {
                 "samples": float(self._setup.samples),
                 work.TOTAL: float(self._setup.work),
+                **({"rows-read": float(self._data.rows_read)} if self._data and self._config.streams_data else {}),
                 **{name: float(value) for name, value in measured.items() if value is not None},
                 **{f"seconds:{a}": v for a, v in spent.items()},
             }

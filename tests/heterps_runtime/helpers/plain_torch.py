@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.data import BatchOrder, metrics_for
+from heterps_runtime.data import BatchOrder, RowOrder, metrics_for
 from heterps_runtime.intake import build_model, resolve_loss, trace_model
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.initial import EmbeddingInit, initial_rows
@@ -63,7 +63,7 @@ def evaluate(config: RunConfig, state: dict[str, Array]) -> dict[str, Any]:
 
 
 def train(
-    config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None, pieces: Pieces | None = None
+    config: RunConfig, dtype: torch.dtype, order: RowOrder | None = None, pieces: Pieces | None = None
 ) -> dict[str, Array]:
     """Train as the job would, step by step; returns the final state dict.
 
@@ -78,7 +78,7 @@ def train(
 
 
 def states(
-    config: RunConfig, dtype: torch.dtype, order: BatchOrder | None = None, pieces: Pieces | None = None
+    config: RunConfig, dtype: torch.dtype, order: RowOrder | None = None, pieces: Pieces | None = None
 ) -> Iterator[dict[str, Array]]:
     """Train as the job would; yields the state dict, which is not copied, before the first and after every step.
 
@@ -87,7 +87,7 @@ def states(
     """
     module, tables = real_model(config, dtype)
     data = open_data(config)
-    order = order or BatchOrder(data.train.num_rows, config.global_batch_size, config.seed)
+    order = order or data.train.training_order(config.global_batch_size, config.seed)
     loss_sum = resolve_loss(config.loss)
     features = trace_model(module, data.train.schema.features).inputs
     parameters = dict(module.named_parameters())

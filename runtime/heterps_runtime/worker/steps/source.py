@@ -33,6 +33,11 @@ class Data:
         """Numbers of rows."""
         return DataSize(self.train.num_rows, self.evaluation.num_rows if self.evaluation else 0, self.train.layout)
 
+    @property
+    def rows_read(self) -> int:
+        """Rows that this process has read from the user's files while training."""
+        return self.train.rows_read + (self.evaluation.rows_read if self.evaluation else 0)
+
     def close(self) -> None:
         """Stop reading ahead."""
         for dataset in (self.train, self.evaluation):
