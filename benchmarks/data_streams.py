@@ -7,8 +7,8 @@ A click log is read in blocks by 4 workers, with a cache of a twentieth of its s
 - reading: an epoch by each of the four workers, each with a cache of its own, as on four machines. Rows read beside the
   rows of its share.
 - training: jobs of real processes, interleaved; ratios are taken within a round. `memory` has all rows in the cache
-  before it starts (`access: Cached`), `local` and `s3` start with an empty one (`access: Streamed`), and so does `small`,
-  with a twentieth of the data. Time to the first step counts from the start of the worker processes.
+  before it starts (`access: Cached`); `local` and `s3` start with an empty one (`access: Streamed`), and so does
+  `small`, with a twentieth of the data. Time to the first step counts from the start of the worker processes.
 
 The object store is versitygw, as `make cluster-build` builds it, on this machine's loopback.
 """
@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 from benchmarks._clicks import EMBEDDING_DIM, NETWORKS, build_arguments
 from benchmarks._processes import Processes, pool_document, stage_document
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
+from tests.cluster.object_store import ObjectStore
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import PATH_STATUS
 from heterps_runtime.data import DataSpec, open_dataset
 from heterps_runtime.partition.allocation import even_split
-from tests.cluster.object_store import ObjectStore
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
@@ -205,14 +205,11 @@ def compare(variant: str, rows: int, rounds: int, steps: int, *, s3: bool) -> di
         for number in range(rounds):
             for name, setting in settings.items():
                 with tempfile.TemporaryDirectory(prefix="heterps-stream-", dir=CACHE) as cold:
-                    if name == "memory" and not number:  # fills the cache; its start counts all the same
-                        train(variant, setting, rows, SKIP + 1, cached)
-                    size = rows // 20 if name == "small" else rows
+                    if name == "memory" and not number:
+                        train(variant, setting, rows, SKIP + 1, cached)  # which fills the cache
                     cache = cached if name == "memory" else Path(cold)
                     # The small one has the same cache and window: only its data is smaller.
-                    outcomes.setdefault(name, []).append(
-                        train(variant, setting, rows if name == "small" else size, steps, cache)
-                    )
+                    outcomes.setdefault(name, []).append(train(variant, setting, rows, steps, cache))
                 print(f"  round {number + 1}, {name}: {outcomes[name][-1]}", file=sys.stderr, flush=True)
         shutil.rmtree(cached, ignore_errors=True)
     return outcomes
@@ -246,7 +243,8 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     print(f"{rows:,} rows of {ROW_BYTES} bytes, embedding dimension {EMBEDDING_DIM}, batches of {BATCH:,}")
     read = read_epoch(str(_log(rows) / "train"), rows)
-    print("\n| worker, one epoch | rows read / rows of its share | rows of its share per second, alone |\n|---|---|---|")
+    print("\n| worker, one epoch | rows read / rows of its share | rows of its share per second, alone |")
+    print("|---|---|---|")
     for worker, (ratio, rate) in enumerate(read):
         print(f"| {worker} | {ratio:.3f} | {rate:,.0f} |")
     outcomes = compare(arguments.model, rows, arguments.rounds, arguments.steps, s3=not arguments.without_s3)
