@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from heterps_runtime.data.windows import WindowedOrder
 __all__ = ["StreamedDataset"]
 
 _READERS = 4  # threads: they wait for a store most of the time
+_READ_BY = 0.75  # of a window's steps: then the next one has been read
 _ATTEMPTS = 6  # to read a block from a store that fails
 _FIRST_WAIT_SECONDS = 0.25  # between attempts, doubled each time: eight seconds in all
 
@@ -52,7 +54,8 @@ class StreamedDataset(Dataset):
         self._cache = BlockCache(self._index.folder, list(self._types), spec.cache_max_bytes, progress)
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="blocks")
         self._expected: dict[int, Future[Arrays]] = {}  # the blocks of this window and the next
-        self._expecting: tuple[int, int, int] | None = None  # what they were chosen for
+        self._expecting: tuple[range, int, int] | None = None  # what they were chosen for
+        self._later: list[int] = []  # blocks of the next window that are not in this one
         self._counting = threading.Lock()
         self._bytes_per_row = float(row_bytes(source))  # of blocks read so far, once there are some
 
@@ -69,19 +72,22 @@ class StreamedDataset(Dataset):
     def read_ahead(self, order: RowOrder, step: int, start: int, stop: int, end: int) -> None:
         """See `Dataset.read_ahead`."""
         assert isinstance(order, WindowedOrder)
-        following = order.next_window(step)
-        if (following, start, stop) == self._expecting:
-            return
-        self._expecting = (following, start, stop)
-        now = order.blocks(step, start, stop).tolist()
-        later = []
-        if following < end:
-            size = order.batches.size(following)  # the end of an epoch may have a shorter batch
-            later = order.blocks(following, min(start, size), min(stop, size)).tolist()
-        self._expect(now, [b for b in later if b not in set(now)])
+        window = order.window(step)
+        if (window, start, stop) != self._expecting:
+            self._expecting = (window, start, stop)
+            now = order.blocks(step, start, stop).tolist()
+            later = []
+            if window.stop < end:
+                size = order.batches.size(window.stop)  # the end of an epoch may have a shorter batch
+                later = order.blocks(window.stop, min(start, size), min(stop, size)).tolist()
+            self._expect(now, [block for block in later if block not in set(now)])
+        # At an even pace, so that reading takes the same part of each step.
+        pace = (step + 1 - window.start) / (_READ_BY * len(window))
+        for block in self._later[: math.ceil(len(self._later) * pace)]:
+            self._submit(block)
 
     def _expect(self, now: list[int], later: list[int]) -> None:
-        """Fetch the blocks of this window, and of the next as far as they fit into the cache."""
+        """Fetch the blocks of this window, and choose those of the next as far as they fit into the cache."""
         room = self._spec.cache_max_bytes - self._bytes_of(now)
         if room < 0:
             raise DataCacheError(
@@ -89,17 +95,16 @@ class StreamedDataset(Dataset):
                 f"window of {self._spec.window_rows:,} rows takes about {size_text(int(self._bytes_of(now)))}; raise "
                 "it, or lower spec.data.windowRows"
             )
-        wanted = list(now)
-        for block in later:
-            room -= self._bytes_of([block])
-            if room < 0:
-                break
-            wanted.append(block)
-        for block in set(self._expected) - set(wanted):
+        fitting = np.cumsum(self._index.block_rows[later]) * self._bytes_per_row <= room
+        self._later = later[: int(fitting.sum())]
+        for block in set(self._expected) - {*now, *self._later}:
             self._expected.pop(block).cancel()
-        for block in wanted:
-            if block not in self._expected:
-                self._expected[block] = self._threads.submit(self._fetch, block)
+        for block in now:
+            self._submit(block)
+
+    def _submit(self, block: int) -> None:
+        if block not in self._expected:
+            self._expected[block] = self._threads.submit(self._fetch, block)
 
     def _bytes_of(self, blocks: Sequence[int]) -> float:
         return float(self._index.block_rows[blocks].sum()) * self._bytes_per_row if len(blocks) else 0.0

@@ -1,7 +1,10 @@
 """The order of a streamed split's rows: a pure function of (seed, step) that reads in blocks.
 
-An epoch is a seeded permutation of blocks, and of the rows in each block. It is cut into windows of some steps. The
-rows of a window of T steps with B samples each are dealt out like cards into a table of B columns, one per place in
+An epoch is a seeded permutation of blocks, and of the rows in each block. It is cut into windows of some steps. Data is
+often in the order of time, so that a block holds rows of one time only. Therefore each part of the data, of as many
+consecutive blocks as there are windows, gives every window one of its blocks, at random.
+
+The rows of a window of T steps with B samples each are dealt out like cards into a table of B columns, one per place in
 the batch, and T rows, one per step, column by column:
 
     step   sample 0   sample 1   sample 2  ...
@@ -13,7 +16,7 @@ So a batch has rows of every block of the window, in proportion, and an interval
 gets, needs consecutive blocks of the window, whatever the division into intervals. A worker with a share s of the
 batch reads s of the window's rows, and at most one block more at each end.
 
-Shuffling reaches as far as a window: its blocks are a random sample of all blocks, and each batch is an even sample of
+Shuffling reaches as far as a window: its blocks are an even sample of all blocks, and each batch is an even sample of
 the window.
 """
 
@@ -123,10 +126,10 @@ class WindowedOrder:
         high = int(np.searchsorted(epoch.ends, after - 1, side="right"))
         return epoch.blocks[low : high + 1]
 
-    def next_window(self, step: int) -> int:
-        """The first step of the window after the step's."""
+    def window(self, step: int) -> range:
+        """The steps of the step's window."""
         _, window = self._at(step)
-        return window.first + window.steps
+        return range(window.first, window.first + window.steps)
 
     def _at(self, step: int) -> tuple[_Epoch, _Window]:
         number, per_epoch = self.batches.epoch(step), self.batches.per_epoch
@@ -145,9 +148,18 @@ class WindowedOrder:
     def _prepared(self, epoch: int) -> _Epoch:
         blocks = np.arange(len(self._block_rows), dtype=np.int64)
         if self._seed is not None:
-            keys = hash64(epoch_key(self._seed, epoch) + blocks.astype(np.uint64))
-            blocks = np.argsort(keys, kind="stable").astype(np.int64)
+            blocks = self._shuffled_blocks(epoch_key(self._seed, epoch))
         return _Epoch(epoch, blocks, np.cumsum(self._block_rows[blocks]))
+
+    def _shuffled_blocks(self, key: np.uint64) -> Rows:
+        """A permutation of all blocks, (M,): round after round, a random block of each part of the data."""
+        count = len(self._block_rows)
+        rounds = min(self._windows, count)
+        parts = -(-count // rounds)  # consecutive blocks, as many as there are rounds; the last one may have fewer
+        keys = hash64(key + np.arange(parts * rounds, dtype=np.uint64)).reshape(parts, rounds)
+        taken = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")  # the round of each block
+        within = hash64(keys.reshape(-1)[:count])
+        return np.lexsort((within, taken.reshape(-1)[:count])).astype(np.int64)
 
     def _shuffled(self, epoch: _Epoch, block: int) -> Rows:
         """The rows of a block in the order of the epoch, int64 (n,)."""

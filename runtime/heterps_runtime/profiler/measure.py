@@ -57,7 +57,8 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     """
     here = config.pools[pool]
     say(f"profiling pool {pool}: loading data and model")
-    data = open_data(config, link)  # before a second worker needs the same cache
+    # Before a second worker needs the same cache; streamed data is read into that of the measurement.
+    data = open_data(rehearsal.config if config.streams_data else config, link)
     model = UserModel.build(config, data.train.schema.features)
     data.train.check_features(model.layered.inputs)
     loss = resolve_loss(config.loss)

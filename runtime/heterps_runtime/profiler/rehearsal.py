@@ -130,10 +130,13 @@ class Rehearsal:
     def __enter__(self) -> Rehearsal:
         """Start the coordinator, without waiting for it."""
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-profile-")))
-        self._document["job"]["spec"]["checkpoint"]["path"] = str(self._folder / "checkpoints")
+        spec = self._document["job"]["spec"]
+        spec["checkpoint"]["path"] = str(self._folder / "checkpoints")
+        if spec["data"].get("access") == "Streamed":  # with the job's own cache, only the first pool would read files
+            spec["data"]["cache"]["directory"] = str(self._folder / "data")
         path = self._folder / "config.json"
         path.write_text(json.dumps(self._document))
-        self._security = LinkSecurity(secrets.token_hex(16), RunConfig.from_json(self._document).encrypted)
+        self._security = LinkSecurity(secrets.token_hex(16), self.config.encrypted)
         self._environment = dict(os.environ) | {ENV_CONFIG: str(path), ENV_TOKEN: self._security.token}
         self._ready = self._folder / "ready.json"
         self._start(Role.COORDINATOR, "--host", _HOST, "--ready-file", str(self._ready))
@@ -145,6 +148,11 @@ class Rehearsal:
         """End the processes."""
         self.end()
         self._stack.close()
+
+    @property
+    def config(self) -> RunConfig:
+        """The job of the measurement."""
+        return RunConfig.from_json(self._document)
 
     def launch(self, layers: int, workers: int) -> None:
         """Start all processes except the first worker, without waiting for them.
@@ -205,7 +213,7 @@ class Rehearsal:
         credentials = self._credentials
         assert credentials is not None, "launch comes first"
         link = _RecordingLink(credentials, worker_name(0, 0))
-        worker = member(RunConfig.from_json(self._document), link, zmq.Context(), credentials)
+        worker = member(self.config, link, zmq.Context(), credentials)
         results: list[Whole] = []
         problem: list[Exception] = []
 

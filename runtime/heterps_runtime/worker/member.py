@@ -286,7 +286,7 @@ class WorkerMember(Member):
                 seconds.labels(activity).set(value)
             return {
                 "samples": float(self._setup.samples),
-                work.TOTAL: float(self._setup.work),
+                work.TOTAL: float(self._setup.work + (self._data.rows_read if self._data else 0)),
                 **({"rows-read": float(self._data.rows_read)} if self._data and self._config.streams_data else {}),
                 **{name: float(value) for name, value in measured.items() if value is not None},
                 **{f"seconds:{a}": v for a, v in spent.items()},

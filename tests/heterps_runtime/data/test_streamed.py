@@ -57,11 +57,11 @@ def write_parts(folder: Path, rows: int = 100, rows_per_file: int = 10) -> Path:
 def read_epoch(dataset: Dataset, epoch: int = 0, start: int = 0, stop: int = BATCH) -> list[int]:
     """Train for an epoch on an interval of each batch; returns the values of a column that tells rows apart."""
     order = dataset.training_order(BATCH, 3)
-    values = []
-    for step in range(epoch * order.batches.per_epoch, (epoch + 1) * order.batches.per_epoch):
+    values, end = [], (epoch + 1) * order.batches.per_epoch
+    for step in range(epoch * order.batches.per_epoch, end):
         size = order.batches.size(step)
         a, b = min(start, size), min(stop, size)
-        dataset.read_ahead(order, step, a, b, 10**6)
+        dataset.read_ahead(order, step, a, b, end)
         values += dataset.batch(order.rows(step, a, b), ("flight",))["flight"].tolist()
     return values
 
