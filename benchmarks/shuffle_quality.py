@@ -4,12 +4,12 @@
 
 The training data is put in the order of time on purpose, so that a row group holds rows of one time only:
 
-- flights: the example's job, its flights in the order of month and hour, in row groups of 1,024.
+- flights: the example's job, its flights in the order of month and hour.
 - clicks: a synthetic log whose popular ids change with time, the deep network of `training_speed`, one epoch.
 
 Both are trained with `access: Cached` (all rows are shuffled) and with `access: Streamed`, in windows of a tenth of the
-data, from the same seeds: initial values are the same, the order of rows is not. The difference has the standard error
-of the pairs.
+data and with row groups of several sizes, from the same seeds: initial values are the same, the order of rows is not.
+The difference has the standard error of the pairs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CACHE = ROOT / ".cache" / "benchmarks"
 FLIGHTS = ROOT / "examples" / "flights"
-ROW_GROUP = 1024
+ROW_GROUPS = {"flights": (1024, 256), "clicks": (4096, 1024)}  # rows
 FLIGHTS_LAYERS = 10
 CLICK_ROWS, HELD_OUT_ROWS = 800_000, 200_000
 WINDOWS = 10  # of an epoch
@@ -45,12 +45,12 @@ WORKERS = 2
 PATIENCE_SECONDS = 600
 
 
-def flights() -> tuple[list[dict[str, Any]], int, int]:
+def flights(row_group: int) -> tuple[list[dict[str, Any]], int, int]:
     """Return the example's pool and job with its data in the order of time, its rows, and its last layer."""
-    folder = CACHE / "flights-by-time"
+    folder = CACHE / f"flights-by-time-{row_group}"
     table = pq.read_table(FLIGHTS / "data" / "train").sort_by([("month", "ascending"), ("hour", "ascending")])
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, folder / "part-0.parquet", row_group_size=ROW_GROUP)
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=row_group)
     manifest = load_manifest(FLIGHTS / "job.yaml")
     job = manifest.job
     job["spec"]["data"] |= {"train": str(folder), "evaluation": str(FLIGHTS / "data" / "test")}
@@ -58,11 +58,11 @@ def flights() -> tuple[list[dict[str, Any]], int, int]:
     return [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job], table.num_rows, FLIGHTS_LAYERS - 1
 
 
-def clicks() -> tuple[list[dict[str, Any]], int, int]:
+def clicks(row_group: int) -> tuple[list[dict[str, Any]], int, int]:
     """Return a pool and a job on a log that changes with time, its rows, and its last layer."""
     log = ClickLogSpec(seed=11, drift=1.0)
     data = write_click_log(
-        CACHE / "click-log-drift", log, CLICK_ROWS, HELD_OUT_ROWS, row_group_rows=ROW_GROUP, progress=False
+        CACHE / f"click-log-drift-{row_group}", log, CLICK_ROWS, HELD_OUT_ROWS, row_group_rows=row_group, progress=False
     )
     arguments = build_arguments("deep")
     job = {
@@ -102,7 +102,7 @@ def clicks() -> tuple[list[dict[str, Any]], int, int]:
     return [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job], CLICK_ROWS, arguments["layers"] - 1
 
 
-JOBS: dict[str, Callable[[], tuple[list[dict[str, Any]], int, int]]] = {"flights": flights, "clicks": clicks}
+JOBS: dict[str, Callable[[int], tuple[list[dict[str, Any]], int, int]]] = {"flights": flights, "clicks": clicks}
 
 
 def evaluate(documents: list[dict[str, Any]], last_layer: int, access: str, window: int, seed: int) -> dict[str, Any]:
@@ -137,27 +137,34 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    print("| data | rows, windows | AUC, all shuffled | AUC, streamed | difference | log loss, difference |")
-    print("|---|---|---|---|---|---|")
+    print("| data | rows | blocks per window | AUC, all shuffled | AUC, streamed | difference | log loss, difference |")
+    print("|---|---|---|---|---|---|---|")
     for name in arguments.data:
-        documents, rows, last_layer = JOBS[name]()
-        found: dict[str, list[dict[str, Any]]] = {"Cached": [], "Streamed": []}
-        for seed in range(1, arguments.seeds + 1):
-            for access, results in found.items():
-                results.append(evaluate(documents, last_layer, access, rows // WINDOWS, seed))
-                print(f"  {name}, seed {seed}, {access}: {results[-1]}", file=sys.stderr, flush=True)
-        auc = {access: [r["auc"] for r in results] for access, results in found.items()}
-        print(
-            f"| {name} | {rows:,}, {WINDOWS} | {statistics.mean(auc['Cached']):.4f} "
-            f"| {statistics.mean(auc['Streamed']):.4f} | {difference(found, 'auc')} | {difference(found, 'logLoss')} |",
-            flush=True,
-        )
+        shuffled: list[dict[str, Any]] = []
+        for row_group in ROW_GROUPS[name]:
+            documents, rows, last_layer = JOBS[name](row_group)
+            streamed = []
+            for seed in range(1, arguments.seeds + 1):
+                if len(shuffled) < seed:
+                    shuffled.append(evaluate(documents, last_layer, "Cached", rows, seed))
+                streamed.append(evaluate(documents, last_layer, "Streamed", rows // WINDOWS, seed))
+                pair = f"{shuffled[seed - 1]['auc']:.5f} {streamed[-1]['auc']:.5f}"
+                print(f"  {name}, row groups of {row_group}, seed {seed}: {pair}", file=sys.stderr, flush=True)
+            print(
+                f"| {name} | {rows:,} | {rows // WINDOWS // row_group} | {mean(shuffled):.4f} | {mean(streamed):.4f} "
+                f"| {difference(streamed, shuffled, 'auc')} | {difference(streamed, shuffled, 'logLoss')} |",
+                flush=True,
+            )
 
 
-def difference(found: dict[str, list[dict[str, Any]]], figure: str) -> str:
+def mean(results: list[dict[str, Any]]) -> float:
+    """Return the mean AUC."""
+    return float(statistics.mean(result["auc"] for result in results))
+
+
+def difference(streamed: list[dict[str, Any]], shuffled: list[dict[str, Any]], figure: str) -> str:
     """Return the mean of streamed minus shuffled, and its standard error."""
-    pairs = zip(found["Streamed"], found["Cached"], strict=True)
-    gaps = [streamed[figure] - shuffled[figure] for streamed, shuffled in pairs]
+    gaps = [a[figure] - b[figure] for a, b in zip(streamed, shuffled, strict=True)]
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
     return f"{statistics.mean(gaps):+.5f} ± {error:.5f}"
 

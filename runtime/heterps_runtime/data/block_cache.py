@@ -60,7 +60,7 @@ class BlockCache:
             os.utime(path)  # the time of last use
         except FileNotFoundError:
             return None
-        except (OSError, ValueError):  # cut short by a machine that went down
+        except (pa.ArrowException, OSError, ValueError):  # cut short by a machine that went down
             path.unlink(missing_ok=True)
             return None
         return arrays

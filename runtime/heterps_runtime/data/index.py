@@ -19,11 +19,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from heterps_runtime.data.columns import SparseKind
 from heterps_runtime.data.files import FileList, find_files
 from heterps_runtime.data.folder import META, Progress, explained, locked, note
 from heterps_runtime.data.source import Inspection, Source, Unit
@@ -31,10 +32,12 @@ from heterps_runtime.data.spec import DataSpec, Split
 
 __all__ = ["Index", "open_index"]
 
-LEAST_ROWS = 4096  # of a block, unless its file has fewer
+LEAST_ROWS = 4096  # of a block, unless its file has fewer, or a window would have few blocks then
+_BLOCKS_PER_WINDOW = 128  # enough for the mixture of a window to be that of the data
 
 _VERSION = 1  # of meta.json, and of the division into blocks
 _SCANNED_TOGETHER = 16  # files
+_MOST_ROWS = 2**40  # of a block
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,15 @@ def open_index(spec: DataSpec, split: Split, progress: Progress) -> Index:
         raise explained(error, directory) from error
 
 
+def _least_rows(spec: DataSpec) -> int:
+    """Rows below which parts of a file are taken together."""
+    return max(1, min(LEAST_ROWS, spec.window_rows // _BLOCKS_PER_WINDOW))
+
+
 def _fingerprint(spec: DataSpec, listed: FileList) -> str:
     value = {
         "index": _VERSION,
-        "leastRows": LEAST_ROWS,
+        "leastRows": _least_rows(spec),
         "filesystem": listed.filesystem.type_name,
         "files": [(f.path, f.size, f.mtime_ns) for f in listed.files],
         "format": spec.format,
@@ -129,9 +137,13 @@ def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList) -> Index
             raise ValueError("another version")
         files = np.array(meta["files"], dtype=np.int64)
         units = np.array(meta["units"], dtype=np.int64).reshape(len(files), 3)
-        if not len(files) or files.min() < 0 or files.max() >= len(listed.files) or units[:, 2].min() < 1:
+        in_order = len(files) and files[0] >= 0 and (np.diff(files) >= 0).all() and files[-1] < len(listed.files)
+        if not in_order or units[:, 2].min() < 1 or units[:, 2].max() > _MOST_ROWS:
             raise ValueError("wrong blocks")
-        source = Source(spec, split, Inspection(**meta["schemas"]), listed)
+        schemas = Inspection(**meta["schemas"])
+        if not all(schemas.kinds[name] in get_args(SparseKind) for name in spec.sparse):
+            raise ValueError("wrong schemas")
+        source = Source(spec, split, schemas, listed)
     except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
         os.close(descriptor)
         return None
@@ -149,7 +161,7 @@ def _make(source: Source, progress: Progress) -> dict[str, Any]:
         scans = [threads.submit(source.units, file) for file in source.files]
         try:
             for number, scan in enumerate(scans):
-                blocks = list(_merged(scan.result()))
+                blocks = list(_merged(scan.result(), _least_rows(source.spec)))
                 files += [number] * len(blocks)
                 units += blocks
                 fraction = (number + 1) / len(scans)
@@ -168,7 +180,7 @@ def _make(source: Source, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _merged(units: Sequence[Unit]) -> Iterable[Unit]:
+def _merged(units: Sequence[Unit], least_rows: int) -> Iterable[Unit]:
     """Take consecutive units together until they have enough rows; leave out those without rows."""
     open_unit: Unit | None = None
     for unit in units:
@@ -177,7 +189,7 @@ def _merged(units: Sequence[Unit]) -> Iterable[Unit]:
         else:
             end = unit.start + unit.length
             open_unit = replace(open_unit, length=end - open_unit.start, rows=open_unit.rows + unit.rows)
-        if open_unit.rows >= LEAST_ROWS:
+        if open_unit.rows >= least_rows:
             yield open_unit
             open_unit = None
     if open_unit is not None and open_unit.rows:

@@ -124,7 +124,8 @@ class Source:
             try:
                 for file, opened in zip(self.files, schemas, strict=True):  # each process reports the same error
                     schema, num_rows = opened.result()
-                    self._check(file, schema)
+                    with self._reading(file):  # the names of columns may be damaged
+                        self._check(file, schema)
                     rows += num_rows
             finally:
                 threads.shutdown(cancel_futures=True)

@@ -115,7 +115,7 @@ def test_rows_of_each_format_are_those_of_the_cache(
     for part, start in enumerate(range(0, 90, 30)):
         write(train / f"{part}.{suffix}", {name: column[start : start + 30] for name, column in values.items()})
     sparse = ["flight", "carrier"] if kind == "csv" else ["flight", "carrier", "tags"]
-    spec = streamed(tmp_path, train, format=kind, sparse=sparse)
+    spec = streamed(tmp_path, train, format=kind, sparse=sparse, windowRows=12 * 128)
     dataset, whole = opened(spec), open_dataset(make_spec(tmp_path, train, format=kind, sparse=sparse), "train")
     assert dataset.num_rows == whole.num_rows == 90
     assert dataset.schema == whole.schema
@@ -143,7 +143,7 @@ def test_criteo_logs_are_read_by_lines(tmp_path: Path, monkeypatch: pytest.Monke
         "dense": [f"I{i}" for i in range(1, 14)],
         "sparse": [f"C{i}" for i in range(1, 27)],
     }
-    dataset = opened(streamed(tmp_path, tmp_path / "day_0", **fields))
+    dataset = opened(streamed(tmp_path, tmp_path / "day_0", **fields, windowRows=4 * 128))
     whole = open_dataset(make_spec(tmp_path, tmp_path / "day_0", **fields), "train")
     assert dataset.num_rows == 40
     assert len(dataset._index.files) > 3
@@ -171,6 +171,18 @@ def test_an_epoch_has_each_row_once_and_another_epoch_another_order(tmp_path: Pa
 
 
 # --- what is read and kept --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("window", "blocks"), [(10**6, [20, 10]), (128 * 6, [8, 8, 8, 6]), (32, [4, 4, 4, 4, 4, 4, 4, 2])]
+)
+def test_small_row_groups_are_taken_together_unless_windows_need_more_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, blocks: list[int]
+) -> None:
+    monkeypatch.setattr("heterps_runtime.data.index.LEAST_ROWS", 20)
+    write_parquet(tmp_path / "a.parquet", columns(30), row_group_size=4)
+    index = opened(streamed(tmp_path, tmp_path / "a.parquet", windowRows=window))._index
+    assert index.block_rows.tolist() == blocks
+
+
 def test_a_worker_reads_the_blocks_of_its_share(tmp_path: Path) -> None:
     dataset = opened(streamed(tmp_path, write_parts(tmp_path / "train", 400, 5), windowRows=200))
     assert len(read_epoch(dataset, stop=BATCH // 4)) == 100
@@ -312,8 +324,7 @@ def test_a_bad_value_is_named_by_its_row_and_file(tmp_path: Path) -> None:
         read_epoch(opened(streamed(tmp_path, train)))
 
 
-def test_rows_are_found_in_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heterps_runtime.data.index.LEAST_ROWS", 4)
+def test_rows_are_found_in_their_files(tmp_path: Path) -> None:
     for part in range(3):
         write_parquet(tmp_path / "train" / f"{part}.parquet", columns(10), row_group_size=4)
     dataset = opened(streamed(tmp_path, tmp_path / "train"))
