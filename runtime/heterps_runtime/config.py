@@ -68,6 +68,7 @@ class RunConfig:
     python_path: tuple[str, ...]
     namespace: str  # on a cluster; "" on one machine
     code: dict[str, Any] | None = None  # spec.code; None: the image has all code
+    init_from: str = ""  # path of another job's checkpoints, whose values the model begins with; "": of none
 
     @property
     def full_name(self) -> str:
@@ -184,5 +185,6 @@ class RunConfig:
             model_path=document.get("modelPath") or str(work / "model"),
             python_path=tuple(document.get("pythonPath", ())),
             namespace=document["job"]["metadata"].get("namespace") or "",
+            init_from=(model.get("initFrom") or {}).get("path", ""),
             code=spec.get("code"),
         )

@@ -9,7 +9,7 @@ from heterps_runtime.contract import REASON_LEAVING
 from heterps_runtime.errors import ProtocolError, TransientError
 from heterps_runtime.processes.process import log
 from heterps_runtime.wire.link import ControlLink
-from heterps_runtime.wire.messages import Commit, Generation, Leaving, Order, Rejoin, Shutdown
+from heterps_runtime.wire.messages import Commit, Failed, Generation, Leaving, Order, Rejoin, Shutdown
 
 __all__ = ["Member"]
 
@@ -35,6 +35,19 @@ class Member(ABC):
         self._joins_without_commit = 0
         self._leaves = False  # it was told to end, and works on until the coordinator dismisses it
         self._said_so = False
+
+    def run(self) -> None:
+        """Take part until the coordinator ends this process; the coordinator is told of an error."""
+        try:
+            self._take_part()
+        except Exception as error:
+            self._link.send(Failed(type(error).__name__, str(error), permanent=isinstance(error, ValueError)))
+            self._link.close()
+            raise
+
+    @abstractmethod
+    def _take_part(self) -> None:
+        """Join, and follow the coordinator to the end."""
 
     def leave(self) -> bool:
         """Leave the job, once the coordinator can do without this process; for signal handlers.

@@ -36,6 +36,7 @@ def cluster_problems(job: dict[str, Any]) -> list[FieldError]:
         found.append(FieldError("spec.checkpoint.path", MISSING, text, fix, title))
     for field, value in (
         ("spec.checkpoint.path", path),
+        ("spec.model.initFrom.path", spec["model"].get("initFrom", {}).get("path")),
         ("spec.data.train", spec["data"]["train"]),
         ("spec.data.evaluation", spec["data"].get("evaluation")),
     ):

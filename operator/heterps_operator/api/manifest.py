@@ -365,6 +365,7 @@ def _with_paths(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         (spec["data"], "evaluation"),
         (spec["data"]["cache"], "directory"),
         (spec["checkpoint"], "path"),
+        (spec["model"].get("initFrom", {}), "path"),
     ):
         if key in fields and not is_uri(fields[key]):
             fields[key] = os.path.normpath(folder / fields[key])

@@ -7,6 +7,7 @@ never written to. This package imports no torch.
 from heterps_runtime.checkpoint.errors import DamagedError, FencedError
 from heterps_runtime.checkpoint.export import export_model
 from heterps_runtime.checkpoint.format import FileEntry, Origin
+from heterps_runtime.checkpoint.importing import TableMap, import_values, imported_values
 from heterps_runtime.checkpoint.manifest import (
     CheckpointManifest,
     TableRecord,
@@ -32,6 +33,7 @@ __all__ = [
     "StateFile",
     "Storage",
     "StorageError",
+    "TableMap",
     "TableRecord",
     "check_checkpoint",
     "commit",
@@ -39,6 +41,8 @@ __all__ = [
     "explain_mismatch",
     "export_model",
     "find_latest",
+    "import_values",
+    "imported_values",
     "iterate_rows",
     "new_folder",
     "read_dense",

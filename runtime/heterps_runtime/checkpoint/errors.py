@@ -4,6 +4,8 @@
     ├── DamagedError        a file differs from what was written: truncated, changed
     │   └── IncompleteError there is no manifest: the checkpoint is being written, or its writer was interrupted
     └── FencedError         another run has taken the checkpoints over
+    UserError (heterps_runtime.errors)
+    └── ImportedModelError  the model of spec.model.initFrom cannot be used
 
 After a `StorageError`, training continues and the last good checkpoint stays. After a `DamagedError`, an older
 checkpoint is used. After a `FencedError`, this run of the job ends: it must not change the checkpoints any more.
@@ -11,9 +13,9 @@ checkpoint is used. After a `FencedError`, this run of the job ends: it must not
 
 from __future__ import annotations
 
-from heterps_runtime.errors import HeterpsRuntimeError
+from heterps_runtime.errors import HeterpsRuntimeError, UserError
 
-__all__ = ["CheckpointError", "DamagedError", "FencedError", "IncompleteError"]
+__all__ = ["CheckpointError", "DamagedError", "FencedError", "ImportedModelError", "IncompleteError"]
 
 
 class CheckpointError(HeterpsRuntimeError):
@@ -30,3 +32,7 @@ class IncompleteError(DamagedError):
 
 class FencedError(CheckpointError):
     """Another run of a job has taken the checkpoints over, so that this one must not change them."""
+
+
+class ImportedModelError(UserError):
+    """The model that a job should begin with is missing, or does not fit."""

@@ -86,6 +86,7 @@ class CheckpointManifest:
     loss: float | None = None  # of training, smoothed; None before the first step
     folder: str = ""  # the checkpoint's folder in its storage
     layout: str = ""  # what the order of training rows depends on beside their number
+    imported_from: str = ""  # the checkpoint of another job that the values are of; its tables keep their indices
     version: int = _VERSION
 
     @property
@@ -100,8 +101,9 @@ class CheckpointManifest:
     def to_json(self) -> bytes:
         """The manifest as a JSON document with a checksum."""
         body = asdict(self)
-        if not self.layout:  # as written before there were streamed data sets
-            del body["layout"]
+        for name in ("layout", "imported_from"):  # as written before there were such jobs
+            if not body[name]:
+                del body[name]
         return json.dumps({"manifest": body, "checksum": _checksum(body)}, indent=1).encode()
 
     @classmethod

@@ -20,9 +20,11 @@ from heterps_runtime.checkpoint import (
     explain_mismatch,
     export_model,
     find_latest,
+    import_values,
     new_folder,
     take_over,
 )
+from heterps_runtime.checkpoint.manifest import write_manifest
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import UserError
 from heterps_runtime.processes.process import log
@@ -83,8 +85,32 @@ class JobFiles:
         # In this order, so that everything is found that the run before has committed until it was fenced.
         self._owner = take_over(self._storage, self._config.full_name, time.time())
         found = self.find(contents=True)
+        if found[0] is None and self._config.init_from:
+            found = self._import(), found[1]
         self._latest = found[0]
         return found
+
+    def _import(self) -> CheckpointManifest:
+        """Make a checkpoint of step 0 of the model that `spec.model.initFrom` names."""
+        config, folder = self._config, self.new_folder(0)
+        like = CheckpointManifest(
+            step=0,
+            epoch=0,
+            seed=config.seed,
+            global_batch_size=config.global_batch_size,
+            num_rows=0,  # not known yet
+            samples=0,
+            fingerprint=config.fingerprint(),
+            plan={},
+            tables=(),
+            files=(),
+            term=self._ownership.term,
+            lineage=0,
+        )
+        source = Storage.open(config.init_from, self.work)
+        manifest = import_values(source, config.init_from, self._storage, folder, like)
+        write_manifest(self._storage, manifest, self._ownership)
+        return manifest
 
     def new_folder(self, step: int) -> str:
         """A new name for the folder of a checkpoint; does not block."""

@@ -264,6 +264,8 @@ class CoordinatorServer:
             manifest, skipped = found
             for folder, reason in skipped:
                 self.core.journal.note("CheckpointSkipped", f"{folder}: {reason}", warning=True)
+            if manifest is not None and manifest.imported_from:
+                self.core.journal.note("ModelImported", f"the model begins with the values of {manifest.imported_from}")
             if manifest is None:
                 self.core.checkpoints_opened(None, 0, None)
             else:

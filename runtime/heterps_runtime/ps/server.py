@@ -109,8 +109,7 @@ class ParameterServer(Member):
         self._pool = pool
         self._address = address
 
-    def run(self) -> None:
-        """Serve until the coordinator ends the job."""
+    def _take_part(self) -> None:
         self._link.status = "compiling kernels"
         sparse = SparseOptimizer.from_manifest(self._config.sparse_optimizer)
         dense = DenseOptimizer.from_manifest(self._config.dense_optimizer)

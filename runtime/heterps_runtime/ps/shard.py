@@ -7,7 +7,7 @@ sums do not depend on the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from heterps_runtime.checkpoint import (
     Origin,
     StateFile,
     Storage,
+    TableMap,
     dense_arrays,
+    imported_values,
     iterate_rows,
     read_dense,
     row_arrays,
@@ -104,23 +106,34 @@ class Shard:
             if dim not in self.stores:
                 self.stores[dim] = RowStore(dim, self._dtype, self._sparse_optimizer, self._config.seed, specs)
         unknown = {n: v for n, v in dense.items() if n not in self.dense.names}
-        missing = [n for n in statistics if n not in self.statistics.names]
+        missing = {n: v for n, v in statistics.items() if n not in self.statistics.names}
         if self._restore is not None:
             self._load(bool(new), unknown, missing)
         else:
             for name, value in unknown.items():
                 self.dense.add(name, value)
-            for name in missing:
-                self.statistics.add(name, statistics[name])
+            for name, value in missing.items():
+                self.statistics.add(name, value)
 
-    def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Collection[str]) -> None:
+    def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore
         if with_rows:
             slots = slot_map(self._num_servers)
             wanted = None if self._num_servers == 1 else lambda keys: shard_of(keys, slots) == self._index
-            for block in iterate_rows(storage, manifest, wanted):
-                self.stores[block.dim].load(block.keys, block.rows, block.state)
+            if manifest.imported_from:
+                self._load_imported(storage, manifest, wanted)
+            else:
+                for block in iterate_rows(storage, manifest, wanted):
+                    self.stores[block.dim].load(block.keys, block.rows, block.state)
+        if manifest.imported_from:
+            values = imported_values(storage, manifest, dense)
+            for name, value in dense.items():
+                self.dense.add(name, values.get(name, value))
+            values = imported_values(storage, manifest, statistics, role="buffers")
+            for name, value in statistics.items():
+                self.statistics.add(name, values.get(name, value))
+            return
         if dense:
             snapshot = self.dense.snapshot()
             snapshot.update(read_dense(storage, manifest, list(dense)))
@@ -128,8 +141,21 @@ class Shard:
             snapshot["step"] = np.array(self.committed, np.int64)
             self.dense.load(snapshot)
         if statistics:
-            for name, value in read_dense(storage, manifest, statistics, role="buffers").items():
+            for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
                 self.statistics.add(name, value)
+
+    def _load_imported(
+        self, storage: Storage, manifest: CheckpointManifest, wanted: Callable[[Array], Array] | None
+    ) -> None:
+        """Load the rows of another model's tables, by the names of tables."""
+        mapped = TableMap(manifest, self.tables.values())
+        for block in iterate_rows(storage, manifest):
+            keys, rows = mapped(block)
+            if wanted is not None:
+                mask = wanted(keys)
+                keys, rows = keys[mask], rows[mask]
+            if len(keys):
+                self.stores[block.dim].load(keys, rows.astype(self._dtype))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

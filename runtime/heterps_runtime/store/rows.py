@@ -135,15 +135,17 @@ class RowStore:
         state = {name: slab.array[: self._num_rows].copy() for name, slab in self._state.items()}
         return RowChunk(self._keys.array[: self._num_rows].copy(), self._rows.array[: self._num_rows].copy(), state)
 
-    def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats]) -> None:
-        """Store rows (n, dim) and their state, replacing existing rows.
+    def load(self, keys: NDArray[np.int64], rows: AnyFloats, state: Mapping[str, AnyFloats] | None = None) -> None:
+        """Store rows (n, dim) and their state, replacing existing rows. Without `state`, new rows have initial state.
 
         Raises:
             ValueError: a shape, dtype or name of state does not fit this store, or a key repeats.
         """
         given: Int64s = view(keys, np.int64)
-        expected = {"rows": (self._rows, rows)} | {f"state {n!r}": (s, state.get(n)) for n, s in self._state.items()}
-        if set(state) != set(self._state):
+        expected: dict[str, tuple[Slab, AnyFloats | None]] = {"rows": (self._rows, rows)}
+        if state is not None:
+            expected |= {f"state {n!r}": (s, state.get(n)) for n, s in self._state.items()}
+        if state is not None and set(state) != set(self._state):
             raise ValueError(f"state: {self.optimizer.name!r} has {sorted(self._state)}, got {sorted(state)}")
         for name, (slab, array) in expected.items():
             shape = (len(given), *slab.array.shape[1:])

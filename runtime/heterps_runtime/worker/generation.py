@@ -17,6 +17,7 @@ from heterps_runtime.checkpoint import (
     Storage,
     check_checkpoint,
     dense_arrays,
+    imported_values,
     read_dense,
 )
 from heterps_runtime.config import RunConfig
@@ -169,7 +170,11 @@ class GenerationSetup:
 
     def _restore_buffers(self, stage: Stage, manifest: CheckpointManifest | None) -> None:
         if manifest is not None and manifest.files_of("buffers"):
-            buffers = read_dense(self.storage, manifest, role="buffers")
+            if manifest.imported_from:
+                own = {n: t.detach().cpu().numpy() for n, t in stage.module.buffers().items()}
+                buffers = imported_values(self.storage, manifest, own, role="buffers")
+            else:
+                buffers = read_dense(self.storage, manifest, role="buffers")
             stage.module.load_buffers({n: torch.from_numpy(v) for n, v in buffers.items()})
 
     def _connect_downstream(self, announced: Generation) -> Downstream | None:

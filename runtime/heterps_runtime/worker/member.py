@@ -20,7 +20,6 @@ from heterps_runtime.wire.messages import (
     Checkpoint,
     Commit,
     Evaluate,
-    Failed,
     Generation,
     Go,
     Join,
@@ -114,15 +113,6 @@ class WorkerMember(Member):
         self._export_metrics(place)
 
     # --- life ---------------------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Take part until the coordinator ends this process."""
-        try:
-            self._take_part()
-        except Exception as error:
-            self._link.send(Failed(type(error).__name__, str(error), permanent=isinstance(error, ValueError)))
-            self._link.close()
-            raise
 
     def _take_part(self) -> None:
         self._join()

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from heterps_runtime.checkpoint import CheckpointManifest, Origin, StateFile, Storage, dense_arrays, read_dense
+from heterps_runtime.checkpoint import (
+    CheckpointManifest,
+    Origin,
+    StateFile,
+    Storage,
+    dense_arrays,
+    imported_values,
+    read_dense,
+)
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.intake import StageModule
@@ -99,11 +107,20 @@ class Parameters:
         replica = Replica(module.initial_parameters(), module.initial_statistics(), optimizer, self._device)
         if announced.restore is not None:
             replica.version = announced.committed
-            if manifest is not None:
+            if manifest is not None and manifest.imported_from:
+                self._import(replica, manifest)
+            elif manifest is not None:
                 values = read_dense(self._storage, manifest, module.parameter_names)
                 statistics = read_dense(self._storage, manifest, module.statistics_names, role="buffers")
                 replica.load(values, statistics, announced.committed)
         return replica
+
+    def _import(self, replica: Replica, manifest: CheckpointManifest) -> None:
+        """Replace initial values by those of another model, as far as it has them."""
+        initial, statistics = replica.snapshot(), replica.statistics_snapshot()
+        values = imported_values(self._storage, manifest, initial)
+        buffers = imported_values(self._storage, manifest, statistics, role="buffers")
+        replica.load({**initial, **values}, {**statistics, **buffers}, replica.version)
 
     def _share(self, announced: Generation, rank: int, replica: Replica, collectives: Collectives, wait: Wait) -> Group:
         """Copy parameters and optimizer state from a surviving worker to new ones."""

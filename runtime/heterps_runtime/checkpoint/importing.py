@@ -1,0 +1,159 @@
+"""A model to begin with: the values of another job's checkpoint, as a checkpoint of step 0 of this job.
+
+From then on it is a checkpoint like any other: members restore it at the start, and again if the job fails before its
+next one. Only values are taken over, not the optimizer's state, which belongs to the other job's steps. Tables and
+parameters are found by their names; what the other model does not have begins with its initial values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heterps_runtime.checkpoint.errors import ImportedModelError
+from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
+from heterps_runtime.checkpoint.manifest import CheckpointManifest, find_latest
+from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows, read_dense
+from heterps_runtime.checkpoint.writer import dense_arrays, row_arrays
+from heterps_runtime.partition.tables import Table
+from heterps_runtime.storage import Storage
+
+__all__ = ["TableMap", "import_values", "imported_values"]
+
+Array = npt.NDArray[Any]
+
+_FILE_ROWS = 1 << 20  # of a file: they are collected in memory
+_START = Origin(0, 0)
+_TABLE_SHIFT = np.int64(48)  # of a key: the table's index is above its ids
+_ID_MASK = np.int64((1 << 48) - 1)
+
+
+def import_values(
+    source: Storage, path: str, target: Storage, folder: str, like: CheckpointManifest
+) -> CheckpointManifest:
+    """Copy the values of the newest valid checkpoint at a path.
+
+    Args:
+        source: the storage of the other job's checkpoints.
+        path: its path or address, for messages.
+        target: the storage of this job's checkpoints.
+        folder: for the files.
+        like: a manifest with this job's settings.
+
+    Returns:
+        The manifest of step 0, not written yet.
+
+    Raises:
+        ImportedModelError: there is no valid checkpoint.
+        StorageError: a file cannot be read or written.
+    """
+    manifest, skipped = find_latest(source)
+    if manifest is None:
+        why = "".join(f"; {name}: {reason}" for name, reason in skipped)
+        raise ImportedModelError(
+            f"model.initFrom.path: {path} has no valid checkpoint{why}; name the checkpoint.path of a job that has one"
+        )
+    entries: list[FileEntry] = []
+    for number, (dim, keys, rows) in enumerate(_collected(iterate_rows(source, manifest, with_state=False))):
+        arrays = row_arrays({dim: (keys, rows, {})})
+        entries.append(_write(target, folder, f"rows-{number}", arrays, "rows", number))
+    for role in ("dense", "buffers"):
+        values = {n: v for n, v in read_dense(source, manifest, role=role).items() if "::" not in n}
+        if values:
+            entries.append(_write(target, folder, f"{role}-imported", dense_arrays(values, role), role, 0))
+    return replace(
+        like,
+        step=0,
+        tables=manifest.tables,
+        files=tuple(entries),
+        lineage=_START.lineage,
+        folder=folder,
+        imported_from=f"{path}/{manifest.folder}",
+    )
+
+
+def _write(target: Storage, folder: str, name: str, arrays: Mapping[str, Array], role: str, index: int) -> FileEntry:
+    return write_tensors(target, folder, f"{name}.safetensors", arrays, origin=_START, role=role, index=index)
+
+
+def _collected(blocks: Iterable[RowBlock]) -> Iterator[tuple[int, Array, Array]]:
+    """Yield (dim, keys, rows) of about `_FILE_ROWS` rows."""
+    waiting: dict[int, list[RowBlock]] = {}
+    for block in blocks:
+        parts = waiting.setdefault(block.dim, [])
+        parts.append(block)
+        if sum(len(part.keys) for part in parts) >= _FILE_ROWS:
+            yield _joined(waiting.pop(block.dim))
+    yield from map(_joined, waiting.values())
+
+
+def _joined(parts: list[RowBlock]) -> tuple[int, Array, Array]:
+    return parts[0].dim, np.concatenate([p.keys for p in parts]), np.concatenate([p.rows for p in parts])
+
+
+class TableMap:
+    """The tables of an imported model in this job: keys of the one become keys of the other.
+
+    Args:
+        manifest: of the imported values.
+        tables: of this job's model.
+
+    Raises:
+        ImportedModelError: tables of one name have other sizes.
+    """
+
+    def __init__(self, manifest: CheckpointManifest, tables: Iterable[Table]) -> None:
+        self._index = np.full(1 << 16, -1, dtype=np.int64)  # by index in the imported model
+        here = {table.name: table for table in tables}
+        for there in manifest.tables:
+            table = here.get(there.name)
+            if table is None:
+                continue
+            for size, mine, its in (
+                ("num_embeddings", table.num_embeddings, there.num_embeddings),
+                ("embedding_dim", table.dim, there.dim),
+            ):
+                if mine != its:
+                    raise ImportedModelError(
+                        f"model.initFrom.path: table {there.name!r} has {size} {its} in {manifest.imported_from}, but "
+                        f"{mine} in this model; give the table another name to begin it anew"
+                    )
+            self._index[there.index] = table.index
+
+    def __call__(self, block: RowBlock) -> tuple[Array, Array]:
+        """The keys (n,) and rows (n, dim) of a block of which this job has the tables."""
+        tables = self._index[block.keys >> _TABLE_SHIFT]
+        known = tables >= 0
+        return (tables[known] << _TABLE_SHIFT) | (block.keys[known] & _ID_MASK), block.rows[known]
+
+
+def imported_values(
+    storage: Storage, manifest: CheckpointManifest, initial: Mapping[str, Array], *, role: str = "dense"
+) -> dict[str, Array]:
+    """The imported values of parameters or buffers, for those that the imported model has.
+
+    Args:
+        storage: the storage of the job's checkpoints.
+        manifest: of the imported values.
+        initial: name -> initial value.
+        role: "dense" or "buffers".
+
+    Returns:
+        name -> value, with the shape and type of the initial one.
+
+    Raises:
+        ImportedModelError: a value has another shape.
+        StorageError: a file cannot be read.
+    """
+    found = {n: v for n, v in read_dense(storage, manifest, role=role).items() if n in initial}
+    for name, value in found.items():
+        if value.shape != initial[name].shape:
+            raise ImportedModelError(
+                f"model.initFrom.path: {name!r} has the shape {list(value.shape)} in {manifest.imported_from}, but "
+                f"{list(initial[name].shape)} in this model; give the layer another name to begin it anew"
+            )
+    return {name: value.astype(initial[name].dtype) for name, value in found.items()}

@@ -1,0 +1,106 @@
+"""`spec.model.initFrom`: a job begins with the values of another one, on any plan, and again after a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heterps_runtime.config import RunConfig
+from heterps_runtime.contract import PATH_STOP, JobPhase
+from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, finish, run_job, trained_model
+
+SLOW = "0.000000000001"  # a learning rate with which a step changes nothing that a test sees
+LAST = {"flights": 10, "normed_picture": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("import")
+
+
+def trained(folder: Path, model: str) -> tuple[str, dict[str, Any]]:
+    """The checkpoints and the model of a job; it runs once."""
+    document = configuration(folder / f"first-{model}", model, steps=24)
+    checkpoints = Path(document["workDirectory"]) / "checkpoints"
+    status = run_job(document, [("cpu", LAST[model], 2)], 2) if not checkpoints.exists() else None
+    if status is not None:
+        MODELS[model] = trained_model(status)
+    return str(checkpoints), MODELS[model]
+
+
+MODELS: dict[str, dict[str, Any]] = {}
+
+
+def begun_with(path: str, name: str, folder: Path, model: str, **training: Any) -> dict[str, Any]:
+    """A job that begins with another one's values, and that learns nothing."""
+    optimizers = {"dense": {"name": "adam", "learningRate": SLOW}, "sparse": {"name": "adam", "learningRate": SLOW}}
+    document = configuration(folder / name, model, **{"optimizer": optimizers, "steps": 2, **training})
+    document["job"]["spec"]["model"]["initFrom"] = {"path": path}
+    return document
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "servers"),
+    [
+        ("flights", [("cpu", 10, 1)], 3),
+        ("flights", [("cpu", 3, 2), ("card", 10, 2)], 1),
+        ("normed_picture", [("cpu", 2, 1), ("card", 8, 1)], 1),
+        ("normed_picture", [("cpu", 8, 2)], 2),
+    ],
+)
+def test_a_job_begins_with_the_model_of_another(model: str, stages: list[Stage], servers: int, folder: Path) -> None:
+    path, expected = trained(folder, model)
+    name = f"{model}-{len(stages)}-{servers}"
+    status = run_job(begun_with(path, name, folder, model), stages, servers)
+    found = trained_model(status)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if "running" not in key and "num_batches" not in key:  # statistics follow the batches of any training
+            assert np.allclose(found[key], value, rtol=0, atol=1e-9), key
+    if model == "normed_picture":
+        batches = {key: int(value) for key, value in found.items() if "num_batches" in key}
+        assert set(batches.values()) == {24 + 2}
+    said = [event["message"] for event in status["events"] if event["reason"] == "ModelImported"]
+    assert said == [f"the model begins with the values of {path}/{Path(said[0]).name}"]
+
+
+def test_a_job_that_has_checkpoints_goes_on_from_its_own(folder: Path) -> None:
+    path, _ = trained(folder, "flights")
+    document = begun_with(path, "resumed", folder, "flights", steps=10**6)
+    stages: list[Stage] = [("cpu", 10, 1)]
+    job = ThreadedJob(document)
+    job.start(stages, 1)
+    job.wait(lambda status: status["committedSteps"] >= 3)
+    job.credentials.request("POST", PATH_STOP)
+    stopped = job.wait()
+    job.close()
+    document["job"]["spec"]["training"]["steps"] = stopped["committedSteps"] + 2
+    status = finish(ThreadedJob(document), stages, 1)
+    assert status["resumedFromStep"] == stopped["committedSteps"]
+    assert not [event for event in status["events"] if event["reason"] == "ModelImported"]
+
+
+def test_a_model_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    path, _ = trained(folder, "flights")
+    document = begun_with(path, "dim", folder, "flights")
+    document["job"]["spec"]["model"]["arguments"] = {"dim": 5}
+    with pytest.raises(AssertionError, match=r"table 'embeddings.carrier.weight' has embedding_dim 4 in .*, but 5 in"):
+        run_job(document, [("cpu", 10, 1)], 1)
+    document = begun_with(path, "hidden", folder, "flights")
+    document["job"]["spec"]["model"]["arguments"] = {"hidden": [16, 9]}
+    with pytest.raises(AssertionError, match=r"'head.weight' has the shape \[1, 8\] in .*, but \[1, 9\] in this"):
+        run_job(document, [("card", 10, 1)], 1)
+
+
+def test_a_path_without_checkpoints_is_refused(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    document = begun_with(str(folder / "empty"), "from-nothing", folder, "flights")
+    status = finish(ThreadedJob(document), [("cpu", 10, 1)], 1)
+    assert status["phase"] == JobPhase.FAILED
+    assert status["error"]["reason"] == "ImportedModelError"
+    assert "model.initFrom.path: " in status["error"]["message"]
+    assert "has no valid checkpoint; name the checkpoint.path of a job that has one" in status["error"]["message"]
+    assert RunConfig.from_json(document).init_from == str(folder / "empty")
