@@ -100,7 +100,7 @@ def read_epoch(train: str, rows: int) -> list[tuple[float, float]]:
                 dataset.batch(order.rows(step, *own), dataset.schema.features)
                 share += own[1] - own[0]
             found.append((dataset.rows_read / share, share / (time.monotonic() - began)))
-            dataset.close()
+            dataset.forget()
     return found
 
 

@@ -33,6 +33,7 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("build", help="install and build what the tests need, if it is not there")
     verbs.add_parser("build-benchmark", help="the same for `make benchmark-operator`")
+    verbs.add_parser("build-store", help="build the object store, for `make benchmark-data`")
     verbs.add_parser("check", help="say whether this machine can run a cluster, and what it lacks")
     demo = verbs.add_parser("demo", help="train the flights example on a cluster of its own, and show each step")
     demo.add_argument("--from-images", action="store_true", help="install the chart and examples/flights/cluster.yaml")
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         prepare_tests(say)
     elif arguments.verb == "build-benchmark":
         prepare((*building.CLUSTER, building.KWOK), say)
+    elif arguments.verb == "build-store":
+        building.build([building.VERSITYGW], say)
     elif arguments.verb == "check":
         reasons = reasons_against()
         say(

@@ -45,18 +45,18 @@ def store(own_cluster: Cluster, tmp_path: Path) -> Iterator[ObjectStore]:
         yield running
 
 
-def stored_job(make: Make, store: ObjectStore) -> ClusterJob:
+def stored_job(make: Make, store: ObjectStore, name: str, **changes: Any) -> ClusterJob:
     """Create a job without a shared folder, whose addresses are of the store."""
-    job = make("stored", spec={**COMPARED, "model.entrypoint": f"{MODULE}:build_held", "data.train": f"s3://{BUCKET}/data",
-                               "checkpoint.path": f"s3://{BUCKET}/runs/stored",
-                               "credentials": [{"secretName": SECRET}]})  # fmt: skip
+    job = make(name, spec={**COMPARED, "model.entrypoint": f"{MODULE}:build_held", "data.train": f"s3://{BUCKET}/data",
+                           "checkpoint.path": f"s3://{BUCKET}/runs/{name}",
+                           "credentials": [{"secretName": SECRET}], **changes})  # fmt: skip
     template = job.job["spec"]["podTemplates"]["all"]["spec"]
     [container] = template["containers"]
     template["volumes"] = [volume for volume in template["volumes"] if volume["name"] != "shared"]
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != "shared"]
     container["env"] = [item for item in container["env"] if item["name"] != "PYTHONPATH"]
     [data] = (job.folder / "data").iterdir()
-    (store.bucket(BUCKET) / "data").mkdir()
+    (store.bucket(BUCKET) / "data").mkdir(exist_ok=True)
     (store.bucket(BUCKET) / "data" / data.name).write_bytes(data.read_bytes())
     return job
 
@@ -64,7 +64,7 @@ def stored_job(make: Make, store: ObjectStore) -> ClusterJob:
 def test_code_data_checkpoints_and_model_may_all_be_in_an_object_store(
     store: ObjectStore, make: Make, kubectl: Kubectl, tmp_path: Path, expected_model: Json
 ) -> None:
-    job = stored_job(make, store)
+    job = stored_job(make, store, "stored")
     bucket = store.bucket(BUCKET)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": store.variables}
     kubectl.apply(secret, job.pool)
@@ -102,3 +102,13 @@ def test_code_data_checkpoints_and_model_may_all_be_in_an_object_store(
     kept = [path.parent.name for path in bucket.glob("runs/stored/step-*/manifest.json")]
     assert len(kept) == job.job["spec"]["checkpoint"]["keep"]
     assert not list(bucket.rglob("*.partial-*"))
+
+    # Another job begins with this one's model, and reads the data while it trains.
+    begun = stored_job(make, store, "begun", **{"model.initFrom": {"path": job.job["spec"]["checkpoint"]["path"]},
+                                                "data.access": "Streamed", "data.windowRows": 128})  # fmt: skip
+    begun.job["spec"]["code"] = brought.spec
+    begun.submit()
+    begun.wait_for_phase("Succeeded")
+    assert (bucket / "runs" / "begun" / "model" / "model.safetensors").exists()
+    [server] = begun.pods("ps")
+    assert "restoring step-000000000." in kubectl("logs", server["metadata"]["name"])

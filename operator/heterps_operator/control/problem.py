@@ -264,7 +264,7 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     training, data = spec["training"], spec["data"]
     key = {
         "format": PROFILE_VERSION,
-        "model": spec["model"],
+        "model": {name: value for name, value in spec["model"].items() if name != "initFrom"},
         "source": source,
         "data": {name: data.get(name) for name in ("format", "train", "label", "dense", "sparse", "columns")},
         "batch": [training.get("globalBatchSize"), training.get("precision"), training.get("optimizer")],
@@ -273,6 +273,8 @@ def profile_digest(configuration: Json, pool: str, source: str) -> str:
     }
     if data.get("tensors"):
         key["tensors"] = data["tensors"]
+    if data.get("access") == "Streamed":  # whole steps were measured with what reading takes
+        key["access"] = "Streamed"
     if spec.get("encryption") == "Required":  # whole steps and transfers were measured with it
         key["encrypted"] = True
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]

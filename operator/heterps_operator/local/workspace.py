@@ -139,7 +139,8 @@ def fingerprints(configuration: Json) -> dict[str, str]:
     """Digests that a state depends on: one of the inputs of the trained model, one of the inputs of the plan."""
     job: dict[str, Any] = dict(configuration["job"]["spec"])
     # Without fields that a job does not use: a later release has more of them, and goes on with the same state.
-    data = {key: value for key, value in job["data"].items() if key != "cache" and (key, value) != ("tensors", [])}
+    unused = {"cache"} if job["data"].get("access") == "Streamed" else {"cache", "access", "windowRows"}
+    data = {key: value for key, value in job["data"].items() if key not in unused and (key, value) != ("tensors", [])}
     model = [job["model"], data, job["training"]]
     plan = [
         job.get("objective"),

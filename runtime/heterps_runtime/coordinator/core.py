@@ -117,9 +117,7 @@ class CoordinatorCore:
         # has given up takes nothing over.
         self._effects.open_checkpoints()
 
-    def checkpoints_opened(
-        self, latest: CheckpointRecord | None, samples: int, rows: int | None, layout: str = ""
-    ) -> None:
+    def checkpoints_opened(self, latest: CheckpointRecord | None, samples: int, rows: int | None, layout: str) -> None:
         """Note that the checkpoints belong to this run.
 
         Args:

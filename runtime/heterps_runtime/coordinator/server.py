@@ -267,7 +267,7 @@ class CoordinatorServer:
             if manifest is not None and manifest.imported_from:
                 self.core.journal.note("ModelImported", f"the model begins with the values of {manifest.imported_from}")
             if manifest is None:
-                self.core.checkpoints_opened(None, 0, None)
+                self.core.checkpoints_opened(None, 0, None, "")
             else:
                 self.core.checkpoints_opened(manifest, manifest.samples, manifest.num_rows, manifest.layout)
 

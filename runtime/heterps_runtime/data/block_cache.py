@@ -57,7 +57,8 @@ class BlockCache:
         try:
             with pa.memory_map(str(path)) as file:
                 arrays = {name: np.asarray(pa.ipc.read_tensor(file)) for name in self._names}
-            os.utime(path)  # the time of last use
+            with suppress(FileNotFoundError):  # another process may have made room in the meantime
+                os.utime(path)  # the time of last use
         except FileNotFoundError:
             return None
         except (pa.ArrowException, OSError, ValueError):  # cut short by a machine that went down

@@ -103,9 +103,6 @@ class Dataset(ABC):
     def forget(self) -> None:  # noqa: B027
         """Let go of what was read ahead."""
 
-    def close(self) -> None:  # noqa: B027
-        """Stop reading."""
-
     def check_features(self, features: Sequence[str]) -> None:
         """Check that the data has the features of a model.
 

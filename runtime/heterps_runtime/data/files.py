@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs
 
 from heterps_runtime.contract import CREDENTIALS_FIX, CREDENTIALS_PATTERN
-from heterps_runtime.data.errors import DataError
+from heterps_runtime.data.errors import DataError, DataUnavailableError
 from heterps_runtime.data.spec import DataSpec, Split
 
-__all__ = ["FileList", "Reading", "SourceFile", "find_files", "first_line"]
+__all__ = ["FileList", "Reading", "SourceFile", "find_files", "first_line", "patiently"]
 
+T = TypeVar("T")
+
+_ATTEMPTS = 6  # to read from a store that fails
+_FIRST_WAIT_SECONDS = 0.25  # between attempts, doubled each time: eight seconds in all
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -116,11 +121,34 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def patiently(read: Callable[[], T], what: str) -> T:
+    """Return the result of `read`, after some attempts if the filesystem fails.
+
+    Args:
+        read: may raise OSError.
+        what: is read, for messages.
+
+    Raises:
+        DataUnavailableError: all attempts have failed.
+    """
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except OSError:
+            time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
+    try:
+        return read()
+    except OSError as error:
+        raise DataUnavailableError(
+            f"{what}: cannot be read: {first_line(error)} (after {_ATTEMPTS} attempts)"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Reading:
     """A context that turns pyarrow's errors into ones that name the file and a remedy.
 
-    With `retried`, errors of the filesystem that may not occur again pass as they are.
+    With `retried`, errors of the filesystem that may not occur again pass as they are, for `patiently`.
     """
 
     field: str

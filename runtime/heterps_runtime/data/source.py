@@ -17,7 +17,7 @@ import pyarrow.parquet
 
 from heterps_runtime.data.columns import SparseKind, check_columns
 from heterps_runtime.data.errors import DataError
-from heterps_runtime.data.files import FileList, Reading, SourceFile, find_files
+from heterps_runtime.data.files import FileList, Reading, SourceFile, find_files, patiently
 from heterps_runtime.data.places import BatchLocation
 from heterps_runtime.data.spec import DataSpec, Split
 from heterps_runtime.data.text import LineRange, TextFormat, compressed
@@ -84,6 +84,7 @@ class Source:
         self.kinds: Mapping[str, SparseKind] = {}
         #: Rows of all files; None if the format does not store it (all but parquet).
         self.num_rows: int | None = None
+        self._groups: dict[str, list[int]] = {}  # path -> rows of the row groups
         self._footers: dict[str, Any] = {}  # path -> pyarrow FileMetaData, of the files opened last
         self._text = TextFormat(spec, self.filesystem)
         tensors = [t.name for t in spec.tensors]
@@ -116,17 +117,17 @@ class Source:
     def _inspect(self) -> None:
         first = self.files[0]
         if self.spec.format == "csv":
-            with self._reading(first):
-                self._text.infer(first)
+            patiently(lambda: self._infer(first), f"{self.field}: {first.path}")
         rows = 0
         with ThreadPoolExecutor(_OPENED_TOGETHER, thread_name_prefix="schemas") as threads:
-            schemas = [threads.submit(self._schema, file) for file in self.files]
+            schemas = [threads.submit(self._patient_schema, file) for file in self.files]
             try:
                 for file, opened in zip(self.files, schemas, strict=True):  # each process reports the same error
-                    schema, num_rows = opened.result()
+                    schema, groups = opened.result()
                     with self._reading(file):  # the names of columns may be damaged
                         self._check(file, schema)
-                    rows += num_rows
+                    self._groups[file.path] = groups
+                    rows += sum(groups)
             finally:
                 threads.shutdown(cancel_futures=True)
         if self.spec.format == "parquet":
@@ -138,13 +139,21 @@ class Source:
         """The error of a split without rows."""
         return DataError(f"{self.field}: {self.location} has no rows")
 
-    def _schema(self, file: SourceFile) -> tuple[Any, int]:
-        """The schema of a file with the columns of its folders, and its rows (0 unless parquet)."""
-        rows = 0
-        with self._reading(file):
+    def _infer(self, file: SourceFile) -> None:
+        with self._reading(file, patient=True):
+            self._text.infer(file)
+
+    def _patient_schema(self, file: SourceFile) -> tuple[Any, list[int]]:
+        return patiently(lambda: self._schema(file), f"{self.field}: {file.path}")
+
+    def _schema(self, file: SourceFile) -> tuple[Any, list[int]]:
+        """The schema of a file with the columns of its folders, and the rows of its row groups (parquet only)."""
+        groups: list[int] = []
+        with self._reading(file, patient=True):
             if self.spec.format == "parquet":
                 with self._open_parquet(file) as parquet:
-                    schema, rows = parquet.schema_arrow, parquet.metadata.num_rows
+                    schema, found = parquet.schema_arrow, parquet.metadata
+                    groups = [found.row_group(i).num_rows for i in range(found.num_row_groups)]
             elif self.spec.format == "arrow":
                 with self._open_arrow(file) as reader:
                     schema = reader.schema
@@ -153,7 +162,7 @@ class Source:
         for name in file.partition:
             if name not in schema.names:
                 schema = schema.append(pa.field(name, self._partition_types[name]))
-        return schema, rows
+        return schema, groups
 
     def _check(self, file: SourceFile, schema: Any) -> None:
         kinds = check_columns(schema, self.spec, file.path)
@@ -206,16 +215,18 @@ class Source:
 
     # --- reading in units ---------------------------------------------------------------------------------------------
     def units(self, file: SourceFile) -> Sequence[Unit]:
-        """The parts of a file that can be read alone. Reads a parquet file's footer, and all of other files.
+        """The parts of a file that can be read alone. Reads all of a file that is not parquet.
 
         Raises:
             DataError: the file is damaged, or cannot be read in parts and is too large to be read whole.
+            DataUnavailableError: the filesystem does not answer.
         """
-        with self._reading(file):
-            if self.spec.format == "parquet":
-                with self._open_parquet(file) as parquet:
-                    metadata = parquet.metadata
-                    return [Unit(i, 1, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
+        return patiently(lambda: self._units(file), f"{self.field}: {file.path}")
+
+    def _units(self, file: SourceFile) -> Sequence[Unit]:
+        if self.spec.format == "parquet":
+            return [Unit(i, 1, rows) for i, rows in enumerate(self._groups[file.path])]
+        with self._reading(file, patient=True):
             if self.spec.format == "arrow":
                 with self._open_arrow(file) as reader:
                     if hasattr(reader, "num_record_batches"):
@@ -231,7 +242,7 @@ class Source:
                 f"{self.field}: {file.path} has {file.size:,} bytes, but spec.data.access: Streamed reads {kind} as a "
                 f"whole, and therefore takes at most {_WHOLE_FILE_BYTES:,}; write parquet, or smaller files"
             )
-        with self._reading(file):
+        with self._reading(file, patient=True):
             return Unit(WHOLE_FILE, 0, sum(batch.num_rows for batch, _ in self._read(file)))
 
     def read(self, file: SourceFile, unit: Unit) -> Iterator[Any]:
@@ -242,7 +253,7 @@ class Source:
             OSError: the filesystem does not answer.
         """
         self._list.unchanged(file)
-        with self._reading(file, retried=True):
+        with self._reading(file, patient=True):
             for batch in self._unit_batches(file, unit):
                 yield self._chosen(batch, file)
 
@@ -270,8 +281,9 @@ class Source:
         elements = sum(t.size for t in self.spec.tensors)
         return max(1, min(BATCH_ROWS, _BATCH_TENSOR_BYTES // (8 * elements))) if elements else BATCH_ROWS
 
-    def _reading(self, file: SourceFile, *, retried: bool = False) -> Reading:
-        return Reading(self.field, file.path, self.spec.format, retried)
+    def _reading(self, file: SourceFile, *, patient: bool = False) -> Reading:
+        """Errors of local files are about their contents; those of a store may pass."""
+        return Reading(self.field, file.path, self.spec.format, patient and self.filesystem.type_name != "local")
 
     def _chosen(self, batch: Any, file: SourceFile) -> Any:
         """The job's columns of a record batch; those that only the names of folders give are added."""

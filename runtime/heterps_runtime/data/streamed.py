@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,8 +12,8 @@ import numpy as np
 
 from heterps_runtime.data.block_cache import BlockCache
 from heterps_runtime.data.dataset import Dataset, DatasetSchema, Run
-from heterps_runtime.data.errors import DataCacheError, DataError, DataUnavailableError
-from heterps_runtime.data.files import first_line
+from heterps_runtime.data.errors import DataCacheError, DataError
+from heterps_runtime.data.files import patiently
 from heterps_runtime.data.folder import Progress, size_text
 from heterps_runtime.data.index import open_index
 from heterps_runtime.data.order import RowOrder, Rows
@@ -27,8 +26,6 @@ __all__ = ["StreamedDataset"]
 
 _READERS = 4  # threads: they wait for a store most of the time
 _READ_BY = 0.75  # of a window's steps: then the next one has been read
-_ATTEMPTS = 6  # to read a block from a store that fails
-_FIRST_WAIT_SECONDS = 0.25  # between attempts, doubled each time: eight seconds in all
 
 
 class StreamedDataset(Dataset):
@@ -114,10 +111,6 @@ class StreamedDataset(Dataset):
         self._expecting = None
         self._expect([], [])
 
-    def close(self) -> None:
-        """See `Dataset.close`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     # --- reading ------------------------------------------------------------------------------------------------------
     def runs(self, rows: Rows) -> list[Run]:
         """See `Dataset.runs`."""
@@ -158,18 +151,8 @@ class StreamedDataset(Dataset):
             DataError: the data is wrong.
             DataUnavailableError: the store does not deliver it.
         """
-        for attempt in range(_ATTEMPTS):
-            try:
-                arrays = self._convert(block)
-                break
-            except OSError as error:
-                file = self._source.files[self._index.files[block]]
-                text = f"{self._source.field}: {file.path}: cannot be read: {first_line(error)}"
-                if self._source.filesystem.type_name == "local" and error.errno is None:  # of pyarrow, not of the disk
-                    raise DataError(f"{text}; is it complete, and is spec.data.format right?") from error
-                if attempt + 1 == _ATTEMPTS:
-                    raise DataUnavailableError(f"{text} (after {_ATTEMPTS} attempts)") from error
-                time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
+        file = self._source.files[self._index.files[block]]
+        arrays = patiently(lambda: self._convert(block), f"{self._source.field}: {file.path}")
         with self._counting:
             self.rows_read += len(arrays["label"])
         self._bytes_per_row = max(self._bytes_per_row, sum(a.nbytes for a in arrays.values()) / len(arrays["label"]))

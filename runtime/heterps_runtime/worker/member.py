@@ -143,7 +143,7 @@ class WorkerMember(Member):
     def _close(self) -> None:
         self._saver.close()
         if self._data is not None:
-            self._data.close()
+            self._data.forget()
         self._link.close()
         self._leave_generation()
         if self._collectives is not None:

@@ -53,6 +53,7 @@ FULL_JOB: Json = {
             "entrypoint": "flights.model:build",
             "arguments": {"width": 16},
             "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
+            "initFrom": {"path": "/shared/runs/may"},
             "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.01"},
         },
         "data": {
@@ -66,6 +67,8 @@ FULL_JOB: Json = {
                 {"name": "image", "shape": [1, 28, 28], "dtype": "uint8", "scale": _DECIMAL, "offset": _DECIMAL}
             ],
             "classes": 10,
+            "access": "Streamed",
+            "windowRows": 1000,
             "cache": {"directory": "/cache", "maxBytes": "1Gi"},
         },
         "training": {

@@ -23,7 +23,7 @@ def test_the_status_of_a_running_job_survives_its_file(tmp_path: Path) -> None:
     assert workspace.load() == (world.status, Bill(), {"training": "a", "planning": "b"})
 
 
-def test_a_run_of_a_release_without_tensors_goes_on() -> None:
+def test_a_run_of_a_release_with_fewer_fields_goes_on() -> None:
     job = {
         "model": {},
         "training": {},
@@ -36,6 +36,9 @@ def test_a_run_of_a_release_without_tensors_goes_on() -> None:
 
     assert prints(tensors=[]) == prints()
     assert prints(tensors=[{"name": "image"}])["training"] != prints()["training"]
+    assert prints(access="Cached", windowRows=5) == prints()
+    streamed = [prints(access="Streamed", windowRows=rows)["training"] for rows in (5, 6)]
+    assert len({*streamed, prints()["training"]}) == 3
 
 
 def test_no_state_is_no_error(tmp_path: Path) -> None:

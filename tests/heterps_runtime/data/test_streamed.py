@@ -22,6 +22,7 @@ import pytest
 
 from heterps_runtime.data import DataError, Dataset, DataSpec, open_dataset
 from heterps_runtime.data.errors import DataCacheError, DataUnavailableError
+from heterps_runtime.data.files import find_files
 from heterps_runtime.data.folder import META
 from heterps_runtime.data.ids import MISSING_ID, text_id
 from heterps_runtime.data.index import Index
@@ -405,7 +406,7 @@ class Flaky(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
 def test_a_store_that_fails_is_asked_again_and_then_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr("heterps_runtime.data.streamed._FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("heterps_runtime.data.files._FIRST_WAIT_SECONDS", 0.0)
     dataset = opened(streamed(tmp_path, write_parts(tmp_path / "train")))
     monkeypatch.setattr(dataset._source, "filesystem", pa.fs.PyFileSystem(Flaky(failures)))
     if failures == 4:
@@ -434,3 +435,15 @@ def test_the_layout_tells_apart_data_of_as_many_rows(tmp_path: Path) -> None:
     other = opened(streamed(tmp_path, write_parts(tmp_path / "other", 40, 8)))
     assert one.layout == same.layout != other.layout
     assert isinstance(one._index, Index)
+
+
+def test_the_index_is_made_although_a_store_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heterps_runtime.data.files._FIRST_WAIT_SECONDS", 0.0)
+    spec = streamed(tmp_path, write_parts(tmp_path / "train"))
+    listed = replace(find_files(spec, "train"), filesystem=pa.fs.PyFileSystem(Flaky(5)))
+    monkeypatch.setattr("heterps_runtime.data.index.find_files", lambda *_: listed)
+    assert opened(spec).num_rows == 100
+    listed = replace(listed, filesystem=pa.fs.PyFileSystem(Flaky(1000)))
+    other = replace(spec, cache_directory=tmp_path / "other")
+    with pytest.raises(DataUnavailableError, match=r"part-\d\d.parquet: cannot be read: AWS Error SLOW_DOWN"):
+        opened(other)

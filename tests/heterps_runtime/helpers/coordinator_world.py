@@ -83,7 +83,7 @@ class World:
             self.open()
 
     def open(self) -> None:
-        self.core.checkpoints_opened(self.latest, 0, ROWS if self.latest else None)
+        self.core.checkpoints_opened(self.latest, 0, ROWS if self.latest else None, "")
 
     def send(self, member: str, incarnation: str, message: FromCoordinator) -> None:
         self.sent.append((member, message))

@@ -53,12 +53,16 @@ def structure(profile: dict[str, Any]) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pool", "limit", "encryption"), [("cpu", None, "Disabled"), ("card", 1, "Required")])
+@pytest.mark.parametrize(
+    ("pool", "limit", "encryption", "access"),
+    [("cpu", None, "Disabled", "Streamed"), ("card", 1, "Required", "Cached")],
+)
 def test_a_pool_is_measured_and_reported(
-    pool: str, limit: int | None, encryption: str, start: Any, tmp_path: Path
+    pool: str, limit: int | None, encryption: str, access: str, start: Any, tmp_path: Path
 ) -> None:
     document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
     document["job"]["spec"]["encryption"] = encryption
+    document["job"]["spec"]["data"] |= {"access": access, "windowRows": 128}
     document["pythonPath"] = [str(Path(__file__).parents[3])]  # the second worker is a process of its own
     for entry in document["pools"]:
         entry["spec"]["maxUnits"] = limit

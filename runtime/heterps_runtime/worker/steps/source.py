@@ -38,11 +38,11 @@ class Data:
         """Rows that this process has read from the user's files while training."""
         return self.train.rows_read + (self.evaluation.rows_read if self.evaluation else 0)
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """Stop reading ahead."""
         for dataset in (self.train, self.evaluation):
             if dataset is not None:
-                dataset.close()
+                dataset.forget()
 
 
 class BatchSource:
