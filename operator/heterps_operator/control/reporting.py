@@ -88,6 +88,8 @@ def observe_resume(observed: Observed, status: Status) -> tuple[Status, tuple[Ev
     if step is None or status.resumed_incarnation >= status.incarnation:
         return status, ()
     event = Event("Normal", "Resumed", f"resuming from step {step} of {view.total_steps}", observed.time)
+    if step == 0:  # the only checkpoint of step 0 is that of another job's model
+        event = replace(event, reason="ModelImported", message="beginning with the model of spec.model.initFrom")
     return replace(status, resumed_incarnation=status.incarnation), (event,)
 
 

@@ -208,6 +208,15 @@ def test_resuming_is_said() -> None:
     assert "resuming from step 120 of 528" in [event.message for event in world.events]
 
 
+def test_a_job_that_begins_with_the_model_of_another_says_so() -> None:
+    world = World().training()
+    world.set_phase("Training", committedSteps=1, totalSteps=528, resumedFromStep=0)
+    world.turn()
+    told = [(event.reason, event.message) for event in world.events]
+    assert ("ModelImported", "beginning with the model of spec.model.initFrom") in told
+    assert "Resumed" not in [reason for reason, _ in told]
+
+
 def test_what_the_coordinator_warns_of_is_said_once() -> None:
     world = World().training()
     failed = {"time": 5.0, "type": "Warning", "reason": "CheckpointFailed", "message": "step 40: the disk is full"}
