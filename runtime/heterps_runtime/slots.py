@@ -9,12 +9,18 @@ import numpy as np
 
 from heterps_runtime.store.keys import NUM_SLOTS
 
-__all__ = ["dense_assignment", "slot_map"]
+__all__ = ["dense_assignment", "overlapping_servers", "slot_map"]
 
 
 def slot_map(num_servers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Server of each slot (NUM_SLOTS,): contiguous, equal ranges of slots."""
     return (np.arange(NUM_SLOTS) * num_servers // NUM_SLOTS).astype(np.int32)
+
+
+def overlapping_servers(server: int, num_servers: int, num_others: int) -> frozenset[int]:
+    """The servers of another number of them that had slots of a server."""
+    slots = slot_map(num_servers) == server
+    return frozenset(slot_map(num_others)[slots].tolist())
 
 
 def dense_assignment(sizes: Mapping[str, int], num_servers: int) -> dict[str, int]:

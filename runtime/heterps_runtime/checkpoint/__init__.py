@@ -6,7 +6,7 @@ never written to. This package imports no torch.
 
 from heterps_runtime.checkpoint.errors import DamagedError, FencedError
 from heterps_runtime.checkpoint.export import export_model
-from heterps_runtime.checkpoint.format import FileEntry, Origin
+from heterps_runtime.checkpoint.format import FileEntry, Origin, verify_file
 from heterps_runtime.checkpoint.importing import TableMap, import_values, imported_values
 from heterps_runtime.checkpoint.manifest import (
     CheckpointManifest,
@@ -15,6 +15,7 @@ from heterps_runtime.checkpoint.manifest import (
     explain_mismatch,
     find_latest,
     new_folder,
+    read_manifest,
 )
 from heterps_runtime.checkpoint.ownership import Ownership, take_over
 from heterps_runtime.checkpoint.restore import iterate_rows, read_dense
@@ -46,6 +47,8 @@ __all__ = [
     "iterate_rows",
     "new_folder",
     "read_dense",
+    "read_manifest",
     "row_arrays",
     "take_over",
+    "verify_file",
 ]

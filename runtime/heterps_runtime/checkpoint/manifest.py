@@ -20,7 +20,7 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -148,20 +148,31 @@ def write_manifest(storage: Storage, manifest: CheckpointManifest, owner: Owners
     storage.write_atomic(f"{manifest.folder}/{MANIFEST_NAME}", manifest.to_json())
 
 
-def check_checkpoint(
-    storage: Storage, folder: str, *, contents: bool = True, roles: Collection[str] | None = None
-) -> CheckpointManifest:
-    """Read a checkpoint's manifest and verify its files.
+def check_checkpoint(storage: Storage, folder: str, *, contents: bool = True) -> CheckpointManifest:
+    """Read a checkpoint's manifest and verify all its files.
 
     Args:
         storage: the storage of the job's checkpoints.
         folder: the checkpoint's folder.
         contents: compare checksums as well as sizes and commits.
-        roles: of the files to verify, those that the caller reads; None: all.
 
     Raises:
         DamagedError: the checkpoint must not be used, with the reason.
         StorageError: the checkpoint cannot be read.
+        UnsupportedVersionError: it was written by a newer release.
+    """
+    manifest = read_manifest(storage, folder)
+    for entry in manifest.files:
+        verify_file(storage, folder, entry, manifest.origin, contents=contents)
+    return manifest
+
+
+def read_manifest(storage: Storage, folder: str) -> CheckpointManifest:
+    """Read a checkpoint's manifest, without its files.
+
+    Raises:
+        DamagedError: the checkpoint must not be used, with the reason.
+        StorageError: the manifest cannot be read.
         UnsupportedVersionError: it was written by a newer release.
     """
     try:
@@ -173,9 +184,6 @@ def check_checkpoint(
     manifest = CheckpointManifest.from_json(text)
     if manifest.folder != folder:
         raise DamagedError(f"its manifest belongs to {manifest.folder}")
-    for entry in manifest.files:
-        if roles is None or entry.role in roles:
-            verify_file(storage, folder, entry, manifest.origin, contents=contents)
     return manifest
 
 

@@ -6,7 +6,7 @@ rows. Dense tensors are small and read whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import DamagedError
-from heterps_runtime.checkpoint.format import TensorFile
+from heterps_runtime.checkpoint.format import FileEntry, TensorFile
 from heterps_runtime.checkpoint.manifest import CheckpointManifest
 from heterps_runtime.storage import Storage
 
@@ -42,6 +42,7 @@ def iterate_rows(
     manifest: CheckpointManifest,
     wanted: Wanted | None = None,
     *,
+    files: Iterable[FileEntry] | None = None,
     with_state: bool = True,
     block_rows: int = _BLOCK_ROWS,
 ) -> Iterator[RowBlock]:
@@ -51,6 +52,7 @@ def iterate_rows(
         storage: the storage of the job's checkpoints.
         manifest: the checkpoint.
         wanted: keys (n,) -> mask (n,) of the rows to return; None: all.
+        files: of rows, to read; None: all.
         with_state: also read the optimizer's state.
         block_rows: rows to read at a time.
 
@@ -61,7 +63,7 @@ def iterate_rows(
         DamagedError: a file does not match the manifest.
         StorageError: a file cannot be read.
     """
-    for file, dim, start, keys in _key_blocks(storage, manifest, block_rows):
+    for file, dim, start, keys in _key_blocks(storage, manifest, block_rows, files):
         stop = start + len(keys)
         # Files hold rows in no order of keys, so reading a piece and selecting is faster than many small reads.
         mask = None if wanted is None else wanted(keys)
@@ -119,10 +121,10 @@ def read_dense(
 
 
 def _key_blocks(
-    storage: Storage, manifest: CheckpointManifest, block_rows: int
+    storage: Storage, manifest: CheckpointManifest, block_rows: int, files: Iterable[FileEntry] | None = None
 ) -> Iterator[tuple[TensorFile, int, int, Keys]]:
-    """Yield (file, dim, index of the first row, keys) for each piece of each row file."""
-    for entry in manifest.files_of("rows"):
+    """Yield (file, dim, index of the first row, keys) for each piece of the row files, by default of all."""
+    for entry in manifest.files_of("rows") if files is None else files:
         with TensorFile(storage, f"{manifest.folder}/{entry.name}") as file:
             for name, spec in file.specs.items():
                 if not name.endswith("/keys"):

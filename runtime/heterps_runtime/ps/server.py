@@ -9,7 +9,7 @@ from __future__ import annotations
 import zmq
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from heterps_runtime.checkpoint import Storage, check_checkpoint
+from heterps_runtime.checkpoint import Storage, read_manifest, verify_file
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import Role, ps_name
 from heterps_runtime.errors import ProtocolError
@@ -187,19 +187,25 @@ class ParameterServer(Member):
         self._listener.begin(announced.generation)
         self._shard.begin_generation(len(announced.servers))
         if restore is not None:
-            folder = restore.folder
-            manifest = check_checkpoint(self._storage, folder, roles=("rows", "dense", "buffers")) if folder else None
-            self._shard.reset(self._storage, manifest)
-            log(
-                f"generation {self._generation}: restoring {folder}"
-                if folder
-                else f"generation {self._generation}: starting empty"
-            )
+            self._reset(restore.folder)
         self._link.status = "ready"
         self._link.send(Ready(self._generation))
         early, self._early = self._early, []
         for sender, request in early:
             self._request(sender, request)
+
+    def _reset(self, folder: str | None) -> None:
+        """Start from a checkpoint, of which the files that this server reads are verified, or from scratch."""
+        if folder is None:
+            log(f"generation {self._generation}: starting empty")
+            self._shard.reset(self._storage, None)
+            return
+        log(f"generation {self._generation}: restoring {folder}")
+        self._link.status = f"restoring {folder}"
+        manifest = read_manifest(self._storage, folder)
+        for entry in self._shard.files_to_read(manifest):
+            verify_file(self._storage, folder, entry, manifest.origin)
+        self._shard.reset(self._storage, manifest)
 
     # --- the workers --------------------------------------------------------------------------------------------------
 

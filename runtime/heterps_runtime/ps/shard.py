@@ -15,6 +15,7 @@ import numpy as np
 
 from heterps_runtime.checkpoint import (
     CheckpointManifest,
+    FileEntry,
     Origin,
     StateFile,
     Storage,
@@ -28,7 +29,7 @@ from heterps_runtime.checkpoint import (
 from heterps_runtime.config import RunConfig
 from heterps_runtime.errors import TransientError
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.slots import slot_map
+from heterps_runtime.slots import overlapping_servers, slot_map
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec
 from heterps_runtime.store.keys import shard_of
@@ -115,16 +116,25 @@ class Shard:
             for name, value in missing.items():
                 self.statistics.add(name, value)
 
+    def files_to_read(self, manifest: CheckpointManifest) -> list[FileEntry]:
+        """The files of a checkpoint that `define` reads: of the rows, those that have some of this server's slots."""
+        rows = manifest.files_of("rows")
+        needed = {entry.index for entry in rows}
+        if not manifest.imported_from and needed == set(range(len(rows))):  # one of each server then
+            needed = set(overlapping_servers(self._index, self._num_servers, len(rows)))
+        return [entry for entry in manifest.files if entry.role != "rows" or entry.index in needed]
+
     def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore
         if with_rows:
             slots = slot_map(self._num_servers)
             wanted = None if self._num_servers == 1 else lambda keys: shard_of(keys, slots) == self._index
+            files = [entry for entry in self.files_to_read(manifest) if entry.role == "rows"]
             if manifest.imported_from:
                 self._load_imported(storage, manifest, wanted)
             else:
-                for block in iterate_rows(storage, manifest, wanted):
+                for block in iterate_rows(storage, manifest, wanted, files=files):
                     self.stores[block.dim].load(block.keys, block.rows, block.state)
         if manifest.imported_from:
             values = imported_values(storage, manifest, dense)

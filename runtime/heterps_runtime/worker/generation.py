@@ -15,10 +15,11 @@ from heterps_runtime.checkpoint import (
     Origin,
     StateFile,
     Storage,
-    check_checkpoint,
     dense_arrays,
     imported_values,
     read_dense,
+    read_manifest,
+    verify_file,
 )
 from heterps_runtime.config import RunConfig
 from heterps_runtime.contract import PlanDocument
@@ -110,7 +111,10 @@ class GenerationSetup:
         restore, manifest = announced.restore, None
         if restore is not None and restore.folder:
             roles = ("dense", "buffers") if self._holds_dense else ("buffers",)
-            manifest = check_checkpoint(self.storage, restore.folder, roles=roles)
+            manifest = read_manifest(self.storage, restore.folder)
+            for entry in manifest.files:
+                if entry.role in roles:
+                    verify_file(self.storage, restore.folder, entry, manifest.origin)
         self._upstream.begin(announced.generation)
         rank = [m.name for m in announced.stages[self._index]].index(self._process.link.name)
         self._process.link.status = f"setting up generation {announced.generation}"

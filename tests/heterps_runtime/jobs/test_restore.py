@@ -1,0 +1,72 @@
+"""A server restores its own rows: it reads the files that have some of them, whatever the number of servers was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heterps_runtime.checkpoint import CheckpointManifest, FileEntry, Storage, read_manifest
+from heterps_runtime.config import RunConfig
+from heterps_runtime.partition.tables import Table
+from heterps_runtime.ps.shard import Shard
+from heterps_runtime.slots import overlapping_servers, slot_map
+from heterps_runtime.store.keys import NUM_SLOTS
+from tests.heterps_runtime.helpers.jobs import configuration, run_job
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Storage, CheckpointManifest, dict[str, Any]]:
+    """A checkpoint of three servers, and the rows in it by key."""
+    document = configuration(tmp_path_factory.mktemp("restore") / "work", "flights", steps=20)
+    run_job(document, [("cpu", 10, 1)], 3)
+    config = RunConfig.from_json(document)
+    storage = Storage.open(config.checkpoint_path)
+    manifest = read_manifest(storage, storage.folders()[-1])
+    shard = restored(config, storage, manifest, 0, 1)
+    chunk = shard.stores[4].snapshot()
+    return config, storage, manifest, dict(zip(chunk.keys.tolist(), chunk.rows, strict=True))
+
+
+def restored(config: RunConfig, storage: Storage, manifest: CheckpointManifest, index: int, servers: int) -> Shard:
+    shard = Shard(config, index)
+    shard.begin_generation(servers)
+    shard.reset(storage, manifest)
+    tables = [Table(t.index, t.name, t.num_embeddings, t.dim, t.padding_idx) for t in manifest.tables]
+    shard.define(tables, {}, {})
+    return shard
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 4, 6, 7])
+def test_all_rows_come_back_on_any_number_of_servers(servers: int, written: Any) -> None:
+    config, storage, manifest, expected = written
+    found: dict[int, Any] = {}
+    for index in range(servers):
+        chunk = restored(config, storage, manifest, index, servers).stores[4].snapshot()
+        assert not found.keys() & set(chunk.keys.tolist())
+        found.update(zip(chunk.keys.tolist(), chunk.rows, strict=True))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    ("servers", "files"),
+    [(1, [{0, 1, 2}]), (3, [{0}, {1}, {2}]), (2, [{0, 1}, {1, 2}]), (6, [{0}, {0}, {1}, {1}, {2}, {2}])],
+)
+def test_a_server_reads_the_files_that_have_its_slots(servers: int, files: list[set[int]], written: Any) -> None:
+    config, _, manifest, _ = written
+    for index, expected in enumerate(files):
+        shard = Shard(config, index)
+        shard.begin_generation(servers)
+        read: list[FileEntry] = shard.files_to_read(manifest)
+        assert {entry.index for entry in read if entry.role == "rows"} == expected
+        assert {entry for entry in manifest.files if entry.role != "rows"} <= set(read)
+
+
+def test_every_slot_is_in_a_file_that_its_server_reads() -> None:
+    for before in (1, 2, 3, 5, 64, 1000):
+        for after in (1, 2, 3, 7, 63, 128, 1024):
+            old, new = slot_map(before), slot_map(after)
+            for slot in range(0, NUM_SLOTS, 37):
+                assert old[slot] in overlapping_servers(int(new[slot]), after, before)
