@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-data benchmark-operator experiments lock clean
+.PHONY: help venv data demo demo-cluster images test test-local test-cluster chaos soak fuzz hostile cluster-build cluster-up cluster-down check benchmark benchmark-data benchmark-tables benchmark-operator experiments lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,7 +104,8 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
-ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
+ON_TABLES := store restore
+ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) restore,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
 	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
@@ -112,6 +113,9 @@ benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and 
 benchmark-data: data ## what streamed data costs: rows read, speed beside data in memory and in an object store, quality of shuffling
 	@$(BIN)/python -m tests.cluster build-store
 	@for name in $(ON_DATA); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
+
+benchmark-tables: venv ## what rows cost: pulls, updates, memory, restoring them from a checkpoint
+	@for name in $(ON_TABLES); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 benchmark-operator: data ## time from apply to first step, then what hundreds of jobs cost (ARGUMENTS=--jobs=20: fewer)
 	@$(BIN)/python -m tests.cluster build-benchmark

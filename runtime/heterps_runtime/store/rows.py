@@ -155,13 +155,19 @@ class RowStore:
         if len(given) == 0:
             return
         where, touched = self._scratch(len(given))
-        if self._claim(given, touched, where, 0) != len(given):
+        first = self._num_rows
+        if self._claim(given, touched, where, 0, draw=False) != len(given):
             raise ValueError("keys: a key occurs twice")
+        # New rows, as those of a checkpoint, are one piece of memory.
+        rows_of = slice(first, None) if self._num_rows - first == len(given) else touched[: len(given)]
         for slab, array in expected.values():
-            slab.array[touched[: len(given)]] = array
+            slab.array[: self._num_rows][rows_of] = array
 
-    def _claim(self, keys: Int64s, touched: Int32s, where: Int32s, num_touched: int) -> int:
-        """Assign rows to all `keys`, see `claim_rows`; returns the new number of touched rows."""
+    def _claim(self, keys: Int64s, touched: Int32s, where: Int32s, num_touched: int, *, draw: bool = True) -> int:
+        """Assign rows to all `keys`, see `claim_rows`; returns the new number of touched rows.
+
+        New rows get their initial state, and their initial values unless `draw` is False.
+        """
         counts = np.array([self._num_rows, num_touched], np.int64)
         done = 0
         while True:
@@ -177,18 +183,19 @@ class RowStore:
                 where,
                 counts,
             )
-            self._initialise(int(counts[0]))
+            self._initialise(int(counts[0]), draw=draw)
             if done < 0:
                 self._raise_for(keys, -1 - done)
             if done == len(keys):
                 return int(counts[1])
             self._reserve(self._num_rows + 1)
 
-    def _initialise(self, num_rows: int) -> None:
+    def _initialise(self, num_rows: int, *, draw: bool) -> None:
         start, self._num_rows = self._num_rows, num_rows
         if num_rows > start:
-            positions = np.arange(num_rows - start, dtype=np.int32)
-            draw_rows(self._keys.array[start:num_rows], positions, *self._draws, self._rows.array[start:num_rows])
+            if draw:
+                positions = np.arange(num_rows - start, dtype=np.int32)
+                draw_rows(self._keys.array[start:num_rows], positions, *self._draws, self._rows.array[start:num_rows])
             for name, value in self.optimizer.initial_state().items():
                 self._state[name].array[start:num_rows] = value
 
