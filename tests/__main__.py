@@ -15,7 +15,7 @@ from types import FrameType
 
 from tests.cluster.errors import ClusterError
 from tests.cluster.preparing import prepare_tests
-from tests.cluster.requirements import obstacles
+from tests.cluster.requirements import install_packages, obstacles
 from tests.summary import Results, closing_line, results_of
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,14 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def prepare_local() -> None:
+    """Install what tests in namespaces need, where that is possible: elsewhere they explain why they are skipped."""
+    try:
+        install_packages(say, ("iptables", "iproute2", "util-linux"))
+    except ClusterError as error:
+        say(str(error))
+
+
 def prepare_cluster() -> None:
     """Build what the tests need, where a cluster can run: elsewhere the tests explain why they are skipped."""
     if reasons := obstacles():
@@ -47,7 +55,7 @@ def prepare_cluster() -> None:
 # Files in parallel: tests of whole jobs spend most of their time waiting for processes and pods to start.
 FILES = ("--dist", "loadfile", "--no-loadscope-reorder", "-p", "tests.ordering")
 PARTS = (
-    Part("local", ("-n", "4", *FILES)),
+    Part("local", ("-n", "4", *FILES), prepare_local),
     Part("cluster", ("-n", "2", *FILES, "tests/cluster"), prepare_cluster),
 )
 

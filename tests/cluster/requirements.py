@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from tests.cluster import building
@@ -52,13 +52,17 @@ def can_install_packages() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def install_packages(say: Callable[[str], None]) -> None:
+def install_packages(say: Callable[[str], None], of: Collection[str] | None = None) -> None:
     """Install missing packages, if apt suffices.
+
+    Args:
+        say: is told which.
+        of: which of them may be installed; None: all.
 
     Raises:
         ClusterError: apt fails; with its last output.
     """
-    packages = missing_packages()
+    packages = [name for name in missing_packages() if of is None or name in of]
     if not packages or not can_install_packages():
         return
     say(f"Installing Debian's packages: {', '.join(packages)}")

@@ -7,7 +7,7 @@ sums do not depend on the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,32 +118,25 @@ class Shard:
 
     def files_to_read(self, manifest: CheckpointManifest) -> list[FileEntry]:
         """The files of a checkpoint that `define` reads: of the rows, those that have some of this server's slots."""
-        rows = manifest.files_of("rows")
-        needed = {entry.index for entry in rows}
-        if not manifest.imported_from and needed == set(range(len(rows))):  # one of each server then
-            needed = set(overlapping_servers(self._index, self._num_servers, len(rows)))
+        number = _num_servers_of(manifest)
+        if number is None:
+            return list(manifest.files)
+        needed = overlapping_servers(self._index, self._num_servers, number)
         return [entry for entry in manifest.files if entry.role != "rows" or entry.index in needed]
 
     def _load(self, with_rows: bool, dense: Mapping[str, Array], statistics: Mapping[str, Array]) -> None:
         assert self._restore is not None
         storage, manifest = self._restore
-        if with_rows:
-            slots = slot_map(self._num_servers)
-            wanted = None if self._num_servers == 1 else lambda keys: shard_of(keys, slots) == self._index
-            files = [entry for entry in self.files_to_read(manifest) if entry.role == "rows"]
-            if manifest.imported_from:
-                self._load_imported(storage, manifest, wanted)
-            else:
-                for block in iterate_rows(storage, manifest, wanted, files=files):
-                    self.stores[block.dim].load(block.keys, block.rows, block.state)
         if manifest.imported_from:
-            values = imported_values(storage, manifest, dense)
-            for name, value in dense.items():
-                self.dense.add(name, values.get(name, value))
-            values = imported_values(storage, manifest, statistics, role="buffers")
-            for name, value in statistics.items():
-                self.statistics.add(name, values.get(name, value))
+            self._load_imported(storage, manifest, with_rows, dense, statistics)
             return
+        if with_rows:
+            number = _num_servers_of(manifest)
+            for entry in self.files_to_read(manifest):
+                if entry.role == "rows":
+                    own = number and overlapping_servers(entry.index, number, self._num_servers) == {self._index}
+                    for block in iterate_rows(storage, manifest, None if own else self._has, files=[entry]):
+                        self.stores[block.dim].load(block.keys, block.rows, block.state)
         if dense:
             snapshot = self.dense.snapshot()
             snapshot.update(read_dense(storage, manifest, list(dense)))
@@ -154,18 +147,33 @@ class Shard:
             for name, value in read_dense(storage, manifest, list(statistics), role="buffers").items():
                 self.statistics.add(name, value)
 
+    def _has(self, keys: Array) -> Array:
+        """Which keys (n,) belong to this server, as a mask (n,)."""
+        mask: Array = shard_of(keys, slot_map(self._num_servers)) == self._index
+        return mask
+
     def _load_imported(
-        self, storage: Storage, manifest: CheckpointManifest, wanted: Callable[[Array], Array] | None
+        self,
+        storage: Storage,
+        manifest: CheckpointManifest,
+        with_rows: bool,
+        dense: Mapping[str, Array],
+        statistics: Mapping[str, Array],
     ) -> None:
-        """Load the rows of another model's tables, by the names of tables."""
-        mapped = TableMap(manifest, self.tables.values())
-        for block in iterate_rows(storage, manifest):
-            keys, rows = mapped(block)
-            if wanted is not None:
-                mask = wanted(keys)
-                keys, rows = keys[mask], rows[mask]
-            if len(keys):
-                self.stores[block.dim].load(keys, rows.astype(self._dtype))
+        """Load the values of another model, by the names of its tables, parameters and statistics."""
+        if with_rows:
+            mapped = TableMap(manifest, self.tables.values())
+            for block in iterate_rows(storage, manifest):
+                keys, rows = mapped(block)
+                mask = self._has(keys)
+                if mask.any():
+                    self.stores[block.dim].load(keys[mask], rows[mask].astype(self._dtype))
+        values = imported_values(storage, manifest, dense)
+        for name, value in dense.items():
+            self.dense.add(name, values.get(name, value))
+        values = imported_values(storage, manifest, statistics, role="buffers")
+        for name, value in statistics.items():
+            self.statistics.add(name, values.get(name, value))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -240,3 +248,9 @@ class Shard:
         """Bytes of rows, state, dense parameters and statistics; any thread may ask, as the pulse does."""
         rows = sum(store.nbytes for store in list(self.stores.values()))
         return rows + self.dense.nbytes + self.statistics.nbytes
+
+
+def _num_servers_of(manifest: CheckpointManifest) -> int | None:
+    """The number of servers that wrote a checkpoint, each a file of its slots' rows; None: rows are in any file."""
+    indices = [entry.index for entry in manifest.files_of("rows")]
+    return len(indices) if not manifest.imported_from and indices == list(range(len(indices))) else None

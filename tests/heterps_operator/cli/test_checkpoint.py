@@ -186,13 +186,14 @@ def test_a_runtime_that_says_nothing_is_reported(storage: Storage, capsys: Any) 
 def test_ctrl_c_ends_the_process_that_reads(tmp_path: Path) -> None:
     """The store takes a connection and never answers; the connection ends with the process that reads."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"s3://bucket/job?scheme=http&endpoint_override=127.0.0.1:{server.getsockname()[1]}"
+        # A name of its own: clients of other tests may call a bucket at the port that they had before.
+        address = f"s3://interrupted/job?scheme=http&endpoint_override=127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-m", "heterps_operator", "checkpoint", "ls", address]
         environment = os.environ | {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "here"}
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        connection = _connection_of(server, b"bucket")
+        connection = _connection_of(server, b"interrupted")
         with connection:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130

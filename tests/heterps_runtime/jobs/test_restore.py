@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,14 @@ def test_a_server_reads_the_files_that_have_its_slots(servers: int, files: list[
         read: list[FileEntry] = shard.files_to_read(manifest)
         assert {entry.index for entry in read if entry.role == "rows"} == expected
         assert {entry for entry in manifest.files if entry.role != "rows"} <= set(read)
+
+
+def test_files_that_are_not_those_of_servers_are_all_read(written: Any) -> None:
+    config, storage, manifest, expected = written
+    odd = replace(manifest, files=tuple(replace(e, index=e.index + (e.role == "rows")) for e in manifest.files))
+    shards = [restored(config, storage, odd, index, 3) for index in range(3)]
+    assert all(len(shard.files_to_read(odd)) == len(odd.files) for shard in shards)
+    assert sum(shard.num_rows for shard in shards) == len(expected)
 
 
 def test_every_slot_is_in_a_file_that_its_server_reads() -> None:
