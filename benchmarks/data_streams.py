@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._clicks import EMBEDDING_DIM, NETWORKS, build_arguments
+from benchmarks._clicks import EMBEDDING_DIM, LOSS, NETWORKS, click_job
 from benchmarks._processes import Processes, pool_document, stage_document
 from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
 from tests.cluster.object_store import ObjectStore
@@ -40,7 +40,6 @@ from heterps_runtime.partition.allocation import even_split
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmarks"
-LOSS = "torch.nn.functional:binary_cross_entropy_with_logits"
 WORKERS = 4
 BATCH = 4096  # of all workers
 ROW_GROUP = 8192  # rows: a window of 1/40 of the data has 30 of them
@@ -49,6 +48,7 @@ SEED = 17
 ROW_BYTES = 8 * len(FIELDS) + 4 * len(NUMBERS) + 4  # in the cache
 PATIENCE_SECONDS = 300
 STORE = "127.0.0.1:7471"
+COLUMNS = {"format": "parquet", "label": LABEL, "dense": list(NUMBERS), "sparse": list(FIELDS)}
 
 
 class Setting(NamedTuple):
@@ -70,11 +70,7 @@ class Outcome(NamedTuple):
 def data_document(train: str, access: str, rows: int, cache: Path) -> dict[str, Any]:
     """Return `spec.data`: a cache of a twentieth of the data, a window of half of it."""
     return {
-        "format": "parquet",
         "train": train,
-        "label": LABEL,
-        "dense": list(NUMBERS),
-        "sparse": list(FIELDS),
         "access": access,
         "windowRows": rows // 40,
         "cache": {"directory": str(cache), "maxBytes": rows // 20 * ROW_BYTES if access == "Streamed" else "100Gi"},
@@ -88,7 +84,7 @@ def read_epoch(train: str, rows: int) -> list[tuple[float, float]]:
     for worker in range(WORKERS):
         start = sum(sizes[:worker])
         with tempfile.TemporaryDirectory(prefix="heterps-stream-", dir=CACHE) as folder:
-            document = data_document(train, "Streamed", rows, Path(folder))
+            document = COLUMNS | data_document(train, "Streamed", rows, Path(folder))
             dataset = open_dataset(DataSpec.from_manifest(document, LOSS, folder), "train")
             order = dataset.training_order(BATCH, SEED)
             began, share = time.monotonic(), 0
@@ -104,49 +100,17 @@ def read_epoch(train: str, rows: int) -> list[tuple[float, float]]:
     return found
 
 
-def job_documents(variant: str, data: dict[str, Any], steps: int) -> list[dict[str, Any]]:
-    """Return the job and its pool."""
-    job = {
-        "apiVersion": "heterps.io/v1alpha1",
-        "kind": "HeterPSJob",
-        "metadata": {"name": "data-streams"},
-        "spec": {
-            "image": "ghcr.io/heterps/runtime:0.1.0",
-            "model": {
-                "entrypoint": "examples.paper.clicks.ctrdnn:build",
-                "arguments": build_arguments(variant),
-                "loss": LOSS,
-                "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
-            },
-            "data": data,
-            "training": {
-                "globalBatchSize": BATCH,
-                "steps": steps,
-                "consistency": "hybrid",
-                "maxStaleness": 4,
-                "optimizer": {
-                    "dense": {"name": "adagrad", "learningRate": "0.003"},
-                    "sparse": {"name": "adagrad", "learningRate": "0.05"},
-                },
-                "seed": SEED,
-            },
-            "checkpoint": {"everySteps": 1_000_000, "keep": 1},
-            "pools": [{"name": "cpu"}],
-        },
-    }
-    return [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job]
-
-
 def train(variant: str, setting: Setting, rows: int, steps: int, cache: Path) -> Outcome:
     """Run a job up to `steps`."""
     with tempfile.TemporaryDirectory(prefix="heterps-stream-", dir=CACHE) as name, _environment(setting.variables):
         folder = Path(name)
         data = data_document(setting.train, setting.access, rows, cache)
-        documents = job_documents(variant, data, steps)
+        job = click_job("data-streams", variant, data, {"globalBatchSize": BATCH, "steps": steps, "seed": SEED})
+        documents = [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job]
         (folder / "job.yaml").write_text("---\n".join(json.dumps(part) + "\n" for part in documents))
         (folder / "work").mkdir()
         configuration = load_manifest(folder / "job.yaml").run_configuration(folder / "work", [HERE.parent])
-        last_layer = documents[1]["spec"]["model"]["arguments"]["layers"] - 1
+        last_layer = job["spec"]["model"]["arguments"]["layers"] - 1
         with Processes(configuration, folder) as processes:
             began = time.monotonic()
             processes.train([stage_document(0, "cpu", 0, last_layer, WORKERS, WORKERS)], 1, "cpu")

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from benchmarks._clicks import build_arguments
+from benchmarks._clicks import click_job
 from benchmarks._processes import Processes, pool_document, stage_document
-from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
+from examples.paper.prepare import ClickLogSpec, write_click_log
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import FINAL_PHASES, PATH_STATUS, JobPhase
@@ -64,42 +64,10 @@ def clicks(row_group: int) -> tuple[list[dict[str, Any]], int, int]:
     data = write_click_log(
         CACHE / f"click-log-drift-{row_group}", log, CLICK_ROWS, HELD_OUT_ROWS, row_group_rows=row_group, progress=False
     )
-    arguments = build_arguments("deep")
-    job = {
-        "apiVersion": "heterps.io/v1alpha1",
-        "kind": "HeterPSJob",
-        "metadata": {"name": "shuffle-quality"},
-        "spec": {
-            "image": "ghcr.io/heterps/runtime:0.1.0",
-            "model": {
-                "entrypoint": "examples.paper.clicks.ctrdnn:build",
-                "arguments": arguments,
-                "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
-                "embeddingInit": {"distribution": "normal", "mean": "0", "std": "0.05"},
-            },
-            "data": {
-                "format": "parquet",
-                "train": str(data / "train"),
-                "evaluation": str(data / "held-out"),
-                "label": LABEL,
-                "dense": list(NUMBERS),
-                "sparse": list(FIELDS),
-            },
-            "training": {
-                "globalBatchSize": 4096,
-                "epochs": 1,
-                "consistency": "hybrid",
-                "maxStaleness": 4,
-                "optimizer": {
-                    "dense": {"name": "adagrad", "learningRate": "0.003"},
-                    "sparse": {"name": "adagrad", "learningRate": "0.05"},
-                },
-            },
-            "checkpoint": {"everySteps": 1_000_000, "keep": 1},
-            "pools": [{"name": "cpu"}],
-        },
-    }
-    return [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job], CLICK_ROWS, arguments["layers"] - 1
+    splits = {"train": str(data / "train"), "evaluation": str(data / "held-out")}
+    job = click_job("shuffle-quality", "deep", splits, {"globalBatchSize": 4096, "epochs": 1})
+    last_layer = job["spec"]["model"]["arguments"]["layers"] - 1
+    return [pool_document("cpu", "CPU", "cpu", WORKERS, "0.04"), job], CLICK_ROWS, last_layer
 
 
 JOBS: dict[str, Callable[[int], tuple[list[dict[str, Any]], int, int]]] = {"flights": flights, "clicks": clicks}

@@ -28,9 +28,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._clicks import NETWORKS, build_arguments
+from benchmarks._clicks import DENSE_RATE, EMBEDDING_STD, NETWORKS, SPARSE_RATE, click_job
 from benchmarks._processes import Processes, pool_document, stage_document
-from examples.paper.prepare import FIELDS, LABEL, NUMBERS, ClickLogSpec, write_click_log
+from examples.paper.prepare import ClickLogSpec, write_click_log
 
 from heterps_operator.api.manifest import load_manifest
 from heterps_runtime.contract import PATH_SHUTDOWN, PATH_STATUS
@@ -44,7 +44,6 @@ BATCH = 4096  # per worker
 TRAIN_ROWS, HELD_OUT_ROWS = 600_000, 50_000
 SEED = 17
 LOG_SEED = 11
-DENSE_RATE, SPARSE_RATE, EMBEDDING_STD = 0.003, 0.05, 0.05
 
 Outcome = dict[str, Any]
 
@@ -97,44 +96,14 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int, 
 def manifest(variant: str, data: Path, steps: int, precision: str, wire: str) -> list[dict[str, Any]]:
     """Return the HeterPS job and its pool."""
     pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
-    job = {
-        "apiVersion": "heterps.io/v1alpha1",
-        "kind": "HeterPSJob",
-        "metadata": {"name": "training-speed"},
-        "spec": {
-            "image": "ghcr.io/heterps/runtime:0.1.0",
-            "model": {
-                "entrypoint": "examples.paper.clicks.ctrdnn:build",
-                "arguments": build_arguments(variant),
-                "loss": "torch.nn.functional:binary_cross_entropy_with_logits",
-                "embeddingInit": {"distribution": "normal", "mean": "0", "std": str(EMBEDDING_STD)},
-            },
-            "data": {
-                "format": "parquet",
-                "train": str(data / "train"),
-                "evaluation": str(data / "held-out"),
-                "label": LABEL,
-                "dense": list(NUMBERS),
-                "sparse": list(FIELDS),
-                "cache": {"directory": str(CACHE / "data-cache")},
-            },
-            "training": {
-                "globalBatchSize": BATCH * WORKERS,
-                "steps": steps,
-                "precision": precision,
-                "consistency": "hybrid",
-                "maxStaleness": 4,
-                "optimizer": {
-                    "dense": {"name": "adagrad", "learningRate": str(DENSE_RATE)},
-                    "sparse": {"name": "adagrad", "learningRate": str(SPARSE_RATE)},
-                },
-                "seed": SEED,
-            },
-            "parameterServer": {"wirePrecision": wire},
-            "checkpoint": {"everySteps": 1_000_000, "keep": 1},
-            "pools": [{"name": "cpu"}],
-        },
+    files = {
+        "train": str(data / "train"),
+        "evaluation": str(data / "held-out"),
+        "cache": {"directory": str(CACHE / "data-cache")},
     }
+    training = {"globalBatchSize": BATCH * WORKERS, "steps": steps, "precision": precision, "seed": SEED}
+    job = click_job("training-speed", variant, files, training)
+    job["spec"]["parameterServer"] = {"wirePrecision": wire}
     return [pool, job]
 
 

@@ -142,10 +142,10 @@ class WorkerMember(Member):
 
     def _close(self) -> None:
         self._saver.close()
-        if self._data is not None:
-            self._data.forget()
         self._link.close()
         self._leave_generation()
+        if self._data is not None:
+            self._data.forget()  # now that no feed reads any more
         if self._collectives is not None:
             self._collectives.leave()
         self._metrics_server.close()
