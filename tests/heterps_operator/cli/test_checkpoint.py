@@ -190,9 +190,14 @@ def test_ctrl_c_ends_the_process_that_reads(tmp_path: Path) -> None:
         address = f"s3://interrupted/job?scheme=http&endpoint_override=127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-m", "heterps_operator", "checkpoint", "ls", address]
         environment = os.environ | {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "here"}
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        # A shell starts commands in the background with Ctrl-C ignored, and processes inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         connection = _connection_of(server, b"interrupted")
         with connection:
             process.send_signal(signal.SIGINT)
