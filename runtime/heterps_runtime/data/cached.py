@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.data.cache import CachedSplit, open_cached
 from heterps_runtime.data.dataset import Dataset, DatasetSchema, Run
 from heterps_runtime.data.folder import Progress
+from heterps_runtime.data.npy import map_array
 from heterps_runtime.data.order import BatchOrder, Rows, SequentialOrder
 from heterps_runtime.data.source import Source
 from heterps_runtime.data.spec import DataSpec, Split
 
 __all__ = ["CachedDataset"]
-
-# np.load parses a file's header with `ast`. In CPython 3.11, two threads must not do so at the same time ("AST
-# constructor recursion depth mismatch"): the lock is for ours, and the attempts for threads of libraries.
-_PARSING = threading.Lock()
-_ATTEMPTS = 5
 
 
 class CachedDataset(Dataset):
@@ -35,11 +28,9 @@ class CachedDataset(Dataset):
     def __init__(self, spec: DataSpec, cached: CachedSplit) -> None:
         super().__init__(DatasetSchema.of(spec, cached.single_valued, cached.multi_valued), cached.num_rows)
         self._cached = cached  # prevents the eviction of the folder
-        # Plain views: indexing a np.memmap has the overhead of a subclass.
-        with _PARSING:
-            self._arrays: dict[str, npt.NDArray[Any]] = {
-                name: _mapped(cached.folder / file) for name, file in cached.arrays.items()
-            }
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            name: map_array(cached.folder / file) for name, file in cached.arrays.items()
+        }
 
     @classmethod
     def open(cls, spec: DataSpec, split: Split, progress: Progress) -> CachedDataset:
@@ -61,12 +52,3 @@ class CachedDataset(Dataset):
     def location(self, row: int) -> str:
         """See `Dataset.location`; the files are not known any more."""
         return f"row {row + 1:,}"
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return np.asarray(np.load(path, mmap_mode="r"))
-        except SystemError:  # another thread parsed at that moment
-            continue
-    return np.asarray(np.load(path, mmap_mode="r"))

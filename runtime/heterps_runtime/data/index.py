@@ -3,7 +3,8 @@
 A block is one row group or record batch, or some MiB of lines; small ones of a file are taken together, because each
 read has a price. The index is made once, from the footers of all files, and kept in the cache:
 
-    CACHE/<fingerprint>/meta.json    the blocks, and what the files' schemas say
+    CACHE/<fingerprint>/blocks.npy   (M, 4) int64: the number of each block's file, and its `Unit`
+                        meta.json    what the files' schemas say; written last
 
 A process that finds it there opens no file before it reads blocks.
 """
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from heterps_runtime.data.columns import SparseKind
 from heterps_runtime.data.files import FileList, find_files
 from heterps_runtime.data.folder import META, Progress, explained, locked, note
+from heterps_runtime.data.npy import map_array
 from heterps_runtime.data.source import Inspection, Source, Unit
 from heterps_runtime.data.spec import DataSpec, Split
 
@@ -36,6 +38,7 @@ LEAST_ROWS = 4096  # of a block, unless its file has fewer, or a window would ha
 _BLOCKS_PER_WINDOW = 128  # enough for the mixture of a window to be that of the data
 
 _VERSION = 1  # of meta.json, and of the division into blocks
+_BLOCKS = "blocks.npy"
 _SCANNED_TOGETHER = 16  # files
 _MOST_ROWS = 2**40  # of a block
 
@@ -93,9 +96,11 @@ def open_index(spec: DataSpec, split: Split, progress: Progress) -> Index:
             opened = _open(folder, spec, split, listed)
             if opened is None:
                 note(lock, 0.0)
-                made = _make(Source(spec, split, listed=listed), progress)
+                (folder / META).unlink(missing_ok=True)  # a damaged one
+                source = Source(spec, split, listed=listed)
+                np.save(folder / _BLOCKS, _make(source, progress))
                 partial = folder / f"{META}.partial"
-                partial.write_text(json.dumps(made))
+                partial.write_text(json.dumps(_meta(source)))
                 partial.rename(folder / META)
                 opened = _open(folder, spec, split, listed)
                 assert opened is not None, f"{folder} was just made"
@@ -135,8 +140,10 @@ def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList) -> Index
         meta = json.loads((folder / META).read_text())
         if meta["version"] != _VERSION:
             raise ValueError("another version")
-        files = np.array(meta["files"], dtype=np.int64)
-        units = np.array(meta["units"], dtype=np.int64).reshape(len(files), 3)
+        blocks = map_array(folder / _BLOCKS)
+        if blocks.dtype != np.int64 or blocks.ndim != 2 or blocks.shape[1] != 4:
+            raise ValueError("no blocks")
+        files, units = blocks[:, 0], blocks[:, 1:]
         in_order = len(files) and files[0] >= 0 and (np.diff(files) >= 0).all() and files[-1] < len(listed.files)
         if not in_order or units[:, 2].min() < 1 or units[:, 2].max() > _MOST_ROWS:
             raise ValueError("wrong blocks")
@@ -153,29 +160,30 @@ def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList) -> Index
     return index
 
 
-def _make(source: Source, progress: Progress) -> dict[str, Any]:
-    """Find the blocks of all files."""
-    files: list[int] = []
-    units: list[Unit] = []
+def _make(source: Source, progress: Progress) -> npt.NDArray[np.int64]:
+    """Find the blocks of all files, (M, 4)."""
+    parts: list[npt.NDArray[np.int64]] = []
     with ThreadPoolExecutor(_SCANNED_TOGETHER, thread_name_prefix="index") as threads:
         scans = [threads.submit(source.units, file) for file in source.files]
         try:
             for number, scan in enumerate(scans):
-                blocks = list(_merged(scan.result(), _least_rows(source.spec)))
-                files += [number] * len(blocks)
-                units += blocks
+                units = _merged(scan.result(), _least_rows(source.spec))
+                parts.append(np.array([(number, u.start, u.length, u.rows) for u in units], np.int64).reshape(-1, 4))
                 fraction = (number + 1) / len(scans)
                 progress(fraction, f"reading the index of the data: {number + 1:,} of {len(scans):,} files")
         finally:
             threads.shutdown(cancel_futures=True)
-    if not units:
+    blocks = np.concatenate(parts)
+    if not len(blocks):
         raise source.empty()
+    return blocks
+
+
+def _meta(source: Source) -> dict[str, Any]:
     found = source.inspection
     return {
         "version": _VERSION,
         "schemas": {name: dict(getattr(found, name)) for name in Inspection.__dataclass_fields__},
-        "files": files,
-        "units": [[u.start, u.length, u.rows] for u in units],
         "source": source.location,  # for users who look into the folder
     }
 

@@ -1,4 +1,4 @@
-"""Writing .npy files whose number of rows is not known in advance.
+"""Files of arrays: mapping them into memory, and writing some whose number of rows is not known in advance.
 
 The header has room for any number of rows and is rewritten at the end. The result is an ordinary .npy file, format 1.0
 of numpy.lib.format.
@@ -7,6 +7,7 @@ of numpy.lib.format.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,10 +15,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HEADER_BYTES", "NpyWriter"]
+__all__ = ["HEADER_BYTES", "NpyWriter", "map_array"]
 
 #: Length of the header; the format requires a multiple of 64.
 HEADER_BYTES = 192
+
+
+# np.load parses a file's header with `ast`. In CPython 3.11, two threads must not do so at the same time ("AST
+# constructor recursion depth mismatch"): the lock is for ours, and the attempts for threads of libraries.
+_PARSING = threading.Lock()
+_ATTEMPTS = 5
+
+
+def map_array(path: Path) -> npt.NDArray[Any]:
+    """Map a .npy file into memory, read-only.
+
+    Raises:
+        OSError, ValueError: it cannot be opened, or is no such file.
+    """
+    with _PARSING:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                # A plain view: indexing a np.memmap has the overhead of a subclass.
+                return np.asarray(np.load(path, mmap_mode="r"))
+            except SystemError:  # another thread parsed at that moment
+                continue
+        return np.asarray(np.load(path, mmap_mode="r"))
 
 
 class NpyWriter:

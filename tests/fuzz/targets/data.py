@@ -73,6 +73,7 @@ def _index() -> list[bytes]:
     folder, spec = _streamed()
     open_index(spec, "train", lambda fraction, words: None)
     [meta] = folder.glob("cache/*/meta.json")
+    shutil.copyfile(meta.parent / "blocks.npy", folder / "blocks.npy")
     return [meta.read_bytes()]
 
 

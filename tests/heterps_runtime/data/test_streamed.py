@@ -234,13 +234,25 @@ def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert opened(spec).num_rows == 100
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"version": 9}', '{"version": 1, "files": [77], "units": [[0, 1, 5]]}'])
+@pytest.mark.parametrize("damage", ["", "{", '{"version": 9}', '{"version": 1}', '{"version": 1, "schemas": {}}'])
 def test_a_damaged_index_is_made_again(tmp_path: Path, damage: str) -> None:
     spec = streamed(tmp_path, write_parts(tmp_path / "train"))
-    dataset = opened(spec)
+    assert opened(spec).num_rows == 100
     [meta] = tmp_path.glob(f"cache/*/{META}")
-    del dataset
     meta.write_text(damage)
+    assert opened(spec).num_rows == 100
+
+
+@pytest.mark.parametrize(
+    "blocks", [[], [[77, 0, 1, 5]], [[1, 0, 1, 5], [0, 0, 1, 5]], [[0, 0, 1, 0]], [[0, 0, 1]], [[0.5] * 4]]
+)
+def test_a_damaged_list_of_blocks_is_made_again(tmp_path: Path, blocks: list[Any]) -> None:
+    spec = streamed(tmp_path, write_parts(tmp_path / "train"))
+    assert opened(spec).num_rows == 100
+    [path] = tmp_path.glob("cache/*/blocks.npy")
+    np.save(path, np.array(blocks))
+    assert opened(spec).num_rows == 100
+    path.write_bytes(path.read_bytes()[:-8])
     assert opened(spec).num_rows == 100
 
 
