@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _ATTEMPTS = 6  # to read from a store that fails
 _FIRST_WAIT_SECONDS = 0.25  # between attempts, doubled each time: eight seconds in all
+# In errors of object stores that no other attempt will mend.
+_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -76,20 +78,27 @@ def find_files(spec: DataSpec, split: Split) -> FileList:
 
     Raises:
         DataError: the path or address is not usable, cannot be listed, or has no files.
+        DataUnavailableError: a store does not answer.
     """
     field_name, location = f"spec.data.{split}", spec.location(split)
     filesystem, root = _resolve(field_name, location)
-    try:
-        info = filesystem.get_file_info(root)
-        if info.type == pa.fs.FileType.NotFound:
-            raise DataError(f"{field_name}: {location} does not exist; prepare the data first, or correct the path")
-        is_file = info.type == pa.fs.FileType.File
-        found = [info] if is_file else filesystem.get_file_info(pa.fs.FileSelector(root, recursive=True))
-    except OSError as error:
-        raise DataError(f"{field_name}: {location}: cannot be listed: {first_line(error)}") from error
+
+    def listed() -> list[Any]:
+        try:
+            info = filesystem.get_file_info(root)
+            if info.type == pa.fs.FileType.NotFound:
+                raise DataError(f"{field_name}: {location} does not exist; prepare the data first, or correct the path")
+            if info.type == pa.fs.FileType.File:
+                return [info]
+            return list(filesystem.get_file_info(pa.fs.FileSelector(root, recursive=True)))
+        except OSError as error:
+            if filesystem.type_name != "local" and _may_pass(error):
+                raise
+            raise DataError(f"{field_name}: {location}: cannot be listed: {first_line(error)}") from error
+
     files = []
-    for f in found:
-        parts = () if is_file else tuple(f.path[len(root) :].strip("/").split("/"))
+    for f in patiently(listed, f"{field_name}: {location}"):
+        parts = () if f.path == root else tuple(f.path[len(root) :].strip("/").split("/"))
         if f.type == pa.fs.FileType.File and not any(p[:1] in (".", "_") for p in parts):
             files.append(SourceFile(f.path, f.size, f.mtime_ns, _partition(parts[:-1])))
     if not files:
@@ -113,6 +122,12 @@ def _partition(folders: tuple[str, ...]) -> dict[str, str | None]:
     """The columns in the names of folders."""
     pairs = (f.partition("=") for f in folders if "=" in f)
     return {name: None if value == _HIVE_NULL else unquote(value) for name, _, value in pairs if name}
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether an error of a store may not occur again."""
+    refused = any(word in str(error) for word in _REFUSED)
+    return not refused and not isinstance(error, FileNotFoundError | PermissionError)
 
 
 def first_line(error: Exception) -> str:
@@ -162,7 +177,7 @@ class Reading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, DataError) or not isinstance(error, pa.ArrowException | OSError | ValueError | EOFError):
             return
-        if self.retried and isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+        if self.retried and isinstance(error, OSError) and _may_pass(error):
             return
         text = first_line(error)
         if "CSV conversion error" in text:

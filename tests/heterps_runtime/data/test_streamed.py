@@ -390,15 +390,24 @@ def test_data_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
 class Flaky(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
     """A filesystem whose files cannot be opened for `failures` times, with the errors of an object store."""
 
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
+    def __init__(self, failures: int, listings: int = 0, text: str = "") -> None:
+        self.failures, self.listings, self.text = failures, listings, text
         self._local = pa.fs.LocalFileSystem()
 
     def get_type_name(self) -> str:
         return "flaky"
 
     def get_file_info(self, paths: list[str]) -> Any:
+        if self.listings:
+            self.listings -= 1
+            raise OSError(self.text)
         return self._local.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        return self._local.get_file_info(selector)
+
+    def open_input_stream(self, path: str) -> Any:
+        return self._local.open_input_stream(path)
 
     def open_input_file(self, path: str) -> Any:
         if self.failures:
@@ -409,7 +418,7 @@ class Flaky(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
     def _not_used(self, *_: Any) -> None:
         raise AssertionError
 
-    get_file_info_selector = open_input_stream = open_output_stream = open_append_stream = _not_used
+    open_output_stream = open_append_stream = _not_used
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _not_used
     move = copy_file = normalize_path = _not_used
 
@@ -447,6 +456,27 @@ def test_the_layout_tells_apart_data_of_as_many_rows(tmp_path: Path) -> None:
     other = opened(streamed(tmp_path, write_parts(tmp_path / "other", 40, 8)))
     assert one.layout == same.layout != other.layout
     assert isinstance(one._index, Index)
+
+
+@pytest.mark.parametrize("access", ["Cached", "Streamed"])
+def test_a_store_that_is_down_is_asked_again_for_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
+    monkeypatch.setattr("heterps_runtime.data.files._FIRST_WAIT_SECONDS", 0.0)
+    spec = streamed(tmp_path, write_parts(tmp_path / "train"), access=access)
+
+    def down(failures: int, text: str) -> None:
+        store = pa.fs.PyFileSystem(Flaky(0, failures, text))
+        monkeypatch.setattr("heterps_runtime.data.files._resolve", lambda *_: (store, str(tmp_path / "train")))
+
+    down(5, "AWS Error NETWORK_CONNECTION during HeadObject operation")
+    assert open_dataset(spec, "train").num_rows == 100
+    down(1000, "AWS Error NETWORK_CONNECTION during HeadObject operation")
+    with pytest.raises(DataUnavailableError, match=r"spec.data.train: .*train: cannot be read: AWS Error NETWORK"):
+        open_dataset(spec, "train")
+    down(1000, "AWS Error ACCESS_DENIED during HeadObject operation: No response body.")
+    with pytest.raises(DataError, match=r"spec.data.train: .*train: cannot be listed: AWS Error ACCESS_DENIED"):
+        open_dataset(spec, "train")
 
 
 def test_the_index_is_made_although_a_store_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
