@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import yaml
 from heterps_operator.__main__ import main
 from heterps_operator.cli.session import Programs
 from heterps_operator.control.problem import build_problem
-from heterps_operator.entry import entry
-from heterps_runtime.contract import EXIT_INTERRUPTED
 from tests.heterps_operator.helpers.world import PROFILE, make_job
 
 
@@ -171,17 +168,3 @@ def test_the_version_is_printed(capsys: Any) -> None:
         main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith("heterps 0.")
-
-
-class Interrupting:
-    """An importer at which Ctrl-C is pressed."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "heterps_operator.__main__":
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_while_modules_are_imported_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "heterps_operator.__main__")
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    assert entry() == EXIT_INTERRUPTED
