@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from heterps_runtime.checkpoint.errors import ImportedModelError
 from heterps_runtime.checkpoint.format import FileEntry, Origin, write_tensors
-from heterps_runtime.checkpoint.manifest import CheckpointManifest, find_latest
+from heterps_runtime.checkpoint.manifest import ID_BITS, CheckpointManifest, find_latest
 from heterps_runtime.checkpoint.restore import RowBlock, iterate_rows, read_dense
 from heterps_runtime.checkpoint.writer import dense_arrays, row_arrays
 from heterps_runtime.partition.tables import Table
@@ -28,8 +28,7 @@ Array = npt.NDArray[Any]
 
 _FILE_ROWS = 1 << 20  # of a file: they are collected in memory
 _START = Origin(0, 0)
-_TABLE_SHIFT = np.int64(48)  # of a key: the table's index is above its ids
-_ID_MASK = np.int64((1 << 48) - 1)
+_ID_MASK = np.int64((1 << ID_BITS) - 1)
 
 
 def import_values(
@@ -126,9 +125,9 @@ class TableMap:
 
     def __call__(self, block: RowBlock) -> tuple[Array, Array]:
         """The keys (n,) and rows (n, dim) of a block of which this job has the tables."""
-        tables = self._index[block.keys >> _TABLE_SHIFT]
+        tables = self._index[block.keys >> ID_BITS]
         known = tables >= 0
-        return (tables[known] << _TABLE_SHIFT) | (block.keys[known] & _ID_MASK), block.rows[known]
+        return (tables[known] << ID_BITS) | (block.keys[known] & _ID_MASK), block.rows[known]
 
 
 def imported_values(

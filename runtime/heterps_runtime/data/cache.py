@@ -19,20 +19,27 @@ unless a process has them open. docs/decisions/0003-data-cache.md gives the reas
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
-import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from heterps_runtime.data.errors import DataCacheError
-from heterps_runtime.data.folder import META, SAY_SECONDS, Progress, evict, explained, locked, note, size_text
+from heterps_runtime.data.folder import (
+    META,
+    SAY_SECONDS,
+    Progress,
+    evict,
+    note,
+    open_folder,
+    open_or_make,
+    size_text,
+)
 from heterps_runtime.data.npy import HEADER_BYTES, NpyWriter
 from heterps_runtime.data.records import array_types, arrays_of, row_bytes
 from heterps_runtime.data.source import Source
@@ -80,48 +87,28 @@ def open_cached(source: Source, progress: Progress) -> CachedSplit:
         DataError: the data is wrong (see `columns` and `source`).
         DataCacheError: the cache's folder cannot be written or is full, or `maxBytes` is too small.
     """
-    directory = source.spec.cache_directory
-    name = fingerprint(source)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with locked(directory / f"{name}.lock", progress) as lock:
-            folder = directory / name
-            opened = _open(folder, progress)
-            if opened is None:
-                _Builder(source, folder, lock, progress).build()
-                opened = _open(folder, progress)
-                assert opened is not None, f"{folder} was just built"
-            return opened
-    except OSError as error:
-        raise explained(error, directory) from error
+    return open_or_make(
+        source.spec.cache_directory,
+        fingerprint(source),
+        progress,
+        lambda folder: _open(folder, progress),
+        lambda folder, lock: _Builder(source, folder, lock, progress).build(),
+    )
 
 
 def _open(folder: Path, progress: Progress) -> CachedSplit | None:
     """Open a complete cache folder; None if there is none, or if it is damaged or of another version, which is said."""
-    try:
-        descriptor = os.open(folder / META, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    # Lock before reading: a locked folder is not evicted, and one evicted in the meantime is found to be missing.
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    try:
-        meta = json.loads((folder / META).read_text())
-        if meta["version"] != _VERSION:
-            raise ValueError(f"meta.json has version {meta['version']}, this program reads version {_VERSION}")
+
+    def read(meta: dict[str, Any]) -> CachedSplit:
         for file, size in meta["sizes"].items():
             found = (folder / file).stat().st_size
             if found != size:
                 raise ValueError(f"{file} has {found} bytes instead of {size}")
-        cached = CachedSplit(
+        return CachedSplit(
             folder, meta["rows"], meta["arrays"], tuple(meta["multiValued"]), tuple(meta["singleValued"])
         )
-    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        os.close(descriptor)
-        progress(0.0, f"the data cache {folder} is damaged or of another version ({error}); building it again")
-        return None
-    weakref.finalize(cached, os.close, descriptor)  # which releases the lock
-    os.utime(folder)  # the time of last use, for eviction
-    return cached
+
+    return open_folder(folder, _VERSION, read, progress)
 
 
 class _Builder:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
+import os
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from heterps_runtime.data.errors import DataCacheError
 
-__all__ = ["META", "Progress", "evict", "explained", "locked", "note", "size_text"]
+__all__ = ["META", "SAY_SECONDS", "Progress", "evict", "note", "open_folder", "open_or_make", "size_text"]
+
+T = TypeVar("T")
 
 #: Called with the fraction done (0 to 1) and a description for users.
 Progress = Callable[[float, str], None]
@@ -29,8 +34,72 @@ _POLL_SECONDS = 0.1  # while another process builds
 SAY_SECONDS = 1.0  # between messages
 
 
-def explained(error: OSError, directory: Path) -> DataCacheError:
-    """The user's error of an error of the cache's disk."""
+def open_or_make(
+    directory: Path,
+    name: str,
+    progress: Progress,
+    open_: Callable[[Path], T | None],
+    make: Callable[[Path, IO[str]], None],
+) -> T:
+    """Open the folder of a data set; make it first if it is missing or damaged. One process makes it, others wait.
+
+    Args:
+        directory: of the cache.
+        name: of the folder in it.
+        progress: is told what another process does.
+        open_: opens the folder; returns None if that is not possible.
+        make: makes it, and writes its progress to the lock file (`note`).
+
+    Raises:
+        DataCacheError: the cache's folder cannot be written, or its disk is full.
+    """
+    folder = directory / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory / f"{name}.lock", progress) as lock:
+            opened = open_(folder)
+            if opened is None:
+                make(folder, lock)
+                opened = open_(folder)
+                assert opened is not None, f"{folder} was just made"
+            return opened
+    except OSError as error:
+        raise _explained(error, directory) from error
+
+
+def open_folder(folder: Path, version: int, read: Callable[[dict[str, Any]], T], progress: Progress) -> T | None:
+    """Open a data set, whose folder is not evicted while the result exists.
+
+    Args:
+        folder: of the data set.
+        version: of `meta.json` that this program reads.
+        read: makes the result of the contents of `meta.json`.
+        progress: is told if the folder is damaged or of another version.
+
+    Returns:
+        What `read` returns; None if there is no such folder, or a damaged one.
+    """
+    try:
+        descriptor = os.open(folder / META, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    # Lock before reading: a locked folder is not evicted, and one evicted in the meantime is found to be missing.
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        meta = json.loads((folder / META).read_text())
+        if meta["version"] != version:
+            raise ValueError(f"{META} has version {meta['version']}, this program reads version {version}")
+        opened = read(meta)
+    except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        os.close(descriptor)
+        progress(0.0, f"the data cache {folder} is damaged or of another version ({error}); building it again")
+        return None
+    weakref.finalize(opened, os.close, descriptor)  # which releases the lock
+    os.utime(folder)  # the time of last use, for eviction
+    return opened
+
+
+def _explained(error: OSError, directory: Path) -> DataCacheError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataCacheError(
             f"spec.data.cache.directory: the disk of {directory} is full ({error.strerror}); free some space, "
@@ -42,7 +111,7 @@ def explained(error: OSError, directory: Path) -> DataCacheError:
 
 
 @contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
+def _locked(path: Path, progress: Progress) -> Iterator[IO[str]]:
     """Hold a data set's lock. While another process holds it, report that process's progress."""
     with path.open("a+") as lock:
         said = -SAY_SECONDS

@@ -11,23 +11,20 @@ A process that finds it there opens no file before it reads blocks.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from heterps_runtime.data.columns import SparseKind
 from heterps_runtime.data.files import FileList, find_files
-from heterps_runtime.data.folder import META, Progress, explained, locked, note
+from heterps_runtime.data.folder import META, Progress, note, open_folder, open_or_make
 from heterps_runtime.data.npy import map_array
 from heterps_runtime.data.source import Inspection, Source, Unit
 from heterps_runtime.data.spec import DataSpec, Split
@@ -87,26 +84,24 @@ def open_index(spec: DataSpec, split: Split, progress: Progress) -> Index:
         DataCacheError: the cache's folder cannot be written.
     """
     listed = find_files(spec, split)
-    directory, name = spec.cache_directory, _fingerprint(spec, listed)
-    folder = directory / name
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with locked(directory / f"{name}.lock", progress) as lock:
-            folder.mkdir(exist_ok=True)
-            opened = _open(folder, spec, split, listed)
-            if opened is None:
-                note(lock, 0.0)
-                (folder / META).unlink(missing_ok=True)  # a damaged one
-                source = Source(spec, split, listed=listed)
-                np.save(folder / _BLOCKS, _make(source, progress))
-                partial = folder / f"{META}.partial"
-                partial.write_text(json.dumps(_meta(source)))
-                partial.rename(folder / META)
-                opened = _open(folder, spec, split, listed)
-                assert opened is not None, f"{folder} was just made"
-            return opened
-    except OSError as error:
-        raise explained(error, directory) from error
+
+    def make(folder: Path, lock: IO[str]) -> None:
+        note(lock, 0.0)
+        folder.mkdir(exist_ok=True)
+        (folder / META).unlink(missing_ok=True)  # a damaged one
+        source = Source(spec, split, listed=listed)
+        np.save(folder / _BLOCKS, _make(source, progress))
+        partial = folder / f"{META}.partial"
+        partial.write_text(json.dumps(_meta(source)))
+        partial.rename(folder / META)
+
+    return open_or_make(
+        spec.cache_directory,
+        _fingerprint(spec, listed),
+        progress,
+        lambda folder: _open(folder, spec, split, listed, progress),
+        make,
+    )
 
 
 def _least_rows(spec: DataSpec) -> int:
@@ -129,35 +124,24 @@ def _fingerprint(spec: DataSpec, listed: FileList) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
-def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList) -> Index | None:
+def _open(folder: Path, spec: DataSpec, split: Split, listed: FileList, progress: Progress) -> Index | None:
     """Open the index in a folder; None if there is none, or a damaged one."""
-    try:
-        descriptor = os.open(folder / META, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    try:
-        meta = json.loads((folder / META).read_text())
-        if meta["version"] != _VERSION:
-            raise ValueError("another version")
+
+    def read(meta: dict[str, Any]) -> Index:
         blocks = map_array(folder / _BLOCKS)
         if blocks.dtype != np.int64 or blocks.ndim != 2 or blocks.shape[1] != 4:
-            raise ValueError("no blocks")
+            raise ValueError(f"{_BLOCKS} has no blocks")
         files, units = blocks[:, 0], blocks[:, 1:]
         in_order = len(files) and files[0] >= 0 and (np.diff(files) >= 0).all() and files[-1] < len(listed.files)
         if not in_order or units[:, 2].min() < 1 or units[:, 2].max() > _MOST_ROWS:
-            raise ValueError("wrong blocks")
+            raise ValueError(f"{_BLOCKS} has wrong blocks")
         schemas = Inspection(**meta["schemas"])
         if not all(schemas.kinds[name] in get_args(SparseKind) for name in spec.sparse):
-            raise ValueError("wrong schemas")
+            raise ValueError(f"{META} has wrong schemas")
         source = Source(spec, split, schemas, listed)
-    except (AttributeError, KeyError, OSError, OverflowError, RecursionError, TypeError, ValueError):
-        os.close(descriptor)
-        return None
-    index = Index(source, folder, files, units, np.concatenate([[0], np.cumsum(units[:, 2])]))
-    weakref.finalize(index, os.close, descriptor)  # which releases the lock
-    os.utime(folder)  # the time of last use, for eviction
-    return index
+        return Index(source, folder, files, units, np.concatenate([[0], np.cumsum(units[:, 2])]))
+
+    return open_folder(folder, _VERSION, read, progress)
 
 
 def _make(source: Source, progress: Progress) -> npt.NDArray[np.int64]:

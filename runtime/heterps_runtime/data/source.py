@@ -58,7 +58,6 @@ class Inspection:
 
     kinds: Mapping[str, SparseKind]  # of each sparse column, the same in all files
     text_types: Mapping[str, str]  # column -> name of its pyarrow type, in files of text
-    partition_types: Mapping[str, str]  # the same of the columns in the names of folders
 
 
 class Source:
@@ -100,8 +99,7 @@ class Source:
     @property
     def inspection(self) -> Inspection:
         """What the schemas say."""
-        types = {n: str(t) for n, t in self._text.types.items()}
-        return Inspection(self.kinds, types, {n: str(t) for n, t in self._partition_types.items()})
+        return Inspection(self.kinds, {name: str(kind) for name, kind in self._text.types.items()})
 
     @property
     def single_valued(self) -> tuple[str, ...]:

@@ -104,7 +104,8 @@ class TextFormat:
             return
         kinds = {f.name: f.type for f in self.schema(file)}
         for name in {*self._spec.dense, self._spec.label} & kinds.keys():
-            if pa.types.is_integer(kinds[name]) or pa.types.is_null(kinds[name]):
+            kind = kinds[name]
+            if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind):
                 self.types[name] = pa.float64()
         for name in set(self._spec.sparse) & kinds.keys():
             self.types[name] = pa.int64() if pa.types.is_integer(kinds[name]) else pa.string()

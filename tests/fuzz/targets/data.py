@@ -81,7 +81,7 @@ def _open_index_of(data: bytes) -> None:
     """Open an index with this meta.json; a damaged one is made again."""
     folder, spec = _streamed()
     (folder / "meta.json").write_bytes(data)
-    opened = index._open(folder, spec, "train", find_files(spec, "train"))
+    opened = index._open(folder, spec, "train", find_files(spec, "train"), lambda fraction, words: None)
     if opened is not None:
         assert opened.num_rows > 0
         assert opened.layout

@@ -210,6 +210,19 @@ def test_the_workers_of_a_machine_share_a_cache_that_is_bounded(tmp_path: Path) 
     assert sum(dataset.rows_read for dataset in halves) == 800
 
 
+def test_the_next_window_is_read_at_an_even_pace(tmp_path: Path) -> None:
+    dataset = opened(streamed(tmp_path, write_parts(tmp_path / "train", 320, 10), windowRows=160))
+    order = dataset.training_order(BATCH, 3)
+    expected = []
+    for step in range(20):
+        dataset.read_ahead(order, step, 0, BATCH, order.batches.per_epoch)
+        expected.append(len(dataset._expected))
+    # 16 blocks of the window, and as many of the next one by three quarters of the 20 steps.
+    assert (expected[0], expected[9], expected[14]) == (16 + 2, 16 + 11, 16 + 16)
+    assert expected[15:] == [32] * 5
+    assert all(0 <= b - a <= 2 for a, b in itertools.pairwise(expected))
+
+
 def test_data_that_fits_into_the_cache_is_read_once(tmp_path: Path) -> None:
     dataset = opened(streamed(tmp_path, write_parts(tmp_path / "train")))
     for epoch in range(3):
@@ -357,6 +370,17 @@ def test_a_line_break_in_quotes_is_explained(tmp_path: Path) -> None:
         DataError, match=r"a.csv: 3 lines from byte 18 on are 2 rows; a value has a line break in quotes"
     ):
         opened(spec).batch(np.arange(3), ("dense",))
+
+
+def test_a_text_among_later_numbers_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heterps_runtime.data.text.BLOCK_BYTES", 64)
+    lines = [f"{i / 2},{i % 2}" for i in range(40)]
+    lines[30] = "unknown,0"
+    (tmp_path / "a.csv").write_text("hour,late\n" + "\n".join(lines))
+    dataset = opened(streamed(tmp_path, tmp_path / "a.csv", format="csv", dense=["hour"], sparse=[]))
+    dataset.batch(np.arange(10), ("dense",))
+    with pytest.raises(DataError, match=r"a.csv: cannot be read as csv: .*invalid value 'unknown'; correct the value"):
+        dataset.batch(np.arange(40), ("dense",))
 
 
 def test_empty_lines_are_no_rows(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,16 @@ import numpy as np
 import pytest
 
 from heterps_runtime.config import RunConfig
-from heterps_runtime.contract import PATH_STOP, JobPhase
-from tests.heterps_runtime.helpers.jobs import Stage, ThreadedJob, configuration, finish, run_job, trained_model
+from heterps_runtime.contract import FINAL_PHASES, PATH_STOP, JobPhase
+from tests.heterps_runtime.helpers.jobs import (
+    PATIENCE_SECONDS,
+    Stage,
+    ThreadedJob,
+    configuration,
+    finish,
+    run_job,
+    trained_model,
+)
 
 SLOW = "0.000000000001"  # a learning rate with which a step changes nothing that a test sees
 LAST = {"flights": 10, "normed_picture": 8}
@@ -93,6 +102,23 @@ def test_a_model_of_another_shape_is_refused_by_name(folder: Path) -> None:
     document["job"]["spec"]["model"]["arguments"] = {"hidden": [16, 9]}
     with pytest.raises(AssertionError, match=r"'head.weight' has the shape \[1, 8\] in .*, but \[1, 9\] in this"):
         run_job(document, [("card", 10, 1)], 1)
+
+
+def test_what_a_server_finds_wrong_ends_the_job_at_once(folder: Path) -> None:
+    path, _ = trained(folder, "flights")
+    document = begun_with(path, "at-once", folder, "flights")
+    document["job"]["spec"]["model"]["arguments"] = {"dim": 5}
+    job = ThreadedJob(document)
+    job.start([("cpu", 10, 1)], 1)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (status := job.status())["phase"] not in FINAL_PHASES:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.close()
+    assert (
+        status["error"]["reason"] == "ImportedModelError"
+    )  # not that it hangs, which the coordinator would find later
+    assert status["error"]["message"].startswith("ps-0: model.initFrom.path: table 'embeddings.carrier.weight'")
 
 
 def test_a_path_without_checkpoints_is_refused(folder: Path) -> None:
