@@ -115,9 +115,7 @@ def test_what_a_server_finds_wrong_ends_the_job_at_once(folder: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     job.close()
-    assert (
-        status["error"]["reason"] == "ImportedModelError"
-    )  # not that it hangs, which the coordinator would find later
+    assert status["error"]["reason"] == "ImportedModelError"  # otherwise it would hang, and be ended for that
     assert status["error"]["message"].startswith("ps-0: model.initFrom.path: table 'embeddings.carrier.weight'")
 
 
