@@ -17,8 +17,10 @@ from heterps_runtime.contract import ENV_CONFIG, ENV_COORDINATOR, ENV_TOKEN, PAT
 __all__ = ["Processes", "pool_document", "stage_document"]
 
 
-def pool_document(name: str, device: str, resource: str, units: int, price: str) -> dict[str, Any]:
-    """Return a DevicePool whose workers compute on CPUs, whatever its name."""
+def pool_document(
+    name: str, device: str, resource: str, units: int, price: str, torch_device: str = "cpu"
+) -> dict[str, Any]:
+    """Return a DevicePool, whose workers compute on CPUs unless `torch_device` says otherwise."""
     return {
         "apiVersion": "heterps.io/v1alpha1",
         "kind": "DevicePool",
@@ -26,7 +28,7 @@ def pool_document(name: str, device: str, resource: str, units: int, price: str)
         "spec": {
             "deviceType": device,
             "resourceName": resource,
-            "torchDevice": "cpu",
+            "torchDevice": torch_device,
             "maxUnits": units,
             "pricePerUnitHour": price,
         },

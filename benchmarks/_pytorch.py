@@ -28,9 +28,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
 from heterps_runtime.data import BatchOrder
 
 
-def short_products(precision: str) -> AbstractContextManager[object]:
+def short_products(precision: str, device: str) -> AbstractContextManager[object]:
     """Return what a user of PyTorch writes around the model for this precision."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def main(settings: dict[str, Any], rank: int) -> None:
@@ -38,9 +38,11 @@ def main(settings: dict[str, Any], rank: int) -> None:
     # torch's own Adagrad creates sparse tensors without the flag for checks.
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     size: int = settings["processes"]
+    device: str = settings["device"]
+    torch.backends.cuda.matmul.allow_tf32 = settings["precision"] == "tf32"
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(settings["seed"])
-    network = build(**build_arguments(settings["variant"]), sparse=True)
+    network = build(**build_arguments(settings["variant"]), sparse=True).to(device)
     tables = [slot.table.weight for slot in (network.user, network.item, network.context)]
     with torch.no_grad():
         for table in tables:
@@ -63,18 +65,22 @@ def main(settings: dict[str, Any], rank: int) -> None:
     for step in range(settings["steps"]):
         rows = order.rows(step, rank * batch, (rank + 1) * batch)
         columns = torch.from_numpy(ids[rows].T.copy())  # (26, b): one contiguous column per field
-        data.append((columns, torch.from_numpy(numbers[rows]), torch.from_numpy(labels[rows])))
+        batch_data = (columns, torch.from_numpy(numbers[rows]), torch.from_numpy(labels[rows]))
+        data.append(tuple(t.pin_memory() for t in batch_data) if device == "cuda" else batch_data)
     del ids, numbers, labels
 
     started = started_cpu = 0.0
-    for step, (i, x, y) in enumerate(data):
+    for step, on_host in enumerate(data):
         if step == settings["skip"]:
             if size > 1:
                 dist.barrier()
+            if device == "cuda":
+                torch.cuda.synchronize()
             started, started_cpu = time.perf_counter(), time.process_time()
+        i, x, y = (t.to(device, non_blocking=True) for t in on_host)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        with short_products(settings["precision"]):
+        with short_products(settings["precision"], device):
             logits = model(*i, x)
         loss = loss_of(logits.float(), y)
         torch.autograd.backward(loss)
@@ -82,15 +88,17 @@ def main(settings: dict[str, Any], rank: int) -> None:
             optimizer.step()
     if size > 1:
         dist.barrier()
+    if device == "cuda":
+        torch.cuda.synchronize()
     seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
     samples = (settings["steps"] - settings["skip"]) * settings["globalBatchSize"]
     outcome = {"samplesPerSecond": samples / seconds, "cpuSeconds": cpu, "samples": samples}
 
     if rank == 0:
         ids, numbers, labels = read_log(Path(settings["data"]) / "held-out")
-        with torch.no_grad(), short_products(settings["precision"]):
-            logits = network(*torch.from_numpy(ids.T.copy()), torch.from_numpy(numbers))
-            held_out = float(loss_of(logits.float(), torch.from_numpy(labels)))
+        with torch.no_grad(), short_products(settings["precision"], device):
+            logits = network(*torch.from_numpy(ids.T.copy()).to(device), torch.from_numpy(numbers).to(device))
+            held_out = float(loss_of(logits.float(), torch.from_numpy(labels).to(device)))
         outcome["logLoss"] = held_out
     print(json.dumps(outcome))
     if size > 1:

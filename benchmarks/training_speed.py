@@ -56,8 +56,17 @@ class Entrant(NamedTuple):
     wire: str = "full"  # precision of rows in messages
 
 
-def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int, precision: str) -> Outcome:
-    """Train with plain PyTorch; a single process gets all threads."""
+def pytorch(
+    variant: str,
+    data: Path,
+    steps: int,
+    folder: Path,
+    processes: int,
+    precision: str,
+    device: str = "cpu",
+    batch: int = BATCH * WORKERS,
+) -> Outcome:
+    """Train with plain PyTorch; a single process gets all threads. `batch`: of all processes together."""
     settings = {
         "variant": variant,
         "data": str(data),
@@ -65,7 +74,8 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int, 
         "skip": SKIP,
         "processes": processes,
         "threads": WORKERS // processes,
-        "globalBatchSize": BATCH * WORKERS,
+        "globalBatchSize": batch,
+        "device": device,
         "seed": SEED,
         "denseRate": DENSE_RATE,
         "sparseRate": SPARSE_RATE,
@@ -93,7 +103,7 @@ def pytorch(variant: str, data: Path, steps: int, folder: Path, processes: int, 
     return outcomes[0] | {"samplesPerCpuSecond": outcomes[0]["samples"] / cpu}
 
 
-def manifest(variant: str, data: Path, steps: int, precision: str, wire: str) -> list[dict[str, Any]]:
+def cpu_manifest(variant: str, data: Path, steps: int, precision: str, wire: str) -> list[dict[str, Any]]:
     """Return the HeterPS job and its pool."""
     pool = pool_document("cpu", "CPU", "cpu", WORKERS, "0.04")
     files = {
@@ -117,17 +127,34 @@ class Moment(NamedTuple):
 
 
 class HeterPS(Processes):
-    """A job of one stage with one server."""
+    """A job.
 
-    def __init__(self, documents: list[dict[str, Any]], folder: Path) -> None:
+    Args:
+        documents: pools, and the job last.
+        folder: empty.
+        stages: as `stage_document` makes them; without any, one stage of `WORKERS` CPU workers.
+        servers: number of parameter servers, on pool `cpu`.
+    """
+
+    def __init__(
+        self,
+        documents: list[dict[str, Any]],
+        folder: Path,
+        stages: list[dict[str, Any]] | None = None,
+        servers: int = 1,
+    ) -> None:
         (folder / "job.yaml").write_text("---\n".join(json.dumps(part) + "\n" for part in documents))
         (folder / "work").mkdir()
         super().__init__(load_manifest(folder / "job.yaml").run_configuration(folder / "work", [HERE.parent]), folder)
-        self._last_layer = documents[1]["spec"]["model"]["arguments"]["layers"] - 1
+        spec = documents[-1]["spec"]
+        last_layer = spec["model"]["arguments"]["layers"] - 1
+        self._stages = stages or [stage_document(0, "cpu", 0, last_layer, WORKERS, WORKERS)]
+        self._servers = servers
+        self._batch: int = spec["training"]["globalBatchSize"]
 
     def __enter__(self) -> HeterPS:
         super().__enter__()
-        self.train([stage_document(0, "cpu", 0, self._last_layer, WORKERS, WORKERS)], 1, "cpu")
+        self.train(self._stages, self._servers, "cpu")
         return self
 
     def measure(self, steps: int) -> Outcome:
@@ -142,8 +169,9 @@ class HeterPS(Processes):
         if status["phase"] != "Succeeded":
             raise SystemExit(f"the job ended as {status['phase']}: {status['error']}")
         cpu = [after - before for before, after in zip(begin.cpu_seconds, end.cpu_seconds, strict=True)]
-        roles = ("coordinator", "ps-0", *(f"worker-0-{i}" for i in range(WORKERS)))
-        measured = (end.samples - begin.samples) / (BATCH * WORKERS)
+        workers = [f"worker-{s}-{i}" for s, stage in enumerate(self._stages) for i in range(stage["pods"])]
+        roles = ("coordinator", *(f"ps-{i}" for i in range(self._servers)), *workers)
+        measured = (end.samples - begin.samples) / self._batch
         outcome = {
             "samplesPerSecond": (end.samples - begin.samples) / (end.time - begin.time),
             "samplesPerCpuSecond": (end.samples - begin.samples) / sum(cpu),
@@ -201,7 +229,7 @@ class HeterPS(Processes):
 
 def heterps(variant: str, data: Path, steps: int, folder: Path, precision: str, wire: str) -> Outcome:
     """Train with HeterPS."""
-    with HeterPS(manifest(variant, data, steps, precision, wire), folder) as job:
+    with HeterPS(cpu_manifest(variant, data, steps, precision, wire), folder) as job:
         return job.measure(steps)
 
 

@@ -55,7 +55,7 @@ class RunConfig:
     dense_optimizer: dict[str, Any]
     sparse_optimizer: dict[str, Any]
     seed: int
-    precision: Literal["fp32", "fp64", "bf16"]
+    precision: Literal["fp32", "fp64", "bf16", "tf32"]
     wire_precision: Literal["full", "fp16", "bf16"]
     encrypted: bool  # links between processes
     checkpoint_path: str

@@ -82,15 +82,16 @@ class StageModule:
 
     # --- computing ----------------------------------------------------------------------------------------------------
     def ids(self, inputs: Mapping[str, Tensor]) -> list[SiteIds]:
-        """The inputs of the lookups, by site, without gradients.
+        """The inputs of the lookups, by site, without gradients, on the CPU.
 
         Args:
-            inputs: input values by name; those that no ids depend on are not needed.
+            inputs: input values by name; those that no ids depend on are not needed. Values of another device are
+                copied, so those of the CPU are better.
         """
         if not self._calls:
             return []
         with torch.no_grad():
-            values = self._ids_module(self._training, *(inputs[name] for name in self._ids_inputs))
+            values = self._ids_module(self._training, *(inputs[name].cpu() for name in self._ids_inputs))
         found: list[SiteIds] = []
         for call in self._calls:
             offsets, weights = (None if n is None else values[self._wanted[n]] for n in (call.offsets, call.weights))
@@ -176,15 +177,20 @@ class StageModule:
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy values into the stage's buffers, by name; other names are ignored."""
-        for name, tensor in self.buffers().items():
-            if name in buffers:
-                tensor.copy_(buffers[name])
+        for module in (self.module, self._ids_module):
+            for name, tensor in module.named_buffers(remove_duplicate=False):
+                if name in buffers and name in self.buffers():
+                    tensor.copy_(buffers[name])
 
     def to(self, device: torch.device | str) -> StageModule:
-        """Move buffers and bound parameters to a device; returns the stage itself."""
+        """Move buffers and bound parameters to a device, once; returns the stage itself.
+
+        Ids stay on the CPU, where they come from and are needed.
+        """
         self._device_type = torch.device(device).type
-        self.module.to(device)
-        self._ids_module.to(device)
+        if self._device_type != "cpu":
+            self._ids_module = copy.deepcopy(self._ids_module)  # it may share submodules
+            self.module.to(device)
         self.bind({name: getattr(*slots[0]).detach().to(device) for name, slots in self._slots.items()})
         return self
 

@@ -21,11 +21,11 @@ from heterps_runtime.ps.shard import Gradients, Shard
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.optimizers import DenseOptimizer
-from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.exchange.replica import Replica
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.model import UserModel
 from heterps_runtime.worker.rows.lookups import LookupBlock
+from heterps_runtime.worker.tensors import array_of, arrays_of, tensor_of
 
 __all__ = ["Cut", "LayerProbe", "LayerSeconds"]
 
@@ -111,12 +111,11 @@ class LayerProbe:
         values, label = self._batch(size)
         inputs: list[dict[str, torch.Tensor]] = []
         blocks: list[LookupBlock] = []
-        leaves: list[list[torch.Tensor]] = []  # of the lookups
         parameters: list[dict[str, torch.Tensor]] = []
         made: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # (output with its graph, leaf for the next layer)
         for stage, spent in zip(self.stages, seconds, strict=True):
             given = {n: values[n] for n in stage.inputs}
-            block = LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique)
+            block = self._block(stage, given)
             began = time.perf_counter()
             if block.keys:
                 precision = self._config.wire_precision
@@ -126,7 +125,7 @@ class LayerProbe:
                     spent.rows += time.perf_counter() - began
             bound = self._parameters(len(parameters), spent)
             began = self._now()
-            looked_up = block.forward(0, self._device, training=True)
+            looked_up = block.forward(0, training=True)
             after_lookup = self._now()
             stage.bind(bound)
             outputs = stage.forward(given, looked_up)
@@ -135,7 +134,6 @@ class LayerProbe:
             spent.compute += ended - after_lookup
             inputs.append(given)
             blocks.append(block)
-            leaves.append(looked_up)
             parameters.append(bound)
             made.append(self._pass_on(outputs, given, values))
         began = self._now()
@@ -144,7 +142,7 @@ class LayerProbe:
         torch.autograd.backward(loss)
         seconds[-1].compute += self._now() - began
         for i in reversed(range(len(self.stages))):
-            self._backward(made[i], blocks[i], leaves[i], parameters[i], seconds[i], size, i)
+            self._backward(made[i], blocks[i], parameters[i], seconds[i], size, i)
         if not any(self.input_bytes):
             self._note_inputs(inputs, size)
         return seconds
@@ -158,11 +156,11 @@ class LayerProbe:
         with torch.no_grad():
             for i, stage in enumerate(self.stages[:-1]):
                 given = {n: values[n] for n in stage.inputs}
-                block = LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique)
+                block = self._block(stage, given)
                 if block.keys:
                     block.fill(self._shard.pull(block.keys))
                 stage.bind(self._parameters(i, LayerSeconds()))
-                values |= stage.forward(given, block.forward(0, self._device, training=False))
+                values |= stage.forward(given, block.forward(0, training=False))
                 carrying = [n for n in stage.gradient_outputs if values[n].is_floating_point()]
                 result.append(
                     Cut(
@@ -187,6 +185,9 @@ class LayerProbe:
         tensors = {n: t.to(self._device) for n, t in tensors.items()}
         label = tensors.pop("label")
         return tensors, label
+
+    def _block(self, stage: StageModule, given: dict[str, torch.Tensor]) -> LookupBlock:
+        return LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique, self._device)
 
     def _parameters(self, index: int, spent: LayerSeconds) -> dict[str, torch.Tensor]:
         stage = self.stages[index]
@@ -219,7 +220,6 @@ class LayerProbe:
         self,
         made: list[tuple[torch.Tensor, torch.Tensor]],
         block: LookupBlock,
-        looked_up: list[torch.Tensor],
         parameters: dict[str, torch.Tensor],
         spent: LayerSeconds,
         size: int,
@@ -230,7 +230,7 @@ class LayerProbe:
         if pairs:
             backward([t for t, _ in pairs], [g for _, g in pairs])
         computed = self._now()
-        block.backward(0, looked_up)
+        block.backward(0)
         scattered = self._now()
         # Like the engine at the end of a step: check and encode gradients; then the work of the server.
         chunks = block.gradients()
@@ -238,7 +238,7 @@ class LayerProbe:
         encoded = [(dim, keys, encode(g, self._config.wire_precision).data) for dim, keys, g in chunks]
         dense: dict[str, Array] = {}
         if self._replicas is None:
-            dense = {n: array_of(p.grad) for n, p in parameters.items() if p.grad is not None}
+            dense = arrays_of({n: p.grad for n, p in parameters.items() if p.grad is not None})
             finite = finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
         pushed = self._now()
         spent.compute += computed - began

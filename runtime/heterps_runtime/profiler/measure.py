@@ -26,7 +26,7 @@ from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import open_data
 from heterps_runtime.worker.member import Place, WorkerMember
-from heterps_runtime.worker.model import UserModel, Workload, choose_device
+from heterps_runtime.worker.model import UserModel, Workload, choose_device, set_precision
 from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["measure_pool"]
@@ -63,6 +63,7 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     data.train.check_features(model.layered.inputs)
     loss = resolve_loss(config.loss)
     device = choose_device(here, 0)
+    set_precision(config, device)
     workers, why_one = _room(here, device)
     rehearsal.launch(len(model.layered.layers), workers)
     _compile(config, model)

@@ -12,7 +12,8 @@ from heterps_runtime.profiler.layers import Cut
 from heterps_runtime.wire.messages import Backward, Forward
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import TokenAuthority, listen_socket
-from heterps_runtime.worker.exchange.peers import Downstream, Upstream, array_of, tensor_of
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
+from heterps_runtime.worker.tensors import arrays_of, tensor_of
 
 __all__ = ["TransferProbe"]
 
@@ -46,7 +47,7 @@ class TransferProbe:
         self._cut = cut
         tensors = [torch.from_numpy(a).to(self._device) for a in cut.forward]
         began, used = time.perf_counter(), time.process_time()
-        arrays = {str(i): array_of(t) for i, t in enumerate(tensors)}
+        arrays = arrays_of({str(i): t for i, t in enumerate(tensors)})
         self._downstream.send(0, Forward(_GENERATION, 0, True, 0, 0, arrays, (), ()))
         while not (messages := self._downstream.poll()):
             self._downstream.pollables[0].poll(_PATIENCE_MILLISECONDS)
@@ -72,5 +73,5 @@ class TransferProbe:
                 # Gradients have the shapes of their activations; the values do not matter.
                 by_shape = {(tuple(t.shape), str(t.dtype)): t for t in received}
                 gradients = [by_shape[tuple(a.shape), f"torch.{a.dtype}"] for a in self._cut.backward]
-                arrays = {str(i): array_of(g) for i, g in enumerate(gradients)}
+                arrays = arrays_of({str(i): g for i, g in enumerate(gradients)})
                 self._upstream.send(sender, Backward(_GENERATION, 0, 0, arrays))

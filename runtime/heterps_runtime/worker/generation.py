@@ -32,12 +32,13 @@ from heterps_runtime.wire.messages import FromCoordinator, Generation, Rejoin, S
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.exchange.collectives import Collectives
 from heterps_runtime.worker.exchange.parameters import Parameters
-from heterps_runtime.worker.exchange.peers import Downstream, Upstream, array_of
+from heterps_runtime.worker.exchange.peers import Downstream, Upstream
 from heterps_runtime.worker.model import Workload
 from heterps_runtime.worker.rows.servers import Initialised, ServerClient
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.schedule import Schedule
 from heterps_runtime.worker.steps.stage import Stage
+from heterps_runtime.worker.tensors import arrays_of
 
 __all__ = ["GenerationSetup"]
 
@@ -203,8 +204,8 @@ class GenerationSetup:
         if rank == 0:
             dense, statistics = {}, {}
             if not self._holds_dense:
-                dense = {n: array_of(t) for n, t in stage.module.initial_parameters().items()}
-                statistics = {n: array_of(t) for n, t in stage.module.initial_statistics().items()}
+                dense = arrays_of(stage.module.initial_parameters())
+                statistics = arrays_of(stage.module.initial_statistics())
             servers.define(self._workload.model.layered.tables, dense, statistics)
             try:
                 self._wait_for_definition(servers)

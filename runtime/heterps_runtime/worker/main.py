@@ -14,7 +14,7 @@ from heterps_runtime.wire.link import ControlLink, Credentials
 from heterps_runtime.wire.messages import Failed
 from heterps_runtime.wire.ports import FREE_PORTS, Ports
 from heterps_runtime.worker.member import Place, WorkerMember
-from heterps_runtime.worker.model import UserModel, Workload, choose_device, note_precision
+from heterps_runtime.worker.model import UserModel, Workload, choose_device, set_precision
 from heterps_runtime.worker.steps.source import Data
 
 __all__ = ["open_data", "open_worker"]
@@ -54,7 +54,7 @@ def open_worker(
         if data is not None:
             data.train.check_features(model.layered.inputs)
         device = choose_device(config.pools[pool], index)
-        note_precision(config, device)
+        set_precision(config, device)
         loss = resolve_loss(config.loss)
         link.status = "compiling kernels"
         bags = any(site.kind == "bag" for site in model.layered.stage(0, len(model.layered.layers) - 1).sites)

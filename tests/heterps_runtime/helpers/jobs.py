@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from safetensors.numpy import load_file
 
 from heterps_runtime.config import RunConfig
@@ -54,6 +55,7 @@ TOKEN = "a token of the tests"
 ROOT = Path(__file__).parents[3]
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 240
+CARD = "cuda" if torch.cuda.is_available() else "cpu"  # torchDevice of pool `card`: real where there is one
 PROGRAM = ("heterps_runtime",)  # Python's module, and arguments before the role
 
 Stage = tuple[str, int, int]  # pool, last layer, workers
@@ -191,7 +193,7 @@ def configuration(work: Path, model: str = "flights", rows: int = 300, **trainin
     spec["model"]["embeddingInit"] = {"distribution": "normal", "std": "0.1"}
     pools = [
         {"metadata": {"name": "cpu"}, "spec": {"deviceType": "CPU", "torchDevice": "cpu", "unitsPerPod": 1}},
-        {"metadata": {"name": "card"}, "spec": {"deviceType": "GPU", "torchDevice": "cpu", "unitsPerPod": 1}},
+        {"metadata": {"name": "card"}, "spec": {"deviceType": "GPU", "torchDevice": CARD, "unitsPerPod": 1}},
     ]
     return {
         "version": 1,

@@ -82,15 +82,15 @@ def test_a_model_may_switch_autocast_on_itself(folder: Path) -> None:
 def test_a_device_without_such_instructions_is_noted(
     monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from heterps_runtime.worker.model import note_precision
+    from heterps_runtime.worker.model import set_precision
 
     known = {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
     bf16, fp32 = (RunConfig.from_json(document(folder / "noted", precision)) for precision in ("bf16", "fp32"))
-    note_precision(fp32, torch.device("cpu"))
+    set_precision(fp32, torch.device("cpu"))
     known["amx_bf16"] = True
-    note_precision(bf16, torch.device("cpu"))
+    set_precision(bf16, torch.device("cpu"))
     assert capsys.readouterr().err == ""
     known["amx_bf16"] = False
-    note_precision(bf16, torch.device("cpu"))
+    set_precision(bf16, torch.device("cpu"))
     assert "has no instructions for bfloat16, so fp32 may be faster" in capsys.readouterr().err

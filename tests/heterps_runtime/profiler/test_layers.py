@@ -40,12 +40,12 @@ def test_a_step_layer_by_layer_changes_the_parameters_as_a_whole_step_does(name:
     whole = model.layered.stage(0, len(model.layered.layers) - 1)
     shard.define(model.layered.tables, {n: t.numpy() for n, t in whole.initial_parameters().items()}, {})
     leaves = {n: t.requires_grad_() for n, t in whole.initial_parameters().items()}
-    block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys())
+    block = LookupBlock(whole.sites, model.layered.tables, [whole.ids(values)], UniqueKeys(), CPU)
     block.fill(shard.pull(block.keys))
-    looked_up = block.forward(0, CPU, training=True)
+    looked_up = block.forward(0, training=True)
     whole.bind(leaves)
     torch.autograd.backward(resolve_loss(config.loss)(whole.forward(values, looked_up)["logits"], label))
-    block.backward(0, looked_up)
+    block.backward(0)
     gradients = {n: leaf.grad.numpy() for n, leaf in leaves.items() if leaf.grad is not None}
     shard.push(0, "all", Gradients(tuple(block.gradients()), gradients, {}))
     shard.commit_dense(0, probe.largest)

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from heterps_runtime.errors import PeerLostError, TransientError
 from heterps_runtime.wire.host_port import join_host_port, split_host_port
 from heterps_runtime.wire.messages import Peer
+from heterps_runtime.worker.exchange.rings import Ring, form_ring
 
 __all__ = ["Collectives", "Group"]
 
@@ -39,9 +39,9 @@ class Group:
         first_step: step of the first all-reduce.
     """
 
-    def __init__(self, form: Callable[[], Any] | None, first_step: int) -> None:
+    def __init__(self, form: Callable[[], Ring] | None, first_step: int) -> None:
         self._alone = form is None
-        self._group: Any = None
+        self._ring: Ring | None = None
         self._failure: Exception | None = None
         self._closed = False
         self._next_step = first_step  # of the next operation
@@ -76,11 +76,10 @@ class Group:
 
         def run() -> None:
             try:
-                if not self._alone:
-                    self.check()
-                    self._group.allreduce([flat]).wait()
-                if flat.is_cuda:
-                    torch.cuda.current_stream(flat.device).synchronize()
+                self.check()
+                if self._ring is not None:
+                    self._ring.all_reduce(flat)
+                    self.check()  # one that was aborted may end without an error
                 done(None)
             except Exception as error:
                 done(error)
@@ -92,17 +91,15 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Broadcast the root's values; blocks."""
-        if not self._alone:
-            options = dist.BroadcastOptions()
-            options.rootRank = root
-            self._group.broadcast([tensor], options).wait()
+        if self._ring is not None:
+            self._ring.broadcast(tensor, root)
 
     def gather_numbers(self, value: int, rank: int, size: int, device: torch.device) -> list[int]:
         """The number of each member, by rank; blocks."""
         numbers = torch.zeros(size, dtype=torch.int64, device=device)
         numbers[rank] = value
-        if not self._alone:
-            self._group.allreduce([numbers]).wait()
+        if self._ring is not None:
+            self._ring.all_reduce(numbers)
         return [int(n) for n in numbers.cpu()]
 
     def check(self) -> None:
@@ -115,8 +112,8 @@ class Group:
     def close(self) -> None:
         """End the thread after its present operation; later ones fail."""
         self._closed = True
-        if self._group is not None and hasattr(self._group, "abort"):
-            self._group.abort()
+        if self._ring is not None:
+            self._ring.abort()
         self._tasks.put(None)
 
     def _call(self, task: Callable[[], None]) -> None:
@@ -125,15 +122,15 @@ class Group:
         else:
             self._tasks.put(task)
 
-    def _run(self, form: Callable[[], Any]) -> None:
+    def _run(self, form: Callable[[], Ring]) -> None:
         try:
-            self._group = form()
+            self._ring = form()
         except Exception as error:
             self._failure = PeerLostError(f"the process group could not be formed: {error}")
             self._failure.__cause__ = error
         while (task := self._tasks.get()) is not None:
             task()
-        self._group = None
+        self._ring = None
 
 
 class Collectives:
@@ -201,19 +198,12 @@ class Collectives:
         """
         self.leave()
 
-        def form() -> Any:
+        def form() -> Ring:
             host, port = split_host_port(store.store_address)
             # A connection of its own: an operation that waits holds it, and may outlive the generation.
             shared = TCPStore(host, port, is_master=False, timeout=self._timeout)
             prefixed = PrefixStore(f"{store.store_secret}/generation-{generation}/stage-{stage}", shared)
-            if device.type == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = self._timeout
-                return dist.ProcessGroupNCCL(prefixed, rank, size, options)
-            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-            gloo._timeout = self._timeout
-            return dist.ProcessGroupGloo(prefixed, rank, size, gloo)
+            return form_ring(prefixed, rank, size, device, self._host, self._timeout)
 
         self._group = Group(None if size == 1 else form, first_step)
         return self._group

@@ -7,10 +7,7 @@ connection of the activation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import torch
 import zmq
 
 from heterps_runtime.errors import ProtocolError
@@ -18,27 +15,7 @@ from heterps_runtime.wire.messages import Backward, Forward
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection, Listener
 
-__all__ = ["Downstream", "Upstream", "array_of", "tensor_of"]
-
-Array = np.ndarray[Any, Any]
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """The tensor's values as an array, for a message; bfloat16, which numpy does not have, as bit patterns."""
-    values = tensor.detach().cpu()
-    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-
-
-def tensor_of(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
-    """A tensor from a copy of a received, read-only array.
-
-    Args:
-        array: values, or bit patterns of bfloat16.
-        device: of the tensor.
-        bfloat16: whether these are bit patterns.
-    """
-    values = torch.from_numpy(array.copy())
-    return (values.view(torch.bfloat16) if bfloat16 else values).to(device, non_blocking=True)
+__all__ = ["Downstream", "Upstream"]
 
 
 class Downstream:

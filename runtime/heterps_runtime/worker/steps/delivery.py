@@ -7,9 +7,9 @@ import torch
 
 from heterps_runtime.wire.messages import Array, Done
 from heterps_runtime.worker.exchange.parameters import Replication
-from heterps_runtime.worker.exchange.peers import array_of
 from heterps_runtime.worker.steps.context import WorkerContext, WorkerProcess
 from heterps_runtime.worker.steps.runs import StepRun
+from heterps_runtime.worker.tensors import arrays_of
 
 __all__ = ["Delivery"]
 
@@ -43,9 +43,9 @@ class Delivery:
         if self._dense and replication is None:
             # A worker without samples contributes nothing, and its parameters may not have arrived.
             leaves = run.leaves or {}
-            dense = {n: array_of(leaf.grad) for n, leaf in leaves.items() if leaf.grad is not None}
+            dense = arrays_of({n: leaf.grad for n, leaf in leaves.items() if leaf.grad is not None})
             run.finite = run.finite and all(bool(np.isfinite(g.sum())) for g in dense.values())
-            changes = {n: array_of(change) for n, change in run.changes.items()}
+            changes = arrays_of(run.changes)
         self._context.servers.push(run.step, chunks, dense, changes)
         self._process.round_trip.send(run.step)
         run.blocks.clear()
@@ -98,7 +98,7 @@ class Delivery:
         if run.reported or not (run.pushed and run.reduced):
             return
         run.reported = True
-        report = Done(self._context.generation, run.step, run.loss_sum, run.finite, self._figures())
+        report = Done(self._context.generation, run.step, sum(map(float, run.losses)), run.finite, self._figures())
         self._process.link.send(report)
 
     def _figures(self) -> dict[str, float]:

@@ -22,7 +22,6 @@ from heterps_runtime.errors import ProtocolError
 from heterps_runtime.intake import LabelError
 from heterps_runtime.partition.allocation import Allocation
 from heterps_runtime.wire.messages import Backward, Evaluated, Forward
-from heterps_runtime.worker.exchange.peers import array_of
 from heterps_runtime.worker.rows.servers import Initialised, Pushed
 from heterps_runtime.worker.steps.choosing import next_backward, next_forward
 from heterps_runtime.worker.steps.consistency import Reads
@@ -34,6 +33,7 @@ from heterps_runtime.worker.steps.inputs import Inputs
 from heterps_runtime.worker.steps.runs import LABEL, Prepared, StepRun, Work
 from heterps_runtime.worker.steps.source import BatchSource
 from heterps_runtime.worker.steps.stage import Stage
+from heterps_runtime.worker.tensors import arrays_of
 
 __all__ = ["Engine"]
 
@@ -300,7 +300,7 @@ class Engine:
             training=work.run.training,
             allocation=self._schedule.allocation(work.run.step).from_step,
             index=work.micro_batch.index,
-            tensors={n: array_of(t) for n, t in tensors.items()},
+            tensors=arrays_of(tensors),
             differentiable=tuple(n for n, t in tensors.items() if t.requires_grad),
             bfloat16=_bfloat16(tensors),
         )
@@ -352,11 +352,10 @@ class Engine:
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
         micro = self._schedule.all(step)[message.index]
-        tensors = self._stage.take_tensors(message.tensors, message.bfloat16)
+        tensors, block = self._stage.receive(message.tensors, message.bfloat16)
         if training:
             for name in message.differentiable:
                 tensors[name].requires_grad_()
-        block = self._stage.look_up(tensors)
         run.blocks[micro.index] = block
         run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender))
         self._inputs.ask_for_rows(block, run)

@@ -61,6 +61,7 @@ class StepRun:
         leaves: dense parameters; None until they have arrived.
         statistics: buffers that training changes, as each micro-batch finds them.
         changes: of the statistics, each times the samples of its micro-batch, summed over this worker's.
+        losses: of this worker's micro-batches, each summed over samples, on the device.
     """
 
     step: int
@@ -78,7 +79,7 @@ class StepRun:
     returned: list[Work] = field(default_factory=list)  # with gradients, for backward
     num_forwarded: int = 0
     num_finished: int = 0
-    loss_sum: float = 0.0
+    losses: list[torch.Tensor] = field(default_factory=list)
     finite: bool = True
     flat_gradient: torch.Tensor | None = None  # and changes, of the replica, summed over the stage once `reduced`
     reduced: bool = False

@@ -17,6 +17,7 @@ from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.runs import LABEL, Prepared
+from heterps_runtime.worker.tensors import moved
 
 __all__ = ["BatchSource", "Data"]
 
@@ -83,12 +84,11 @@ class BatchSource:
         inputs, labels = [], []
         for micro in mine:
             tensors = self._read(dataset, order.rows(step, micro.start, micro.stop), module)
-            labels.append(tensors.pop(LABEL).to(self._device))
+            labels.append(moved(tensors.pop(LABEL), self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
-        block = LookupBlock(module.sites, self._tables, ids, self._unique)
-        if self._device.type != "cpu":
-            inputs = [{n: t.to(self._device) for n, t in tensors.items()} for tensors in inputs]
+        block = LookupBlock(module.sites, self._tables, ids, self._unique, self._device)
+        inputs = [{n: moved(t, self._device) for n, t in tensors.items()} for tensors in inputs]
         return Prepared(step, tuple(mine), inputs, labels, block)
 
     def location(self, step: int, sample: int, *, training: bool) -> str:

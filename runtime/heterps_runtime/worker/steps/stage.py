@@ -11,11 +11,11 @@ from heterps_runtime.intake import LossSum, StageModule
 from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import Array
-from heterps_runtime.worker.exchange.peers import array_of, tensor_of
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.operations import Operations
 from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
+from heterps_runtime.worker.tensors import arrays_of, host_tensor, moved, tensor_of
 
 __all__ = ["Stage"]
 
@@ -66,15 +66,23 @@ class Stage:
         """Received arrays as tensors on this device; `bfloat16`: names of those that are bit patterns."""
         return {name: tensor_of(array, self.device, bfloat16=name in bfloat16) for name, array in arrays.items()}
 
+    def receive(
+        self, arrays: Mapping[str, Array], bfloat16: Collection[str]
+    ) -> tuple[dict[str, torch.Tensor], LookupBlock]:
+        """Received activations as tensors on this device, and the micro-batch's lookups; see `take_tensors`."""
+        on_host = {n: host_tensor(a, self.device, bfloat16=n in bfloat16) for n, a in arrays.items()}
+        block = self.look_up(on_host)
+        return {n: moved(t, self.device) for n, t in on_host.items()}, block
+
     def look_up(self, tensors: Mapping[str, torch.Tensor]) -> LookupBlock:
-        """The lookups of a micro-batch."""
-        return LookupBlock(self.module.sites, self._tables, [self.module.ids(tensors)], self._unique)
+        """The lookups of a micro-batch, from its inputs on the host."""
+        return LookupBlock(self.module.sites, self._tables, [self.module.ids(tensors)], self._unique, self.device)
 
     def forward(self, work: Work) -> None:
         """Compute the outputs of a micro-batch whose rows and parameters have arrived."""
         run = work.run
         self._clock.switch("lookup")
-        work.looked_up = work.block.forward(work.position, self.device, training=run.training)
+        work.looked_up = work.block.forward(work.position, training=run.training)
         self._clock.switch("forward")
         assert run.leaves is not None
         if self._bound is not run:
@@ -106,7 +114,7 @@ class Stage:
     def learn(self, work: Work) -> None:
         """Last stage: compute loss and gradients of a micro-batch."""
         loss = self._loss_sum(work.outputs["logits"], work.label)
-        work.run.loss_sum += float(loss.detach())
+        work.run.losses.append(loss.detach())  # a number only at the end of the step: it waits for the device
         self._clock.switch("backward")
         with self.operations.of(work):
             torch.autograd.backward(loss)
@@ -130,9 +138,9 @@ class Stage:
     def backward_lookups(self, work: Work) -> None:
         """Add the gradients of a micro-batch's lookups to those of their rows."""
         self._clock.switch("lookup-backward")
-        work.block.backward(work.position, work.looked_up)
+        work.block.backward(work.position)
 
     def input_gradients(self, work: Work) -> dict[str, Array]:
         """Gradients for the previous stage."""
         leaves = {n: t for n, t in work.inputs.items() if t.requires_grad} if work.run.training else {}
-        return {n: array_of(torch.zeros_like(t) if t.grad is None else t.grad) for n, t in leaves.items()}
+        return arrays_of({n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()})

@@ -1,0 +1,75 @@
+"""Arrays of messages as tensors of a device, and back.
+
+Copies between a host and a CUDA device go through pinned memory, which the device reads and writes by itself: the
+calling thread need not wait for copies to the device, and copies from it are several times as fast. torch keeps pinned
+memory for the next copy, and knows when a copy has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["array_of", "arrays_of", "host_tensor", "moved", "tensor_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+def arrays_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    """The tensors' values as arrays, for a message; bfloat16, which numpy does not have, as bit patterns.
+
+    Waits once for the device, for all tensors.
+    """
+    on_host: dict[str, torch.Tensor] = {}
+    waiting: set[torch.device] = set()
+    for name, tensor in tensors.items():
+        values = tensor.detach()
+        if values.is_cuda:
+            pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            on_host[name] = pinned.copy_(values, non_blocking=True)
+            waiting.add(values.device)
+        else:
+            on_host[name] = values.cpu()
+    for device in waiting:
+        torch.cuda.current_stream(device).synchronize()
+    return {
+        name: (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
+        for name, values in on_host.items()
+    }
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """As `arrays_of`, for one tensor."""
+    return arrays_of({"": tensor})[""]
+
+
+def host_tensor(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
+    """A copy of a received, read-only array on the host, from where `moved` copies it to `device`.
+
+    Args:
+        array: values, or bit patterns of bfloat16.
+        device: that the tensor will be moved to.
+        bfloat16: whether these are bit patterns.
+    """
+    if device.type == "cuda":
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        values = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        np.copyto(values.numpy(), array)
+    else:
+        values = torch.from_numpy(array.copy())
+    return values.view(torch.bfloat16) if bfloat16 else values
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on a device; the copy need not have ended."""
+    if device.type == "cuda" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def tensor_of(array: Array, device: torch.device, *, bfloat16: bool = False) -> torch.Tensor:
+    """A tensor on a device from a copy of a received array; see `host_tensor`."""
+    return moved(host_tensor(array, device, bfloat16=bfloat16), device)
