@@ -62,8 +62,11 @@ def main(settings: dict[str, Any], rank: int) -> None:
     ids, numbers, labels = read_log(Path(settings["data"]) / "train")
     order = BatchOrder(len(labels), settings["globalBatchSize"], settings["seed"])
     data = []
+    samples = 0  # of the timed steps
     for step in range(settings["steps"]):
-        rows = order.rows(step, rank * batch, (rank + 1) * batch)
+        size_of_step = order.batches.size(step)  # smaller at the end of an epoch
+        samples += size_of_step if step >= settings["skip"] else 0
+        rows = order.rows(step, min(rank * batch, size_of_step), min((rank + 1) * batch, size_of_step))
         columns = torch.from_numpy(ids[rows].T.copy())  # (26, b): one contiguous column per field
         batch_data = (columns, torch.from_numpy(numbers[rows]), torch.from_numpy(labels[rows]))
         data.append(tuple(t.pin_memory() for t in batch_data) if device == "cuda" else batch_data)
@@ -91,7 +94,6 @@ def main(settings: dict[str, Any], rank: int) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
     seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
-    samples = (settings["steps"] - settings["skip"]) * settings["globalBatchSize"]
     outcome = {"samplesPerSecond": samples / seconds, "cpuSeconds": cpu, "samples": samples}
 
     if rank == 0:
