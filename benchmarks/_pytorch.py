@@ -4,8 +4,8 @@
 
 The whole log is in memory, in training order, so a batch is a slice. With several processes the model is
 DistributedDataParallel over gloo, with the options that help it here: gradients as bucket views, and a static graph.
-Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients) and the plain one for the
-tables. Prints one JSON object: throughput, processor time and, in process 0, the model's quality.
+Both ways use torch's fused Adagrad for dense parameters (it takes no sparse gradients, and is there for CPUs only) and
+the plain one for the tables. Prints one JSON object: throughput, processor time and, in process 0, the model's quality.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(settings: dict[str, Any], rank: int) -> None:
         model = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True)
     optimizers = [
         torch.optim.Adagrad(
-            [*network.fc.parameters(), *network.output.parameters()], settings["denseRate"], fused=True
+            [*network.fc.parameters(), *network.output.parameters()], settings["denseRate"], fused=device == "cpu"
         ),
         torch.optim.Adagrad(tables, settings["sparseRate"]),
     ]

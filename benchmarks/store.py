@@ -19,7 +19,7 @@ import torch
 
 from heterps_runtime.store.half import decode, encode
 from heterps_runtime.store.initial import TableSpec, initial_rows
-from heterps_runtime.store.keys import UniqueKeys, make_key
+from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.store.lookup import Bags, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -36,7 +36,7 @@ def store_of(name: str, num_rows: int) -> RowStore:
     """Return a store that has trained all `num_rows` rows once."""
     optimizer = SparseOptimizer.from_manifest({"name": name, "learningRate": "0.05"})
     store = RowStore(DIM, np.float32, optimizer, 0, {0: TableSpec("t", num_rows)})
-    for part in np.array_split(make_key(0, np.random.default_rng(0).permutation(num_rows)), 40):
+    for part in np.array_split(np.random.default_rng(0).permutation(num_rows), 40):
         store.apply([(part, np.ones((len(part), DIM), np.float32))], 1.0, 1)
     return store
 
@@ -52,7 +52,7 @@ def row_cases(num_rows: int) -> dict[str, tuple[int, dict[str, Contender]]]:
     """Pull and apply: name -> (elements per call, contenders)."""
     rng = np.random.default_rng(1)
     ids = [rng.choice(num_rows, BATCH_ROWS, replace=False) for _ in range(NUM_BATCHES)]
-    keys = [make_key(0, i) for i in ids]
+    keys = ids  # of table 0
     tensors = [torch.from_numpy(i) for i in ids]
     grads = rng.normal(size=(BATCH_ROWS, DIM)).astype(np.float32)
     grads_tensor = torch.from_numpy(grads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from heterps_runtime.store.keys import NUM_SLOTS
 __all__ = ["dense_assignment", "overlapping_servers", "slot_map"]
 
 
+@cache
 def slot_map(num_servers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Server of each slot (NUM_SLOTS,): contiguous, equal ranges of slots."""
-    return (np.arange(NUM_SLOTS) * num_servers // NUM_SLOTS).astype(np.int32)
+    servers = (np.arange(NUM_SLOTS) * num_servers // NUM_SLOTS).astype(np.int32)
+    servers.flags.writeable = False
+    return servers
 
 
 def overlapping_servers(server: int, num_servers: int, num_others: int) -> frozenset[int]:

@@ -37,7 +37,7 @@ class Site:
 
 @dataclass(frozen=True)
 class SiteIds:
-    """The input of a lookup: ids in [0, num_embeddings)."""
+    """The input of a lookup: ids as the features have them, which may be outside [0, num_embeddings)."""
 
     ids: Tensor  # int64, any shape; (nnz,) for a bag
     offsets: Tensor | None  # int64 (B,), start of each bag
@@ -171,8 +171,6 @@ def _site(node: fx.Node, call: dict[str, Any], table: Table, padding: int | None
 def prepare_ids(call: SiteArguments, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> SiteIds:
     """Convert the arguments of a lookup to `SiteIds`.
 
-    Ids are reduced modulo the table's number of rows, so that 64-bit hashes and plain ids both work.
-
     Raises:
         EmbeddingError: the ids are not integers, or a bag has no offsets.
     """
@@ -182,7 +180,7 @@ def prepare_ids(call: SiteArguments, ids: Tensor, offsets: Tensor | None, weight
             fix="name a feature that holds ids, or convert with .long().",
             where=call.where,
         )
-    wanted = torch.remainder(ids.detach().long(), call.table.num_embeddings)
+    wanted = ids.detach().long()
     weights = None if weights is None else weights.detach()
     if call.site.kind == "embedding":
         return SiteIds(wanted, None, None)

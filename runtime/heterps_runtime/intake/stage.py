@@ -98,11 +98,16 @@ class StageModule:
             found.append(prepare_ids(call, values[self._wanted[call.ids]], offsets, weights))
         return found
 
+    @property
+    def forward_inputs(self) -> frozenset[str]:
+        """Names of the input values that `forward` reads or returns; `ids` alone reads the others."""
+        return frozenset(self._forward_inputs) | (frozenset(self.inputs) & frozenset(self.outputs))
+
     def forward(self, inputs: Mapping[str, Tensor], looked_up: Sequence[Tensor]) -> dict[str, Tensor]:
         """Compute the stage.
 
         Args:
-            inputs: input values by name.
+            inputs: input values by name, those of `forward_inputs`.
             looked_up: per site, rows (*, dim) for an embedding, or pooled rows (B, dim) for a bag.
 
         Returns:

@@ -119,7 +119,7 @@ class LayerProbe:
             began = time.perf_counter()
             if block.keys:
                 precision = self._config.wire_precision
-                wire = {dim: encode(rows, precision) for dim, rows in self._shard.pull(block.keys).items()}
+                wire = {dim: encode(rows, precision) for dim, rows in self._shard.pull(_keys(block)).items()}
                 block.fill({dim: decode(w.data, precision, self._config.dtype_name) for dim, w in wire.items()})
                 if self._config.consistency == "sync":  # otherwise rows arrive during the previous step
                     spent.rows += time.perf_counter() - began
@@ -158,7 +158,7 @@ class LayerProbe:
                 given = {n: values[n] for n in stage.inputs}
                 block = self._block(stage, given)
                 if block.keys:
-                    block.fill(self._shard.pull(block.keys))
+                    block.fill(self._shard.pull(_keys(block)))
                 stage.bind(self._parameters(i, LayerSeconds()))
                 values |= stage.forward(given, block.forward(0, training=False))
                 carrying = [n for n in stage.gradient_outputs if values[n].is_floating_point()]
@@ -187,7 +187,7 @@ class LayerProbe:
         return tensors, label
 
     def _block(self, stage: StageModule, given: dict[str, torch.Tensor]) -> LookupBlock:
-        return LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique, self._device)
+        return LookupBlock(stage.sites, self._model.layered.tables, [stage.ids(given)], self._unique, self._device, 1)
 
     def _parameters(self, index: int, spent: LayerSeconds) -> dict[str, torch.Tensor]:
         stage = self.stages[index]
@@ -235,7 +235,7 @@ class LayerProbe:
         # Like the engine at the end of a step: check and encode gradients; then the work of the server.
         chunks = block.gradients()
         finite = all(bool(np.isfinite(g.sum())) for _, _, g in chunks)
-        encoded = [(dim, keys, encode(g, self._config.wire_precision).data) for dim, keys, g in chunks]
+        encoded = [(dim, known.keys, encode(g, self._config.wire_precision).data) for dim, known, g in chunks]
         dense: dict[str, Array] = {}
         if self._replicas is None:
             dense = arrays_of({n: p.grad for n, p in parameters.items() if p.grad is not None})
@@ -286,3 +286,7 @@ class LayerProbe:
         elif self._device.type == "xpu":
             torch.xpu.synchronize(self._device)
         return time.perf_counter()
+
+
+def _keys(block: LookupBlock) -> dict[int, Array]:
+    return {dim: known.keys for dim, known in block.keys.items()}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from heterps_runtime.store.initial import ID_BITS, MAX_TABLES
+from heterps_runtime.store.initial import ID_BITS
 from heterps_runtime.store.kernel import Int32s, Int64s, kernel, mix64, view
 
-__all__ = ["NUM_SLOTS", "Partition", "UniqueKeys", "make_key", "partition", "shard_of"]
+__all__ = ["NUM_SLOTS", "Partition", "UniqueKeys", "fill_keys", "group_by_shard", "partition", "shard_of"]
 
 NUM_SLOTS = 1024  # upper limit of the number of shards; a power of two
 
@@ -23,18 +23,12 @@ _SHIFT_32 = np.uint64(32)
 _SMALLEST_SCRATCH = 1 << 10
 
 
-def make_key(table: int, ids: ArrayLike) -> Int64s:
-    """Keys of the rows `ids` (any shape) of a table.
+def fill_keys(table: int, num_rows: int, ids: NDArray[np.int64], keys: Int64s) -> None:
+    """Set `keys` (N,) to the keys of the rows `ids` (N,) of a table.
 
-    Raises:
-        ValueError: the table number or an id is out of range.
+    Ids are reduced modulo the table's number of rows, so that 64-bit hashes and plain ids both work.
     """
-    if not 0 <= table < MAX_TABLES:
-        raise ValueError(f"table: must be in 0 .. {MAX_TABLES - 1}, is {table}")
-    array = np.asarray(ids, np.int64)
-    if array.size and (array.min() < 0 or array.max() >> ID_BITS):
-        raise ValueError(f"ids: must be in 0 .. 2**{ID_BITS} - 1, are {array.min()} .. {array.max()}")
-    return array | np.int64(table << ID_BITS)
+    _fill_keys(view(ids, np.int64), table << ID_BITS, num_rows, keys)
 
 
 class UniqueKeys:
@@ -92,12 +86,44 @@ def partition(keys: NDArray[np.int64], slot_to_shard: NDArray[np.int32], num_sha
     return Partition(order, counts[:num_shards])
 
 
+def group_by_shard(
+    keys: NDArray[np.int64], inverse: Int32s, slot_to_shard: NDArray[np.int32], num_shards: int
+) -> tuple[Int64s, Int64s]:
+    """Reorder unique keys (U,) by shard, and make `inverse` (N,) point to their new positions, in place.
+
+    Returns:
+        The keys, and (num_shards + 1,) the start of each shard's, and the end.
+    """
+    order, starts = (parts := partition(keys, slot_to_shard, num_shards)).order, parts.starts
+    _follow(order, inverse)
+    return keys[order], starts
+
+
 def _checked_map(slot_to_shard: NDArray[np.int32]) -> Int32s:
     shards: Int32s = view(slot_to_shard, np.int32)
     assert shards.shape == (NUM_SLOTS,)
     assert shards.min() >= 0
     assert shards.max() < NUM_SLOTS
     return shards
+
+
+@kernel
+def _fill_keys(ids: Int64s, prefix: int, num_rows: int, keys: Int64s) -> None:
+    for i in range(ids.size):
+        number = ids[i]
+        if number < 0 or number >= num_rows:  # most are not, and a division takes as long as ten of these tests
+            number %= num_rows
+        keys[i] = prefix | number
+
+
+@kernel
+def _follow(order: Int32s, inverse: Int32s) -> None:
+    """Replace each position before a reordering by the one after it."""
+    places = np.empty_like(order)
+    for place in range(order.size):
+        places[order[place]] = place
+    for i in range(inverse.size):
+        inverse[i] = places[inverse[i]]
 
 
 @kernel

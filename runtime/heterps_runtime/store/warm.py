@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from heterps_runtime.store.dense import DenseStore
 from heterps_runtime.store.half import Precision, decode, encode
 from heterps_runtime.store.initial import TableSpec
-from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, partition
+from heterps_runtime.store.keys import NUM_SLOTS, UniqueKeys, fill_keys, group_by_shard
 from heterps_runtime.store.lookup import Bags, bag_backward, bag_forward, gather, scatter_add
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
@@ -43,8 +43,9 @@ def warm_up_worker(dtype: DTypeLike, wire: Precision, *, bags: bool) -> None:
     """
     _warm_up_wire(dtype, wire)
     keys = np.zeros(2, np.int64)
-    _, inverse = UniqueKeys()(keys)
-    partition(keys, np.zeros(NUM_SLOTS, np.int32), 2)
+    fill_keys(0, 1, keys, keys)
+    unique, inverse = UniqueKeys()(keys)
+    group_by_shard(unique, inverse, np.zeros(NUM_SLOTS, np.int32), 2)
     rows = np.zeros((1, 1), dtype)
     scatter_add(gather(rows, inverse), inverse, rows)
     if bags:

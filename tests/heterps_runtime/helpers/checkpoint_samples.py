@@ -43,8 +43,9 @@ FINGERPRINT = {
 }
 
 
-def make_keys(table: int, ids: Array) -> Array:
-    return (np.int64(table) << 48) | ids.astype(np.int64)
+def make_keys(table: int, ids: npt.ArrayLike) -> Array:
+    keys: Array = np.asarray(ids, np.int64) | np.int64(table << 48)
+    return keys
 
 
 def random_groups(seed: int, num_rows: int = 90) -> dict[int, tuple[Array, Array, dict[str, Array]]]:

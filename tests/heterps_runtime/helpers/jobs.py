@@ -366,7 +366,7 @@ class ThreadedJob:
             ENV_MESSAGE_PORT: str(self._ports.messages),
             ENV_RENDEZVOUS_PORT: str(self._ports.rendezvous),
             ENV_METRICS_PORT: str(self._ports.metrics),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
         }
         process = subprocess.Popen([sys.executable, "-m", *program, *arguments], env=environment)

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 def exact_auc(logits: Array, labels: Array) -> float:
     ranks = rankdata(logits.astype(np.float32))
-    positives = labels.sum()
+    positives = int(labels.sum())
     pairs = positives * (len(labels) - positives)
     return float((ranks[labels == 1].sum() - positives * (positives + 1) / 2) / pairs)
 

@@ -106,6 +106,7 @@ def test_a_worker_that_all_reduces_may_miss_the_second_one_before_the_coordinato
         pytest.skip("two workers need two cores")
     document = configuration(tmp_path / "work", "flights", precision="fp32", consistency="hybrid")
     document["job"]["spec"]["encryption"] = "Disabled"  # as all-reduce needs
+    document["pools"][1]["spec"]["torchDevice"] = "cpu"  # of one card, one worker is measured
     document["pythonPath"] = [str(Path(__file__).parents[3])]
     job = start(document)
     request, told = Credentials.request, []

@@ -6,9 +6,9 @@ import torch
 from numpy.typing import NDArray
 
 from heterps_runtime.store.initial import TableSpec
-from heterps_runtime.store.keys import make_key
 from heterps_runtime.store.optimizers import DenseOptimizer, SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.store_reference import sparse_optimizer
 
 DIM, NUM_IDS, NUM_STEPS = 6, 12, 20
@@ -24,10 +24,10 @@ def batches(dtype: type) -> list[tuple[NDArray[Any], NDArray[Any]]]:
 def train_with_store(optimizer: SparseOptimizer, dtype: type, scale: float = 0.5) -> tuple[NDArray[Any], NDArray[Any]]:
     """Rows of all ids before and after training, each batch split over three pushes."""
     store = RowStore(DIM, dtype, optimizer, 5, {0: TableSpec("t", NUM_IDS)})
-    keys = make_key(0, np.arange(NUM_IDS))
+    keys = make_keys(0, np.arange(NUM_IDS))
     before = store.pull(keys)
     for t, (ids, grads) in enumerate(batches(dtype), start=1):
-        pushes = [(make_key(0, ids[i::3]), grads[i::3]) for i in range(3)]
+        pushes = [(make_keys(0, ids[i::3]), grads[i::3]) for i in range(3)]
         assert store.apply(pushes, scale, t) == 0
     return before, store.pull(keys)
 
@@ -86,8 +86,8 @@ def test_rowwise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
     for name in ("adagrad", "rowwise-adagrad"):
         store = RowStore(1, np.float64, sparse_optimizer(name, "0.2", epsilon="1e-8"), 5, {0: TableSpec("t", NUM_IDS)})
         for t, (ids, grads) in enumerate(batches(np.float64), start=1):
-            store.apply([(make_key(0, ids), grads[:, :1])], 1.0, t)
-        results.append(store.pull(make_key(0, np.arange(NUM_IDS))))
+            store.apply([(make_keys(0, ids), grads[:, :1])], 1.0, t)
+        results.append(store.pull(make_keys(0, np.arange(NUM_IDS))))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-12)
     # By hand: mean of (3², 4²) is 12.5; rate 1 moves by g / sqrt(12.5).
     store = RowStore(2, np.float64, sparse_optimizer("rowwise-adagrad", "1", epsilon="0"), 5, {0: TableSpec("t", 1)})

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from heterps_runtime.store.index import HashIndex, claim_rows
 from heterps_runtime.store.initial import EmbeddingInit, TableSpec, initial_rows
 from heterps_runtime.store.kernel import mix64
-from heterps_runtime.store.keys import NUM_SLOTS, make_key, partition
+from heterps_runtime.store.keys import NUM_SLOTS, partition
 from heterps_runtime.store.optimizers import SparseOptimizer
 from heterps_runtime.store.rows import RowStore
+from tests.heterps_runtime.helpers.checkpoint_samples import make_keys
 from tests.heterps_runtime.helpers.store_reference import EXAMPLES, ReferenceStore, sparse_optimizer
 
 TABLES = {
@@ -28,8 +29,8 @@ def row_store(name: str = "rowwise-adagrad", dtype: type = np.float64, dim: int 
 def random_keys(rng: np.random.Generator, size: int, num_ids: int = 40) -> NDArray[Any]:
     return np.where(
         rng.random(size) < 0.5,
-        make_key(0, rng.integers(0, num_ids, size) * 2**33),
-        make_key(3, rng.integers(0, 40, size)),
+        make_keys(0, rng.integers(0, num_ids, size) * 2**33),
+        make_keys(3, rng.integers(0, 40, size)),
     )
 
 
@@ -67,8 +68,8 @@ def test_any_sequence_of_steps_gives_what_a_dict_of_rows_gives(name: str, seed: 
 def test_a_row_that_was_never_trained_is_computed_and_not_stored() -> None:
     store = row_store(dtype=np.float32)
     ids = np.array([5, 2**39, 0])
-    np.testing.assert_array_equal(store.pull(make_key(0, ids)), initial_rows(11, "users.weight", ids, DIM))
-    assert not store.pull(make_key(3, [7])).any()  # the padding row
+    np.testing.assert_array_equal(store.pull(make_keys(0, ids)), initial_rows(11, "users.weight", ids, DIM))
+    assert not store.pull(make_keys(3, [7])).any()  # the padding row
     assert len(store) == 0
 
 
@@ -78,7 +79,7 @@ def test_a_zero_gradient_leaves_a_new_row_at_its_initial_value(name: str) -> Non
     store = RowStore(
         DIM, np.float64, SparseOptimizer.from_manifest({"name": name, "learningRate": "1", **plain}), 0, TABLES
     )
-    keys = make_key(0, [1, 2])
+    keys = make_keys(0, [1, 2])
     before = store.pull(keys)
     assert store.apply([(keys, np.zeros((2, DIM)))], 1.0, 1) == 0
     assert len(store) == 2
@@ -88,7 +89,7 @@ def test_a_zero_gradient_leaves_a_new_row_at_its_initial_value(name: str) -> Non
 def test_growth_keeps_all_rows_and_their_state() -> None:
     rng = np.random.default_rng(0)
     store, num_rows = row_store("sgd", np.float32, 2), 60_000
-    keys = make_key(0, rng.permutation(num_rows))
+    keys = make_keys(0, rng.permutation(num_rows))
     for part in np.array_split(keys, 23):
         store.apply([(part, np.ones((len(part), 2), np.float32))], 1.0, 1)
     assert len(store) == num_rows
@@ -100,7 +101,7 @@ def test_growth_keeps_all_rows_and_their_state() -> None:
 def test_keys_that_collide_are_told_apart() -> None:
     # All of them start at the same place of a small index, and at its end: probing wraps around.
     wanted = (1 << 10) - 1
-    candidates = make_key(0, np.arange(200_000))
+    candidates = make_keys(0, np.arange(200_000))
     colliding = candidates[[int(mix64(np.uint64(k))) >> 54 == wanted for k in candidates.tolist()]][:100]
     assert len(colliding) == 100
     store = row_store("sgd")
@@ -120,7 +121,7 @@ def test_the_result_depends_on_the_order_of_pushes_only_not_on_what_was_there_be
     first, second = row_store(dtype=np.float32), row_store(dtype=np.float32)
     first.apply(pushes, 0.1, 1)
     # Other rows came earlier, so rows lie elsewhere; and the pushes arrive joined into one.
-    second.apply([(make_key(0, np.arange(900)), np.zeros((900, DIM), np.float32))], 1.0, 1)
+    second.apply([(make_keys(0, np.arange(900)), np.zeros((900, DIM), np.float32))], 1.0, 1)
     second.apply([(np.concatenate(keys), np.concatenate([g for _, g in pushes]))], 0.1, 1)
     asked = np.unique(np.concatenate(keys))
     np.testing.assert_array_equal(first.pull(asked), second.pull(asked))
@@ -130,10 +131,10 @@ def test_the_result_depends_on_the_order_of_pushes_only_not_on_what_was_there_be
 def test_a_poisoned_step_is_counted_and_changes_nothing(poison: float) -> None:
     rng = np.random.default_rng(1)
     store = row_store("adam", np.float32)
-    store.apply([(make_key(0, [1, 2]), np.ones((2, DIM), np.float32))], 1.0, 1)
+    store.apply([(make_keys(0, [1, 2]), np.ones((2, DIM), np.float32))], 1.0, 1)
     before = sorted_items(store)
-    good = (make_key(0, [1, 9]), rng.normal(size=(2, DIM)).astype(np.float32))
-    bad = (make_key(0, [2, 1]), np.ones((2, DIM), np.float32))
+    good = (make_keys(0, [1, 9]), rng.normal(size=(2, DIM)).astype(np.float32))
+    bad = (make_keys(0, [2, 1]), np.ones((2, DIM), np.float32))
     bad[1][1, 3] = bad[1][0, 0] = poison  # 3e38 is finite, but the sum of two would not be
     assert store.apply([good, bad], 1.0, 2) == 2
     for old, new in zip(before, sorted_items(store), strict=True):
@@ -202,7 +203,7 @@ def test_rows_move_to_any_number_of_stores_and_train_on_as_before(name: str, num
 
 def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None:
     store = row_store("adagrad")
-    keys = make_key(0, [4, 5, 6])
+    keys = make_keys(0, [4, 5, 6])
     store.apply([(keys, np.ones((3, DIM)))], 1.0, 1)
     saved = store.snapshot()
     copy = [saved.rows.copy(), saved.state["sum"].copy()]
@@ -222,12 +223,12 @@ def test_loading_replaces_rows_and_a_snapshot_does_not_follow_training() -> None
         ({"rows": np.zeros((2, DIM), np.float32)}, r"rows: must be float64 \(2, 5\), is float32"),
         ({"state": {"sum": np.zeros((2, DIM))}}, r"state 'sum': must be float64 \(2, 1\)"),
         ({"state": {}}, r"state: 'rowwise-adagrad' has \['sum'\], got \[\]"),
-        ({"keys": make_key(0, [1, 1])}, "keys: a key occurs twice"),
+        ({"keys": make_keys(0, [1, 1])}, "keys: a key occurs twice"),
     ],
 )
 def test_rows_that_do_not_fit_are_not_loaded(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {
-        "keys": make_key(0, [1, 2]),
+        "keys": make_keys(0, [1, 2]),
         "rows": np.zeros((2, DIM)),
         "state": {"sum": np.zeros((2, 1))},
     } | change
@@ -237,7 +238,7 @@ def test_rows_that_do_not_fit_are_not_loaded(change: dict[str, Any], message: st
 
 def test_frames_from_the_network_need_no_copy_and_are_not_written_to() -> None:
     store = row_store("sgd", np.float32)
-    keys, grads = make_key(0, [3, 1, 2]), np.ones((3, DIM), np.float32)
+    keys, grads = make_keys(0, [3, 1, 2]), np.ones((3, DIM), np.float32)
     frozen = np.frombuffer(keys.tobytes(), np.int64), np.frombuffer(grads.tobytes(), np.float32).reshape(3, DIM)
     before = store.pull(frozen[0])
     store.apply([frozen, frozen], 0.5, 1)
@@ -253,7 +254,7 @@ def test_a_store_of_impossible_rows_is_refused(dim: int, dtype: Any, field: str)
 
 def test_the_index_asks_for_room_and_goes_on_where_it_stopped() -> None:
     index = HashIndex()
-    keys = make_key(0, np.arange(10))
+    keys = make_keys(0, np.arange(10))
     row_keys, touched, where = np.zeros(10, np.int64), np.zeros(10, np.int32), np.zeros(10, np.int32)
     counts, limits = np.zeros(2, np.int64), np.array([[100, 0, -1]])
     arguments = limits, row_keys, touched, where, counts

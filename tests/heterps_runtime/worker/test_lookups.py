@@ -63,7 +63,7 @@ def _ids(draw: torch.Generator, size: int) -> list[SiteIds]:
 def _run(block: LookupBlock, micro_batches: int) -> tuple[list[Any], list[tuple[int, Any, Any]]]:
     """Outputs of all lookups, and the gradients of rows for a loss that weighs each output's entry differently."""
     random = np.random.default_rng(1)
-    block.fill({dim: random.normal(size=(len(keys), dim)) for dim, keys in block.keys.items()})
+    block.fill({dim: random.normal(size=(len(known.keys), dim)) for dim, known in block.keys.items()})
     outputs = []
     for number in range(micro_batches):
         found = block.forward(number, training=True)
@@ -82,13 +82,13 @@ def test_torch_computes_the_lookups_that_are_compiled_for_cpus(
 ) -> None:
     draw = torch.Generator().manual_seed(size)
     ids = [_ids(draw, size) for _ in range(3)]
-    compiled = LookupBlock(SITES, TABLES, ids, UniqueKeys(), CPU)
+    compiled = LookupBlock(SITES, TABLES, ids, UniqueKeys(), CPU, 3)
 
     def on_device(entries: Any) -> DeviceLookups:
-        return DeviceLookups(entries, {dim: len(keys) for dim, keys in compiled.keys.items()}, device)
+        return DeviceLookups(entries, {dim: len(known.keys) for dim, known in compiled.keys.items()}, device)
 
     monkeypatch.setattr(lookups, "CompiledLookups", on_device)
-    torch_computes = LookupBlock(SITES, TABLES, ids, UniqueKeys(), CPU)
+    torch_computes = LookupBlock(SITES, TABLES, ids, UniqueKeys(), CPU, 3)
     monkeypatch.undo()
 
     expected, expected_gradients = _run(compiled, len(ids))
@@ -98,14 +98,14 @@ def test_torch_computes_the_lookups_that_are_compiled_for_cpus(
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
     assert [dim for dim, _, _ in gradients] == [dim for dim, _, _ in expected_gradients]
     for (_, keys, values), (_, other_keys, others) in zip(gradients, expected_gradients, strict=True):
-        np.testing.assert_array_equal(keys, other_keys)
+        np.testing.assert_array_equal(keys.keys, other_keys.keys)
         np.testing.assert_allclose(values, others, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_keeps_no_graph(device: torch.device) -> None:
     draw = torch.Generator().manual_seed(2)
-    block = LookupBlock(SITES, TABLES, [_ids(draw, 5)], UniqueKeys(), device)
-    block.fill({dim: np.ones((len(keys), dim)) for dim, keys in block.keys.items()})
+    block = LookupBlock(SITES, TABLES, [_ids(draw, 5)], UniqueKeys(), device, 1)
+    block.fill({dim: np.ones((len(known.keys), dim)) for dim, known in block.keys.items()})
     assert not any(value.requires_grad for value in block.forward(0, training=False))
     assert block.gradients() == []

@@ -1,18 +1,34 @@
-"""One lookup of a micro-batch: which of the block's rows it reads, and how."""
+"""The keys of a block's rows, and its lookups: which of the rows each reads, and how."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from heterps_runtime.intake import Site
 
-__all__ = ["Array", "Entry"]
+__all__ = ["Array", "Entry", "ServerKeys"]
 
 Array = np.ndarray[Any, Any]
+
+
+class ServerKeys(NamedTuple):
+    """Unique keys, those of one server after those of another, so that a server's rows are a part of an array.
+
+    Attributes:
+        keys: (U,).
+        starts: (S + 1,) start of each server's keys, and the end.
+    """
+
+    keys: Array
+    starts: Array
+
+    def part(self, server: int) -> slice:
+        """The positions of a server's keys."""
+        return slice(int(self.starts[server]), int(self.starts[server + 1]))
 
 
 @dataclass

@@ -9,12 +9,16 @@ import torch
 
 from heterps_runtime.intake import Site, SiteIds
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.store.keys import UniqueKeys, make_key
+from heterps_runtime.slots import slot_map
+from heterps_runtime.store.initial import ID_BITS
+from heterps_runtime.store.keys import UniqueKeys, fill_keys, group_by_shard
 from heterps_runtime.worker.rows.compiled import CompiledLookups
 from heterps_runtime.worker.rows.device import DeviceLookups
-from heterps_runtime.worker.rows.entries import Array, Entry
+from heterps_runtime.worker.rows.entries import Array, Entry, ServerKeys
 
 __all__ = ["LookupBlock"]
+
+_NONE = np.empty(0, np.int32)
 
 
 class LookupBlock:
@@ -26,6 +30,7 @@ class LookupBlock:
         ids: per micro-batch and site, on the CPU.
         unique: belongs to the calling thread.
         device: of the stage.
+        num_servers: parameter servers.
 
     Attributes:
         keys: dim -> unique keys (U,) of the rows.
@@ -39,40 +44,31 @@ class LookupBlock:
         ids: Sequence[Sequence[SiteIds]],
         unique: UniqueKeys,
         device: torch.device,
+        num_servers: int,
     ) -> None:
-        self.keys: dict[int, Array] = {}
+        self.keys: dict[int, ServerKeys] = {}
         self.arrived = not sites
         entries: list[list[Entry]] = [[] for _ in ids]
-        raw: dict[int, list[Array]] = {}
-        pending: dict[int, list[tuple[Entry, int]]] = {}
+        lookups: dict[int, list[tuple[Entry, SiteIds]]] = {}  # by dim
         for of_micro_batch, known in zip(ids, entries, strict=True):
             for site, given in zip(sites, of_micro_batch, strict=True):
-                table = tables[site.table]
-                values = given.ids.numpy().reshape(-1)
-                skip = None if site.padding_idx is None else values == site.padding_idx
                 offsets = None if given.offsets is None else given.offsets.numpy()
-                entry = Entry(site, table.dim, tuple(given.ids.shape), values, skip, offsets, given.weights)
+                entry = Entry(site, tables[site.table].dim, tuple(given.ids.shape), _NONE, None, offsets, given.weights)
                 known.append(entry)
-                raw.setdefault(table.dim, []).append(make_key(site.table, values))
-                pending.setdefault(table.dim, []).append((entry, values.size))
-        for dim, parts in raw.items():
-            keys, inverse = unique(parts[0] if len(parts) == 1 else np.concatenate(parts))
-            self.keys[dim] = keys
-            start = 0
-            for entry, size in pending[dim]:
-                entry.inverse = inverse[start : start + size]
-                start += size
+                lookups.setdefault(entry.dim, []).append((entry, given))
+        for dim, of_dim in lookups.items():
+            self.keys[dim] = _number(of_dim, tables, unique, num_servers)
         self._lookups: CompiledLookups | DeviceLookups
         if device.type == "cpu":
             self._lookups = CompiledLookups(entries)
         else:
-            self._lookups = DeviceLookups(entries, {dim: len(keys) for dim, keys in self.keys.items()}, device)
+            self._lookups = DeviceLookups(entries, {dim: len(k.keys) for dim, k in self.keys.items()}, device)
 
     def fill(self, rows: Mapping[int, Array]) -> None:
         """Set the pulled rows: dim -> (U, dim), in the order of `keys`."""
         filled = dict(rows)
-        for dim, keys in self.keys.items():
-            if not len(keys):
+        for dim, known in self.keys.items():
+            if not len(known.keys):
                 filled[dim] = np.empty((0, dim), next(iter(rows.values())).dtype if rows else np.float32)
         self._lookups.fill(filled)
         self.arrived = True
@@ -85,7 +81,31 @@ class LookupBlock:
         """Add the gradients of a micro-batch's outputs to those of their rows."""
         self._lookups.backward(micro_batch)
 
-    def gradients(self) -> list[tuple[int, Array, Array]]:
+    def gradients(self) -> list[tuple[int, ServerKeys, Array]]:
         """Sums of gradients to push: (dim, keys (U,), gradients (U, dim))."""
         found = self._lookups.gradients()
         return [(dim, self.keys[dim], gradient) for dim, gradient in sorted(found.items()) if len(gradient)]
+
+
+def _number(
+    lookups: Sequence[tuple[Entry, SiteIds]], tables: Sequence[Table], unique: UniqueKeys, num_servers: int
+) -> ServerKeys:
+    """The unique keys of lookups of one dimension; sets which of them each lookup reads."""
+    keys = np.empty(sum(given.ids.numel() for _, given in lookups), np.int64)
+    start = 0
+    for entry, given in lookups:
+        site, size = entry.site, given.ids.numel()
+        mine = keys[start : start + size]
+        fill_keys(site.table, tables[site.table].num_embeddings, given.ids.numpy().reshape(-1), mine)
+        if site.padding_idx is not None:
+            entry.skip = mine == (site.table << ID_BITS | site.padding_idx)
+        start += size
+    found, inverse = unique(keys)
+    starts = np.array([0, len(found)])
+    if num_servers > 1:
+        found, starts = group_by_shard(found, inverse, slot_map(num_servers), num_servers)
+    start = 0
+    for entry, given in lookups:
+        entry.inverse = inverse[start : start + given.ids.numel()]
+        start += given.ids.numel()
+    return ServerKeys(found, starts)

@@ -15,11 +15,9 @@ import zmq
 
 from heterps_runtime.errors import ProtocolError
 from heterps_runtime.partition.tables import Table
-from heterps_runtime.slots import slot_map
 from heterps_runtime.store.half import Precision
 from heterps_runtime.store.half import decode as decode_wire
 from heterps_runtime.store.half import encode as encode_wire
-from heterps_runtime.store.keys import partition
 from heterps_runtime.wire.messages import (
     Ack,
     Chunk,
@@ -35,6 +33,7 @@ from heterps_runtime.wire.messages import (
 )
 from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.wire.transport import Connection
+from heterps_runtime.worker.rows.entries import ServerKeys
 
 __all__ = ["DenseArrived", "Initialised", "Pushed", "RowsArrived", "ServerClient"]
 
@@ -73,8 +72,7 @@ class Initialised:
 class _Pull:
     dense_only: bool
     waiting: set[int] = field(default_factory=set)
-    keys: dict[int, Array] = field(default_factory=dict)
-    orders: dict[int, list[Array]] = field(default_factory=dict)  # dim -> per server, positions of its keys
+    keys: dict[int, ServerKeys] = field(default_factory=dict)
     rows: dict[int, Array] = field(default_factory=dict)
     dense: dict[str, Array] = field(default_factory=dict)
 
@@ -100,11 +98,15 @@ class ServerClient:
         self._dtype = dtype
         self._wire = wire
         self._assignment = assignment
-        self._slots = slot_map(len(addresses))
         self._pulls: dict[int, _Pull] = {}
         self._pushes: dict[int, set[int]] = {}  # step -> servers without acknowledgement
         self._defining: set[int] = set()
         self._next = 0
+
+    @property
+    def count(self) -> int:
+        """The number of servers."""
+        return len(self._connections)
 
     def broke(self) -> bool:
         """Whether a connection has ended since the last call, so that requests or responses may be lost."""
@@ -128,20 +130,15 @@ class ServerClient:
         for i in range(len(self._connections)):
             self._send(i, Define(self._generation, tables, self._part(dense, i), self._part(statistics, i)))
 
-    def pull_rows(self, keys: Mapping[int, Array], min_version: int) -> int:
-        """Request rows: dim -> unique keys (U,). The response is a `RowsArrived` with the returned number."""
+    def pull_rows(self, keys: Mapping[int, ServerKeys], min_version: int) -> int:
+        """Request rows: dim -> unique keys. The response is a `RowsArrived` with the returned number."""
         request, pull = self._begin(dense=False)
         pull.keys = dict(keys)
-        parts: list[dict[int, Array]] = [{} for _ in self._connections]
-        for dim in sorted(d for d, k in keys.items() if len(k)):
-            split = self._split(keys[dim])
-            pull.orders[dim] = split
-            for i, order in enumerate(split):
-                parts[i][dim] = keys[dim] if len(self._connections) == 1 else keys[dim][order]
-        for i, part in enumerate(parts):
-            if any(len(k) for k in part.values()):
+        for i in range(len(self._connections)):
+            mine = {dim: known.keys[known.part(i)] for dim, known in sorted(keys.items())}
+            if any(len(k) for k in mine.values()):
                 pull.waiting.add(i)
-                self._send(i, Pull(self._generation, request, min_version, part))
+                self._send(i, Pull(self._generation, request, min_version, mine))
         return request
 
     def pull_dense(self, names: Sequence[str], min_version: int) -> int:
@@ -157,7 +154,7 @@ class ServerClient:
     def push(
         self,
         step: int,
-        chunks: Sequence[tuple[int, Array, Array]],
+        chunks: Sequence[tuple[int, ServerKeys, Array]],
         dense: Mapping[str, Array],
         statistics: Mapping[str, Array],
     ) -> None:
@@ -165,20 +162,20 @@ class ServerClient:
 
         Args:
             step: that they belong to.
-            chunks: gradients of rows: (dim, keys (U,), gradients (U, dim)).
+            chunks: gradients of rows: (dim, keys, gradients (U, dim)).
             dense: gradients of dense parameters.
             statistics: changes of statistics.
         """
         parts: list[list[Chunk]] = [[] for _ in self._connections]
         for dim, keys, gradients in chunks:
             encoded = encode_wire(gradients, self._wire).data
-            for i, order in enumerate(self._split(keys)):
-                whole = len(self._connections) == 1
-                parts[i].append(Chunk(dim, keys, encoded) if whole else Chunk(dim, keys[order], encoded[order]))
+            for i, part in enumerate(parts):
+                mine = keys.part(i)
+                part.append(Chunk(dim, keys.keys[mine], encoded[mine]))
         self._pushes[step] = set(range(len(self._connections)))
         for i, part in enumerate(parts):
-            mine = self._part(dense, i), self._part(statistics, i)
-            self._send(i, Push(self._generation, step, self._name, tuple(part), *mine))
+            values = self._part(dense, i), self._part(statistics, i)
+            self._send(i, Push(self._generation, step, self._name, tuple(part), *values))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
@@ -223,7 +220,7 @@ class ServerClient:
                 return None if pull.waiting else self._finish(answer.request, pull)
 
     def _take_rows(self, server: int, pull: _Pull, rows: Mapping[int, Array]) -> None:
-        """Put a server's rows at the positions of their keys."""
+        """Put a server's rows beside those of the others."""
         for dim, encoded in rows.items():
             decoded = decode_wire(encoded, self._wire, self._dtype)
             if len(self._connections) == 1:
@@ -231,8 +228,8 @@ class ServerClient:
                 continue
             target = pull.rows.get(dim)
             if target is None:
-                target = pull.rows[dim] = np.empty((len(pull.keys[dim]), decoded.shape[1]), self._dtype)
-            target[pull.orders[dim][server]] = decoded
+                target = pull.rows[dim] = np.empty((len(pull.keys[dim].keys), decoded.shape[1]), self._dtype)
+            target[pull.keys[dim].part(server)] = decoded
 
     def _finish(self, request: int, pull: _Pull) -> RowsArrived | DenseArrived:
         del self._pulls[request]
@@ -248,13 +245,6 @@ class ServerClient:
     def _part(self, values: Mapping[str, Array], server: int) -> dict[str, Array]:
         """The values that a server holds."""
         return {n: v for n, v in values.items() if self._assignment[n] == server}
-
-    def _split(self, keys: Array) -> list[Array]:
-        if len(self._connections) == 1:
-            return [np.empty(0, np.int32)]
-        parts = partition(keys, self._slots, len(self._connections))
-        starts = parts.starts
-        return [parts.order[starts[i] : starts[i + 1]] for i in range(len(self._connections))]
 
     def _send(self, server: int, request: ToServer) -> None:
         self._connections[server].send(request)

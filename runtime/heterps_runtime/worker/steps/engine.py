@@ -209,9 +209,11 @@ class Engine:
             self._feed.close()
         assert self._source is not None
         source, schedule, module, last = self._source, self._schedule, self._stage.module, self._last_step
+        servers = self.context.servers.count
 
         def prepare(step: int) -> Prepared:
-            return source.prepare(step, last, schedule.mine(step), module, training=schedule.training)
+            mine = schedule.mine(step)
+            return source.prepare(step, last, mine, module, training=schedule.training, num_servers=servers)
 
         self._feed = Feed(prepare, first, last, FEED_DEPTH, self._process.inbox.wake)
 
@@ -352,7 +354,7 @@ class Engine:
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
         micro = self._schedule.all(step)[message.index]
-        tensors, block = self._stage.receive(message.tensors, message.bfloat16)
+        tensors, block = self._stage.receive(message.tensors, message.bfloat16, self.context.servers.count)
         if training:
             for name in message.differentiable:
                 tensors[name].requires_grad_()

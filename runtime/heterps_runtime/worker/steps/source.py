@@ -67,7 +67,14 @@ class BatchSource:
         self._unique = UniqueKeys()
 
     def prepare(
-        self, step: int, end: int, mine: Sequence[MicroBatch], module: StageModule, *, training: bool
+        self,
+        step: int,
+        end: int,
+        mine: Sequence[MicroBatch],
+        module: StageModule,
+        *,
+        training: bool,
+        num_servers: int,
     ) -> Prepared:
         """Read this worker's samples of a step and make their ids unique.
 
@@ -77,6 +84,7 @@ class BatchSource:
             mine: this worker's micro-batches.
             module: the stage.
             training: False: read the evaluation data.
+            num_servers: parameter servers.
         """
         dataset, order = self._reading(training=training)
         if mine:
@@ -87,8 +95,9 @@ class BatchSource:
             labels.append(moved(tensors.pop(LABEL), self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
-        block = LookupBlock(module.sites, self._tables, ids, self._unique, self._device)
-        inputs = [{n: moved(t, self._device) for n, t in tensors.items()} for tensors in inputs]
+        block = LookupBlock(module.sites, self._tables, ids, self._unique, self._device, num_servers)
+        needed = module.forward_inputs
+        inputs = [{n: moved(t, self._device) for n, t in tensors.items() if n in needed} for tensors in inputs]
         return Prepared(step, tuple(mine), inputs, labels, block)
 
     def location(self, step: int, sample: int, *, training: bool) -> str:

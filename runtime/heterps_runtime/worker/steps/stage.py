@@ -67,16 +67,13 @@ class Stage:
         return {name: tensor_of(array, self.device, bfloat16=name in bfloat16) for name, array in arrays.items()}
 
     def receive(
-        self, arrays: Mapping[str, Array], bfloat16: Collection[str]
+        self, arrays: Mapping[str, Array], bfloat16: Collection[str], num_servers: int
     ) -> tuple[dict[str, torch.Tensor], LookupBlock]:
         """Received activations as tensors on this device, and the micro-batch's lookups; see `take_tensors`."""
         on_host = {n: host_tensor(a, self.device, bfloat16=n in bfloat16) for n, a in arrays.items()}
-        block = self.look_up(on_host)
+        ids = [self.module.ids(on_host)]
+        block = LookupBlock(self.module.sites, self._tables, ids, self._unique, self.device, num_servers)
         return {n: moved(t, self.device) for n, t in on_host.items()}, block
-
-    def look_up(self, tensors: Mapping[str, torch.Tensor]) -> LookupBlock:
-        """The lookups of a micro-batch, from its inputs on the host."""
-        return LookupBlock(self.module.sites, self._tables, [self.module.ids(tensors)], self._unique, self.device)
 
     def forward(self, work: Work) -> None:
         """Compute the outputs of a micro-batch whose rows and parameters have arrived."""
