@@ -36,10 +36,17 @@ def gather(rows: AnyFloats, inverse: NDArray[np.int32]) -> AnyFloats:
 def scatter_add(
     grads: AnyFloats, inverse: NDArray[np.int32], accumulator: AnyFloats, skip: NDArray[np.bool_] | None = None
 ) -> None:
-    """Add the gradient (n, d) of `gather`'s result to `accumulator` (U, d), in order, except entries in `skip` (n,)."""
-    scatter_add_rows(
-        view(grads, accumulator.dtype), view(inverse, np.int32), _mask(skip), _output(accumulator, accumulator.dtype)
-    )
+    """Add the gradient of `gather`'s result to `accumulator` (U, d), in order, except entries in `skip` (n,).
+
+    Args:
+        grads: (..., d), n vectors; those of one index of the first axis must lie together, and may be apart from those
+            of the next, as in a part of a wider gradient. Others are copied.
+        inverse: (n,), positions in `accumulator`.
+        accumulator: changed in place.
+        skip: entries to leave out.
+    """
+    parts = _parts(grads, accumulator.dtype)
+    scatter_add_rows(*parts, view(inverse, np.int32), _mask(skip), _output(accumulator, accumulator.dtype))
 
 
 class Bags(NamedTuple):
@@ -76,11 +83,13 @@ def bag_forward(rows: AnyFloats, bags: Bags) -> tuple[AnyFloats, Int32s]:
 
 
 def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accumulator: AnyFloats) -> None:
-    """Add the gradient (B, d) of `bag_forward`'s result to `accumulator` (U, d)."""
+    """Add the gradient (B, d) of `bag_forward`'s result, whose rows may lie apart, to `accumulator` (U, d)."""
     _check(bags)
     dtype = accumulator.dtype
+    values, step, _ = _parts(grads, dtype)
     _bag_backward(
-        view(grads, dtype),
+        values,
+        step,
         *_entries(bags, dtype),
         view(winners, np.int32),
         _output(accumulator, dtype),
@@ -101,6 +110,18 @@ def _entries(bags: Bags, dtype: Any) -> tuple[Int32s, Int64s, AnyFloats, Mask, i
         _mask(bags.skip),
         _MODES[bags.mode],
     )
+
+
+def _parts(grads: AnyFloats, dtype: Any) -> tuple[AnyFloats, int, int]:
+    """Gradients (..., d) in one dimension, the distance between two indices of the first axis, and vectors of each."""
+    dim = grads.shape[-1]
+    if grads.size == 0 or grads.flags.c_contiguous or not grads[0].flags.c_contiguous or grads.strides[0] <= 0:
+        values = view(grads, dtype)
+        return values.reshape(-1), dim, 1
+    assert grads.dtype == dtype
+    inner, step = grads[0].size, grads.strides[0] // grads.itemsize
+    span = (len(grads) - 1) * step + inner
+    return np.lib.stride_tricks.as_strided(grads, (span,), (grads.itemsize,)), step, inner // dim
 
 
 def _mask(skip: NDArray[np.bool_] | None) -> Mask:
@@ -132,13 +153,26 @@ def gather_rows(rows: AnyFloats, positions: Int32s, out: AnyFloats) -> None:
 
 
 @kernel
-def scatter_add_rows(grads: AnyFloats, positions: Int32s, skip: Mask, accumulator: AnyFloats) -> None:
-    """accumulator[positions[i]] += grads[i] in order of i, except where `skip` is set; it may be empty."""
+def scatter_add_rows(
+    grads: AnyFloats, step: int, per_step: int, positions: Int32s, skip: Mask, accumulator: AnyFloats
+) -> None:
+    """Add gradients to the rows at `positions`, in order, except where `skip` is set; it may be empty.
+
+    `grads` (1-D) has `per_step` of them side by side, and the next ones `step` elements after the first.
+    """
+    dim = accumulator.shape[1]
+    begin, left = 0, per_step
+    at = 0
     for i in range(positions.size):
+        if left == 0:
+            begin, left = begin + step, per_step
+            at = begin
+        left -= 1
         if skip.size == 0 or not skip[i]:
             p = positions[i]
-            for j in range(grads.shape[1]):
-                accumulator[p, j] += grads[i, j]
+            for j in range(dim):
+                accumulator[p, j] += grads[at + j]
+        at += dim
 
 
 @kernel
@@ -187,6 +221,7 @@ def _bag_forward(
 @kernel
 def _bag_backward(
     grads: AnyFloats,
+    step: int,
     positions: Int32s,
     offsets: Int64s,
     weights: AnyFloats,
@@ -195,13 +230,14 @@ def _bag_backward(
     winners: Int32s,
     accumulator: AnyFloats,
 ) -> None:
-    dim = grads.shape[1]
+    dim = accumulator.shape[1]
     for b in range(offsets.size):
+        at = b * step
         start, stop = offsets[b], offsets[b + 1] if b + 1 < offsets.size else positions.size
         if mode == _MAX:
             for j in range(dim):
                 if winners[b, j] >= 0:
-                    accumulator[winners[b, j], j] += grads[b, j]
+                    accumulator[winners[b, j], j] += grads[at + j]
             continue
         count = stop - start
         if skip.size != 0:
@@ -216,4 +252,4 @@ def _bag_backward(
             p = positions[i]
             weight = weights[i] if weights.size != 0 else factor
             for j in range(dim):
-                accumulator[p, j] += weight * grads[b, j]
+                accumulator[p, j] += weight * grads[at + j]

@@ -48,6 +48,28 @@ def test_gather_and_scatter_add_are_embedding_and_its_gradient(padding_idx: int 
         assert not accumulator[unique == padding_idx].any()
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 5), (6, 2, 3), (1, 5), (0, 5)])
+def test_gradients_may_be_a_part_of_wider_ones(shape: tuple[int, ...]) -> None:
+    """As the gradient of a concatenation is; and in any other layout, which is copied."""
+    rng = np.random.default_rng(2)
+    inverse = rng.integers(0, 9, int(np.prod(shape))).astype(np.int32)
+    wide = rng.normal(size=(shape[0], 3 + int(np.prod(shape[1:])) * DIM + 2))
+    part = wide[:, 3:-2].reshape(*shape, DIM)
+    part = np.lib.stride_tricks.as_strided(wide[:, 3:], part.shape, (wide.strides[0], *part.strides[1:]))
+    expected, found, other = (np.zeros((9, DIM)) for _ in range(3))
+    np.add.at(expected, inverse, part.reshape(-1, DIM))
+    scatter_add(part, inverse, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-14)
+    scatter_add(np.asfortranarray(part), inverse, other)
+    np.testing.assert_array_equal(other, found)
+    bags = Bags(inverse, np.arange(0, inverse.size + 1, max(1, inverse.size // max(1, shape[0])))[: shape[0]])
+    rows = wide[:, 3 : 3 + DIM]
+    one, two = np.zeros((9, DIM)), np.zeros((9, DIM))
+    bag_backward(rows, bags, np.empty((0, DIM), np.int32), one)
+    bag_backward(rows.copy(), bags, np.empty((0, DIM), np.int32), two)
+    np.testing.assert_array_equal(one, two)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     mode=st.sampled_from(["sum", "mean", "max"]),

@@ -14,8 +14,28 @@ from heterps_runtime.worker.rows.entries import Array, Entry
 __all__ = ["CompiledLookups"]
 
 
+class _Watched(torch.autograd.Function):
+    """Hands over a tensor's gradient as it is. A leaf keeps a contiguous copy of a part of a wider gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: torch.Tensor,
+        trigger: torch.Tensor,
+        found: dict[tuple[int, int], torch.Tensor],
+        key: tuple[int, int],
+    ) -> torch.Tensor:
+        ctx.found, ctx.key = found, key
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, ...]:
+        ctx.found[ctx.key] = grad
+        return None, None, None, None
+
+
 class CompiledLookups:
-    """Outputs of lookups are leaf tensors of the stage's graph.
+    """Outputs of lookups are where the stage's graph begins.
 
     Args:
         entries: per micro-batch, in the order of sites.
@@ -25,8 +45,9 @@ class CompiledLookups:
         self._entries = entries
         self._rows: dict[int, Array] = {}
         self._gradients: dict[int, Array] = {}
-        self._leaves: dict[int, list[torch.Tensor]] = {}  # by micro-batch
-        self._winners: dict[tuple[int, int], Array] = {}  # by micro-batch and lookup
+        self._outputs: dict[tuple[int, int], torch.Tensor] = {}  # gradients, by micro-batch and lookup
+        self._winners: dict[tuple[int, int], Array] = {}
+        self._trigger = torch.zeros((), requires_grad=True)  # lets autograd follow what is computed from the outputs
 
     def fill(self, rows: dict[int, Array]) -> None:
         """Set the rows: dim -> (U, dim)."""
@@ -42,25 +63,27 @@ class CompiledLookups:
             else:
                 pooled, self._winners[micro_batch, i] = bag_forward(rows, _bags(entry))
                 values = torch.from_numpy(pooled)
-            results.append(values.requires_grad_(training))
-        if training:
-            self._leaves[micro_batch] = results
+            results.append(self._watched(values, micro_batch, i) if training else values)
         return results
+
+    def _watched(self, values: torch.Tensor, micro_batch: int, lookup: int) -> torch.Tensor:
+        """An output whose gradient autograd hands over."""
+        output: torch.Tensor = _Watched.apply(values, self._trigger, self._outputs, (micro_batch, lookup))  # type: ignore[no-untyped-call]
+        return output
 
     def backward(self, micro_batch: int) -> None:
         """Add the gradients of a micro-batch's outputs to those of their rows."""
-        leaves = self._leaves.pop(micro_batch)
-        for i, (entry, leaf) in enumerate(zip(self._entries[micro_batch], leaves, strict=True)):
-            if leaf.grad is None:
+        for i, entry in enumerate(self._entries[micro_batch]):
+            grad = self._outputs.pop((micro_batch, i), None)
+            if grad is None:
                 continue
             gradient = self._gradients.get(entry.dim)
             if gradient is None:
                 gradient = self._gradients[entry.dim] = np.zeros_like(self._rows[entry.dim])
-            given = leaf.grad.contiguous().numpy().reshape(-1, entry.dim)
             if entry.site.kind == "embedding":
-                scatter_add(given, entry.inverse, gradient, entry.skip)
+                scatter_add(grad.numpy(), entry.inverse, gradient, entry.skip)
             else:
-                bag_backward(given, _bags(entry), self._winners[micro_batch, i], gradient)
+                bag_backward(grad.numpy(), _bags(entry), self._winners[micro_batch, i], gradient)
 
     def gradients(self) -> dict[int, Array]:
         """Gradients of the rows: dim -> (U, dim), of the dims that have some."""
