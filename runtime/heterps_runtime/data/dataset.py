@@ -18,6 +18,8 @@ from heterps_runtime.data.tensors import scaled
 
 __all__ = ["Dataset", "DatasetSchema", "Run"]
 
+_ROWS_AT_ONCE = 1024
+
 
 @dataclass(frozen=True)
 class DatasetSchema:
@@ -156,8 +158,7 @@ class Dataset(ABC):
         if "dense" in features:
             result["dense"] = _taken(runs, "dense")
         if any(name in features for name in self.schema.single_valued):
-            # One gather of whole rows, then a transposition in cache: (n, S) -> (S, n).
-            columns = np.ascontiguousarray(_taken(runs, "sparse").T)
+            columns = _columns(runs, "sparse")
             for j, name in enumerate(self.schema.single_valued):
                 if name in features:
                     result[name] = columns[j]
@@ -182,6 +183,22 @@ def _taken(runs: Sequence[Run], name: str) -> npt.NDArray[Any]:
         # The default mode would collect the result in another buffer first.
         np.take(run.arrays[name], run.rows, axis=0, out=result[start:stop], mode="clip")
         start = stop
+    return result
+
+
+def _columns(runs: Sequence[Run], name: str) -> npt.NDArray[Any]:
+    """The rows of an array (N, S), as a new array (S, n): a few whole rows at a time, so that a cache holds them."""
+    stored = [run.arrays[name] for run in runs]
+    result = np.empty((stored[0].shape[1], sum(len(run.rows) for run in runs)), dtype=stored[0].dtype)
+    some = np.empty((_ROWS_AT_ONCE, stored[0].shape[1]), dtype=stored[0].dtype)
+    start = 0
+    for run, array in zip(runs, stored, strict=True):
+        for begin in range(0, len(run.rows), _ROWS_AT_ONCE):
+            rows = run.rows[begin : begin + _ROWS_AT_ONCE]
+            part = some[: len(rows)]
+            np.take(array, rows, axis=0, out=part, mode="clip")
+            result[:, start : start + len(rows)] = part.T
+            start += len(rows)
     return result
 
 

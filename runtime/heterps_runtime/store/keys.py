@@ -34,8 +34,8 @@ def fill_keys(table: int, num_rows: int, ids: NDArray[np.int64], keys: Int64s) -
 class UniqueKeys:
     """Makes keys unique, and keeps its scratch memory between calls. Not thread-safe.
 
-    The scratch is a hash table of positions, sized by the unique keys of earlier calls: most ids of a click log repeat,
-    and a table that fits the second-level cache is twice as fast.
+    The scratch is a hash table of positions, sized by the unique keys of earlier calls, since most ids of a click log
+    repeat. At most a quarter of it is used: with a half, searches take half as long again.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class UniqueKeys:
         unique = np.empty(len(given), np.int64)
         inverse = np.empty(len(given), np.int32)
         while (count := _unique(given, self._table, unique, inverse)) < 0:
-            # The table is more than half full: start again with a larger one.
-            self._table = np.zeros(4 * len(self._table), np.int32)
+            # The table is too full: start again with a larger one.
+            self._table = np.zeros(2 * len(self._table), np.int32)
         return unique[:count].copy() if count < len(unique) // 2 else unique[:count], inverse
 
 
@@ -128,10 +128,10 @@ def _follow(order: Int32s, inverse: Int32s) -> None:
 
 @kernel
 def _unique(keys: Int64s, table: Int32s, unique: Int64s, inverse: Int32s) -> int:
-    """Fill `unique` and `inverse`; -1 if `table` is more than half full. table[h] is 1 + a position, or 0."""
+    """Fill `unique` and `inverse`; -1 if `table` is more than a quarter full. table[h] is 1 + a position, or 0."""
     table[:] = 0
     mask = table.size - 1
-    room = table.size // 2
+    room = table.size // 4
     count = 0
     for i in range(keys.size):
         key = keys[i]

@@ -45,8 +45,12 @@ def scatter_add(
         accumulator: changed in place.
         skip: entries to leave out.
     """
-    parts = _parts(grads, accumulator.dtype)
-    scatter_add_rows(*parts, view(inverse, np.int32), _mask(skip), _output(accumulator, accumulator.dtype))
+    dtype = accumulator.dtype
+    values, step = _parts(grads, dtype)
+    per_step = int(np.prod(grads.shape[1:-1]))
+    if step == per_step * grads.shape[-1]:  # nothing lies apart
+        step, per_step = values.size, max(1, len(inverse))
+    scatter_add_rows(values, step, per_step, view(inverse, np.int32), _mask(skip), _output(accumulator, dtype))
 
 
 class Bags(NamedTuple):
@@ -86,7 +90,7 @@ def bag_backward(grads: AnyFloats, bags: Bags, winners: NDArray[np.int32], accum
     """Add the gradient (B, d) of `bag_forward`'s result, whose rows may lie apart, to `accumulator` (U, d)."""
     _check(bags)
     dtype = accumulator.dtype
-    values, step, _ = _parts(grads, dtype)
+    values, step = _parts(grads, dtype)
     _bag_backward(
         values,
         step,
@@ -112,16 +116,14 @@ def _entries(bags: Bags, dtype: Any) -> tuple[Int32s, Int64s, AnyFloats, Mask, i
     )
 
 
-def _parts(grads: AnyFloats, dtype: Any) -> tuple[AnyFloats, int, int]:
-    """Gradients (..., d) in one dimension, the distance between two indices of the first axis, and vectors of each."""
-    dim = grads.shape[-1]
+def _parts(grads: AnyFloats, dtype: Any) -> tuple[AnyFloats, int]:
+    """Gradients (..., d) in one dimension, and the distance between two indices of the first axis in it."""
     if grads.size == 0 or grads.flags.c_contiguous or not grads[0].flags.c_contiguous or grads.strides[0] <= 0:
-        values = view(grads, dtype)
-        return values.reshape(-1), dim, 1
+        return view(grads, dtype).reshape(-1), int(np.prod(grads.shape[1:]))
     assert grads.dtype == dtype
-    inner, step = grads[0].size, grads.strides[0] // grads.itemsize
-    span = (len(grads) - 1) * step + inner
-    return np.lib.stride_tricks.as_strided(grads, (span,), (grads.itemsize,)), step, inner // dim
+    step = grads.strides[0] // grads.itemsize
+    span = (len(grads) - 1) * step + grads[0].size
+    return np.lib.stride_tricks.as_strided(grads, (span,), (grads.itemsize,)), step
 
 
 def _mask(skip: NDArray[np.bool_] | None) -> Mask:
@@ -161,18 +163,21 @@ def scatter_add_rows(
     `grads` (1-D) has `per_step` of them side by side, and the next ones `step` elements after the first.
     """
     dim = accumulator.shape[1]
-    begin, left = 0, per_step
-    at = 0
-    for i in range(positions.size):
-        if left == 0:
-            begin, left = begin + step, per_step
-            at = begin
-        left -= 1
-        if skip.size == 0 or not skip[i]:
-            p = positions[i]
-            for j in range(dim):
-                accumulator[p, j] += grads[at + j]
-        at += dim
+    per_line = _LINE // grads.itemsize
+    i = 0
+    for block in range(positions.size // per_step):
+        at = block * step
+        if step > per_step * dim:  # processors do not foresee the next block if it lies apart
+            for j in range(0, per_step * dim, per_line):
+                prefetch(grads, at + step + j)
+        for _ in range(per_step):
+            if skip.size == 0 or not skip[i]:
+                p = positions[i]
+                first = np.uint64(at)  # unsigned, or each access first asks whether its index counts from the end
+                for j in range(dim):
+                    accumulator[p, j] += grads[first + np.uint64(j)]
+            at += dim
+            i += 1
 
 
 @kernel
@@ -232,12 +237,12 @@ def _bag_backward(
 ) -> None:
     dim = accumulator.shape[1]
     for b in range(offsets.size):
-        at = b * step
+        first = np.uint64(b * step)
         start, stop = offsets[b], offsets[b + 1] if b + 1 < offsets.size else positions.size
         if mode == _MAX:
             for j in range(dim):
                 if winners[b, j] >= 0:
-                    accumulator[winners[b, j], j] += grads[at + j]
+                    accumulator[winners[b, j], j] += grads[first + np.uint64(j)]
             continue
         count = stop - start
         if skip.size != 0:
@@ -252,4 +257,4 @@ def _bag_backward(
             p = positions[i]
             weight = weights[i] if weights.size != 0 else factor
             for j in range(dim):
-                accumulator[p, j] += weight * grads[at + j]
+                accumulator[p, j] += weight * grads[first + np.uint64(j)]

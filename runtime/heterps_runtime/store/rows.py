@@ -213,7 +213,9 @@ class RowStore:
         sums[:] = 0
         begin = 0
         for keys, grads in given:
-            scatter_add_rows(grads.reshape(-1), self.dim, 1, where[begin : begin + len(keys)], _NO_MASK, sums)
+            scatter_add_rows(
+                grads.reshape(-1), grads.size, max(1, len(keys)), where[begin : begin + len(keys)], _NO_MASK, sums
+            )
             begin += len(keys)
         return sums
 
