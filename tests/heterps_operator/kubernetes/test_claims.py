@@ -12,6 +12,7 @@ import pytest
 
 from heterps_operator.controller.stores.pods import PodStore
 from heterps_operator.controller.stores.slimming import slim_pod
+from heterps_operator.kubernetes.building.pods import build_pod
 from heterps_operator.kubernetes.reading.claims import Charge, Claims, charge_of, claim_of, requests_of
 from heterps_operator.kubernetes.reading.pools import pool_capacity, pool_limit, pool_status
 from tests.heterps_operator.helpers.documents import (
@@ -20,6 +21,7 @@ from tests.heterps_operator.helpers.documents import (
     GPU_WORKER,
     NOW,
     POOLS,
+    make_job,
     observed,
     pod_of,
 )
@@ -239,3 +241,18 @@ def test_the_coordinator_leaves_the_nodes_of_pools_to_them() -> None:
     assert weights(free) == [(100, "node.example.com/gpu", "v100")]
     assert "affinity" not in pod_of(COORDINATOR, pools=[POOLS["cpu"]])["spec"], "its nodes are told by nothing"
     assert "affinity" not in pod_of(GPU_WORKER, pools=POOLS.values())["spec"]
+
+
+def test_pods_of_cores_leave_the_nodes_of_cards_to_their_processes() -> None:
+    [term] = pod_of(CPU_WORKER, pools=POOLS.values())["spec"]["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["weight"] == 100
+    assert term["preference"] == {
+        "matchExpressions": [{"key": "node.example.com/gpu", "operator": "NotIn", "values": ["v100"]}]
+    }
+    assert "affinity" not in pod_of(CPU_WORKER, pools=[POOLS["cpu"]])["spec"]
+    own = copy.deepcopy(POOLS["v100"])
+    own["metadata"]["name"], own["spec"]["deviceType"] = "cpu", "CPU"
+    pod = build_pod(make_job(), own, CPU_WORKER, coordinator="http://10.0.0.7:7400", pools=[own, POOLS["v100"]])
+    assert "affinity" not in pod["spec"], "its nodes are those with cards"

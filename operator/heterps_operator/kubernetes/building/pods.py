@@ -64,13 +64,13 @@ def build_pod(
         spec: the process.
         coordinator: its address; None for the coordinator itself.
         plan_revision: revision of the process's plan; 0: none yet.
-        pools: all pools of the job; the coordinator avoids their nodes where possible.
+        pools: all pools of the job; the coordinator avoids their nodes where possible, and others those with cards.
     """
     name = str(job["metadata"]["name"])
     template = _template(job, pool, spec.role)
     container = named((template.get("spec") or {}).get("containers"), CONTAINER)
     proposed = _proposed(job, pool, spec, container)
-    if pool is None and (elsewhere := _off_the_pools(pools)):
+    if elsewhere := _off_the_pools(pools) if pool is None else _off_the_cards(pool, pools):
         proposed["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": elsewhere}}
     pod: dict[str, Any] = merge(proposed, template)
     _drop_conflicts(pod, spec)
@@ -197,18 +197,37 @@ def _off_the_pools(pools: Iterable[Json]) -> list[dict[str, Any]]:
     """
     choosing = [pool["spec"] for pool in pools if pool["spec"].get("nodeSelector")]
     highest = max((float(spec["pricePerUnitHour"]) for spec in choosing), default=0.0)
+
+    def weight(spec: Mapping[str, Any]) -> int:
+        # Half the weight for belonging to a pool at all: other scheduling preferences should not outweigh it.
+        # An interrupted coordinator costs the job its work since the last checkpoint: the full weight.
+        return 100 if spec.get("spot") or not highest else round(50 + 50 * float(spec["pricePerUnitHour"]) / highest)
+
     return [
-        {
-            # Half the weight for belonging to a pool at all: other scheduling preferences should not outweigh it.
-            # An interrupted coordinator costs the job its work since the last checkpoint: the full weight.
-            "weight": 100
-            if spec.get("spot") or not highest
-            else round(50 + 50 * float(spec["pricePerUnitHour"]) / highest),
-            "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
-        }
-        for spec in choosing
-        for key, value in sorted(spec["nodeSelector"].items())
+        _not_on(key, value, weight(spec)) for spec in choosing for key, value in sorted(spec["nodeSelector"].items())
     ]
+
+
+def _off_the_cards(pool: Json, pools: Iterable[Json]) -> list[dict[str, Any]]:
+    """Build node preferences for a pod of cores: nodes without cards first.
+
+    A card's process needs a core of its node. Pods of a CPU pool without a node selector would take these cores, too,
+    and leave the card idle.
+    """
+    if pool["spec"]["deviceType"] != "CPU":
+        return []
+    own = (pool["spec"].get("nodeSelector") or {}).items()
+    cards = [other["spec"].get("nodeSelector") or {} for other in pools if other["spec"]["deviceType"] != "CPU"]
+    labels = sorted({label for selector in cards for label in selector.items()} - set(own))
+    return [_not_on(key, value, 100) for key, value in labels]
+
+
+def _not_on(key: str, value: str, weight: int) -> dict[str, Any]:
+    """Prefer nodes without a label; weight: 1 to 100."""
+    return {
+        "weight": weight,
+        "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
+    }
 
 
 def _proposed_requests(pool: Json | None, spec: ProcessSpec, template: Mapping[str, Any]) -> dict[str, str]:
