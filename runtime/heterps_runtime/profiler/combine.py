@@ -43,6 +43,7 @@ class Measured:
     alone: Whole
     together: Whole | None  # of two workers; None: there is room for one only
     threads: int | None  # of a worker that computes on the CPU; None: it computes on an accelerator
+    feed_seconds: float = 0.0  # the feed's thread, for a whole batch
 
 
 def combine(measured: Measured) -> dict[str, Any]:
@@ -54,8 +55,12 @@ def combine(measured: Measured) -> dict[str, Any]:
     scale = alone.busy.seconds / separate
     lines = [Line(line.fixed * scale, line.per_sample * scale) for line in lines]
     fixed, parallel = sum(line.fixed for line in lines), sum(line.per_sample * batch for line in lines)
-    # 2. The rest of a step is the servers' work, as far as the worker waits for it, and the stage's overhead.
+    # 2. The rest of a step is the servers' work, as far as the worker waits for it, and the stage's overhead. However
+    # many servers there are, a step takes as long as the feed, which works beside the worker and divides like its work.
     rest = max(alone.step.seconds - alone.busy.seconds, 0.0)
+    feed = min(max(measured.feed_seconds - alone.busy.seconds, 0.0), rest)
+    rest -= feed
+    parallel += feed
     row_seconds = [layer.rows[batch].seconds for layer in measured.layers]
     dense_seconds = [layer.dense.seconds for layer in measured.layers]
     served = sum(row_seconds) + sum(dense_seconds)
@@ -64,14 +69,15 @@ def combine(measured: Measured) -> dict[str, Any]:
     # 3. Steps of two workers show which part is divided among workers.
     alpha, overhead_fixed = 1.0, overhead
     if together is not None:
-        alpha, overhead_fixed = _parallel(together, fixed, parallel, waited * served, overhead)
+        alpha, overhead_fixed = _parallel(together, fixed, parallel, waited * served, overhead, feed)
     work = [line.per_sample * batch + r + d for line, r, d in zip(lines, row_seconds, dense_seconds, strict=True)]
     processor, stage_processor = _processor(measured, [line.fixed for line in lines], work)
     layers = []
-    for layer, line, rows, dense, used in zip(
-        measured.layers, lines, row_seconds, dense_seconds, processor, strict=True
+    waits = [feed, *(0.0 for _ in lines[1:])]  # the first stage has the first layer
+    for layer, line, wait, rows, dense, used in zip(
+        measured.layers, lines, waits, row_seconds, dense_seconds, processor, strict=True
     ):
-        own, at_server = line.per_sample * batch, waited * rows
+        own, at_server = line.per_sample * batch + wait, waited * rows
         own_fixed = line.fixed + waited * dense
         entry = {
             "name": layer.name,
@@ -103,6 +109,7 @@ def combine(measured: Measured) -> dict[str, Any]:
             "stepSeconds": alone.step.seconds,
             "stepSpread": alone.step.spread,
             "busySeconds": alone.busy.seconds,
+            "feedSeconds": measured.feed_seconds,
             "separateLayersSeconds": separate,
             "separateServerSeconds": served,
             "scale": scale,
@@ -125,14 +132,16 @@ def combine(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _parallel(together: Whole, fixed: float, parallel: float, served: float, overhead: float) -> tuple[float, float]:
+def _parallel(
+    together: Whole, fixed: float, parallel: float, served: float, overhead: float, feed: float
+) -> tuple[float, float]:
     """Alpha of the workers' own work, and the fixed part of the overhead, from a step of two workers.
 
-    T(2) = F + P (1 - alpha / 2) + S + O(2), where O(2) is the time of two workers beside their own and the servers'
-    work.
+    T(2) = F + P (1 - alpha / 2) + S + O(2), where O(2) is the time of two workers beside their own, the feeds' and the
+    servers' work.
     """
     step, busy = together.step.seconds, together.busy.seconds
-    second = max(step - busy - served, 0.0)
+    second = max(step - busy - feed / 2 - served, 0.0)
     overhead_fixed = min(max(2 * second - overhead, 0.0), overhead)
     modelled = overhead_fixed + (overhead - overhead_fixed) / 2
     alpha = 2 * (1 - (step - fixed - served - modelled) / parallel) if parallel > 0 else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from heterps_runtime.config import PoolConfig, RunConfig
 from heterps_runtime.contract import PROFILE_VERSION
 from heterps_runtime.cores import usable_cores
 from heterps_runtime.intake import LossSum, resolve_loss
+from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.profiler.combine import NOISY, LayerFacts, Measured, combine, is_noisy
 from heterps_runtime.profiler.layers import LayerProbe, LayerSeconds
 from heterps_runtime.profiler.readings import Reading
@@ -27,7 +29,7 @@ from heterps_runtime.wire.security import LinkSecurity
 from heterps_runtime.worker.main import open_data
 from heterps_runtime.worker.member import Place, WorkerMember
 from heterps_runtime.worker.model import UserModel, Workload, choose_device, set_precision
-from heterps_runtime.worker.steps.source import Data
+from heterps_runtime.worker.steps.source import BatchSource, Data
 
 __all__ = ["measure_pool"]
 
@@ -88,7 +90,8 @@ def measure_pool(config: RunConfig, pool: str, rehearsal: Rehearsal, say: Say, l
     probe = LayerProbe(config, model, data.train, loss, device, all_reduces=here.all_reduces)
     facts, remeasured = _measure_layers(config, model, probe, device, loss, say)
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads)
+    feed = _measure_feed(config, model, data, device, probe.largest)
+    measured = Measured(probe.largest, facts, wholes[1], wholes.get(2), threads, feed)
     profile = combine(measured)
     if why_one:
         profile["warnings"].append(f"pool {pool}: {why_one}")
@@ -149,6 +152,20 @@ def _measure_layers(
         for i, layer in enumerate(model.layered.layers)
     ]
     return facts, len(noisy)
+
+
+def _measure_feed(config: RunConfig, model: UserModel, data: Data, device: torch.device, batch: int) -> float:
+    """Seconds in which the feed prepares a whole batch."""
+    source = BatchSource(config, data, model.layered.tables, device)
+    module = model.stage(0, len(model.layered.layers) - 1, device)
+    whole_batches = max(1, data.train.num_rows // config.global_batch_size)
+    seconds = []
+    for number in range(_WARM_ROUNDS + _ROUNDS):
+        step = number % whole_batches
+        began = time.perf_counter()
+        source.prepare(step, step + 1, [MicroBatch(0, 0, batch, (0,))], module, training=True, num_servers=2)
+        seconds.append(time.perf_counter() - began)
+    return Reading.of(seconds[_WARM_ROUNDS:]).seconds
 
 
 def _noisy(steps: list[list[LayerSeconds]]) -> list[int]:

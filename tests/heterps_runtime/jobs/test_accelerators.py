@@ -23,7 +23,7 @@ CARD = torch.device("cuda", 0)
 
 def test_nccl_sums_what_the_engine_has_not_finished_computing() -> None:
     ring = form_ring(HashStore(), 0, 1, CARD, "127.0.0.1", timedelta(seconds=60))
-    assert type(ring).__name__ == "_Cards"
+    assert type(ring).__name__ == "_NcclRing"
     large = torch.full((2048, 2048), 1 / 2048, device=CARD)
     for _ in range(20):
         large = large @ large * 1.0  # kernels that are still to run when the ring gets their result

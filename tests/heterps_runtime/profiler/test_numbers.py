@@ -103,6 +103,24 @@ def test_layers_and_overhead_add_up_to_the_steps_of_one_and_of_two_workers(seed:
         assert _compute(profile, 2) == pytest.approx(together.step.seconds)
 
 
+def test_more_servers_make_no_step_shorter_than_the_feed_takes() -> None:
+    layers = [_layer("table", Line(0.0, 1e-6), rows=0.020), _layer("mlp", Line(0.0, 1e-6))]
+    busy = sum(la.busy[BATCH].seconds for la in layers)
+    alone = _whole(1, busy + 0.015, busy)
+    for feed, least in ((0.0, busy), (busy / 2, busy), (busy + 0.006, busy + 0.006), (1.0, busy + 0.015)):
+        profile = combine(Measured(BATCH, layers, alone, None, 1, feed))
+        assert _compute(profile, 1) == pytest.approx(busy + 0.015)
+        divided = sum(la["serverSeconds"] for la in profile["layers"])  # by any number of servers
+        assert _compute(profile, 1) - divided == pytest.approx(least)
+        assert profile["calibration"]["feedSeconds"] == feed
+    two = _whole(2, busy / 2 + 0.003 + 0.009, busy / 2)  # each feed has half the samples
+    profile = combine(Measured(BATCH, layers, alone, two, 1, busy + 0.006))
+    assert _compute(profile, 2) == pytest.approx(two.step.seconds)
+    assert profile["layers"][0]["parallelFraction"] * profile["layers"][0]["computeSeconds"] == pytest.approx(
+        busy / 2 + 0.006
+    )
+
+
 def test_servers_cost_what_they_spend_with_most_workers_and_layers_say_how_long_they_wait() -> None:
     layers = [_layer("table", Line(0.0, 1e-6), rows=0.002), _layer("mlp", Line(0.0, 1e-6))]
     busy = sum(la.busy[BATCH].seconds for la in layers)

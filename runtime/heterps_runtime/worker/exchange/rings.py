@@ -1,4 +1,4 @@
-"""The process groups of torch that all-reduce: gloo between hosts, NCCL between cards.
+"""The process groups of torch that all-reduce: NCCL between cards, gloo between hosts.
 
 A ring's operations block the calling thread until the result is in the tensor, so that callers need not know about
 streams. NCCL refuses two members on one card, and gloo knows only tensors of the host, so members that share a card,
@@ -8,6 +8,7 @@ and those of other accelerators, sum copies on the host.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -43,8 +44,8 @@ def form_ring(store: Store, rank: int, size: int, device: torch.device, host: st
         timeout: of each operation.
     """
     if device.type == "cuda" and _own_card(store, rank, size, device):
-        return _Cards(store, rank, size, device, timeout)
-    return _Hosts(store, rank, size, host, timeout)
+        return _NcclRing(store, rank, size, device, timeout)
+    return _GlooRing(store, rank, size, host, timeout)
 
 
 def _own_card(store: Store, rank: int, size: int, device: torch.device) -> bool:
@@ -53,7 +54,7 @@ def _own_card(store: Store, rank: int, size: int, device: torch.device) -> bool:
     return len({store.get(f"card-{other}") for other in range(size)}) == size
 
 
-class _Hosts:
+class _GlooRing:
     """Gloo. Tensors of a device are copied to the host and back."""
 
     def __init__(self, store: Store, rank: int, size: int, host: str, timeout: timedelta) -> None:
@@ -84,7 +85,7 @@ class _Hosts:
             self._group.abort()
 
 
-class _Cards:
+class _NcclRing:
     """NCCL, on a stream of its own.
 
     On the stream of the engine, an operation that waits for a lost member would hold up all that the engine computes
@@ -114,7 +115,7 @@ class _Cards:
         """See `Ring`."""
         self._group.abort()
 
-    def _run(self, tensor: torch.Tensor, begin: Any) -> None:
+    def _run(self, tensor: torch.Tensor, begin: Callable[[], Any]) -> None:
         self._stream.wait_stream(torch.cuda.default_stream(self._device))
         with torch.cuda.stream(self._stream):
             begin().wait()
