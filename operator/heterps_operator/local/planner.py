@@ -24,7 +24,7 @@ from heterps_runtime.contract import EXIT_INFEASIBLE, EXIT_OK
 __all__ = ["PLANNER_COMMAND", "PlannerAnswer", "PlannerProcess", "planner_program", "planner_server"]
 
 PLANNER_COMMAND = (sys.executable, "-P", "-m", "heterps_operator", "plan")
-_FUNCTION = "heterps_operator.__main__:main"
+_FUNCTION = "heterps_operator.cli.command:run_command"
 _MODULES = ("heterps_operator.cli.plan", "heterps_operator.cli.plans.jobs", "numpy.random")  # which it imports late
 # Several planners run beside each other; a server that is forked must have one thread, too.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

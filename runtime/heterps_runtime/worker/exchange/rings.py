@@ -20,7 +20,10 @@ __all__ = ["Ring", "form_ring"]
 
 
 class Ring(Protocol):
-    """A process group. Operations raise RuntimeError if a member is lost, or after the timeout."""
+    """A process group.
+
+    If a member is lost, gloo's operations raise RuntimeError, at the latest after the timeout; NCCL's wait for `abort`.
+    """
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum over the members, in place."""
@@ -41,7 +44,7 @@ def form_ring(store: Store, rank: int, size: int, device: torch.device, host: st
         size: number of members.
         device: of this member's tensors.
         host: address to listen on.
-        timeout: of each operation.
+        timeout: of forming the group, and of each of gloo's operations.
     """
     if device.type == "cuda" and _own_card(store, rank, size, device):
         return _NcclRing(store, rank, size, device, timeout)
