@@ -155,7 +155,7 @@ def _measure_layers(
 
 
 def _measure_feed(config: RunConfig, model: UserModel, data: Data, device: torch.device, batch: int) -> float:
-    """Seconds in which the feed prepares a whole batch."""
+    """Seconds in which the feed prepares a whole batch, with as many threads as it has."""
     source = BatchSource(config, data, model.layered.tables, device)
     module = model.stage(0, len(model.layered.layers) - 1, device)
     whole_batches = max(1, data.train.num_rows // config.global_batch_size)
@@ -165,7 +165,7 @@ def _measure_feed(config: RunConfig, model: UserModel, data: Data, device: torch
         began = time.perf_counter()
         source.prepare(step, step + 1, [MicroBatch(0, 0, batch, (0,))], module, training=True, num_servers=2)
         seconds.append(time.perf_counter() - began)
-    return Reading.of(seconds[_WARM_ROUNDS:]).seconds
+    return Reading.of(seconds[_WARM_ROUNDS:]).seconds / source.threads
 
 
 def _noisy(steps: list[list[LayerSeconds]]) -> list[int]:

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 def exact_auc(logits: Array, labels: Array) -> float:
-    ranks = rankdata(logits.astype(np.float32))
+    ranks = rankdata(logits.astype(np.float32)).astype(np.float64)  # newer versions keep the type
     positives = int(labels.sum())
     pairs = positives * (len(labels) - positives)
     return float((ranks[labels == 1].sum() - positives * (positives + 1) / 2) / pairs)

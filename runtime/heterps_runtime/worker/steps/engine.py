@@ -37,8 +37,6 @@ from heterps_runtime.worker.tensors import arrays_of
 
 __all__ = ["Engine"]
 
-FEED_DEPTH = 2
-
 
 class Engine:
     """Runs the steps of a generation, in training or evaluation.
@@ -215,7 +213,7 @@ class Engine:
             mine = schedule.mine(step)
             return source.prepare(step, last, mine, module, training=schedule.training, num_servers=servers)
 
-        self._feed = Feed(prepare, first, last, FEED_DEPTH, self._process.inbox.wake)
+        self._feed = Feed(prepare, first, last, self._process.inbox.wake, source.threads)
 
     def _open_runs(self) -> None:
         """Open the steps whose parameters may be requested."""

@@ -1,4 +1,4 @@
-"""Batches prepared ahead of time, in a separate thread (first stage only).
+"""Batches prepared ahead of time, in threads of their own (first stage only).
 
 A batch is read, its ids are made unique, and its tensors are laid out, so that the engine can request its rows at once.
 The engine asks for the next batch at the end of a step, when it is about to wait, rather than while it computes.
@@ -6,7 +6,6 @@ The engine asks for the next batch at the end of a step, when it is about to wai
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from typing import Generic, TypeVar
 __all__ = ["Feed"]
 
 T = TypeVar("T")
-
-_WAIT_SECONDS = 0.1  # between two checks of a full queue for `close`
 
 
 @dataclass(frozen=True)
@@ -28,24 +25,28 @@ class Feed(Generic[T]):
     """Runs `prepare(step)` for consecutive steps, a bounded number of steps ahead.
 
     Args:
-        prepare: makes one step's batch; runs in the feed's thread.
+        prepare: makes one step's batch; runs in the feed's threads.
         first: first step.
         stop: step after the last.
-        depth: number of steps to prepare at the start; later ones are prepared on `prepare_next`.
-        notify: called from the feed's thread when a step is ready.
+        notify: called from the feed's threads when a step is ready.
+        threads: that prepare steps at the same time; one step more is prepared at the start, later ones are on
+            `prepare_next`.
     """
 
     def __init__(
-        self, prepare: Callable[[int], T], first: int, stop: int, depth: int, notify: Callable[[], None]
+        self, prepare: Callable[[int], T], first: int, stop: int, notify: Callable[[], None], threads: int = 1
     ) -> None:
         self._prepare = prepare
-        self._range = range(first, stop)
-        self._ready: queue.Queue[T | _Failure] = queue.Queue(maxsize=max(1, depth))
-        self._asked = threading.Semaphore(max(1, depth))
+        self._steps = iter(range(first, stop))
+        self._next = first  # to be taken
+        self._ready: dict[int, T | _Failure] = {}
+        self._lock = threading.Lock()
+        self._asked = threading.Semaphore(threads + 1)
         self._notify = notify
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name="feed", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def take(self) -> T | None:
         """The next prepared step, or None if it is not ready.
@@ -53,10 +54,11 @@ class Feed(Generic[T]):
         Raises:
             Exception: of `prepare`.
         """
-        try:
-            item = self._ready.get_nowait()
-        except queue.Empty:
-            return None
+        with self._lock:
+            item = self._ready.pop(self._next, None)
+            if item is None:
+                return None
+            self._next += 1
         if isinstance(item, _Failure):
             raise item.error
         return item
@@ -66,29 +68,27 @@ class Feed(Generic[T]):
         self._asked.release()
 
     def close(self) -> None:
-        """End the thread and drop prepared steps."""
+        """End the threads and drop prepared steps."""
         self._closed.set()
-        self._asked.release()
-        self._thread.join()
+        self._asked.release(len(self._threads))
+        for thread in self._threads:
+            thread.join()
+        self._ready.clear()
 
     def _run(self) -> None:
-        for step in self._range:
+        while True:
             self._asked.acquire()
-            if self._closed.is_set():
+            with self._lock:
+                step = None if self._closed.is_set() else next(self._steps, None)
+            if step is None:
                 return
             item: T | _Failure
             try:
                 item = self._prepare(step)
             except Exception as error:
                 item = _Failure(error)
-            while not self._closed.is_set():
-                try:
-                    self._ready.put(item, timeout=_WAIT_SECONDS)
-                    break
-                except queue.Full:
-                    continue
-            if self._closed.is_set():
-                return
+            with self._lock:
+                self._ready[step] = item
             self._notify()
             if isinstance(item, _Failure):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,13 +48,16 @@ class Data:
 
 
 class BatchSource:
-    """Makes batches; `prepare` runs in the feed's thread, one call at a time.
+    """Makes batches; `prepare` runs in the feed's threads.
 
     Args:
         config: the job.
         data: the data sets.
         tables: of the model, by index.
         device: of the stage.
+
+    Attributes:
+        threads: that may prepare batches at the same time.
     """
 
     def __init__(self, config: RunConfig, data: Data, tables: Sequence[Table], device: torch.device) -> None:
@@ -62,9 +66,13 @@ class BatchSource:
         self._device = device
         self._double = config.precision == "fp64"
         self._config = config
+        # One keeps up with a worker on a core, and would only disturb it more; a card waits for one. Data in streams is
+        # read ahead in the order of steps.
+        self.threads = 1 if device.type == "cpu" or config.streams_data else 2
+        self._lock = threading.Lock()
         self._current: tuple[Dataset, RowOrder] | None = None  # what is read, and in which order
         self._training = True
-        self._unique = UniqueKeys()
+        self._of_thread = threading.local()
 
     def prepare(
         self,
@@ -86,7 +94,8 @@ class BatchSource:
             training: False: read the evaluation data.
             num_servers: parameter servers.
         """
-        dataset, order = self._reading(training=training)
+        with self._lock:
+            dataset, order = self._reading(training=training)
         if mine:
             dataset.read_ahead(order, step, min(m.start for m in mine), max(m.stop for m in mine), end)
         inputs, labels = [], []
@@ -95,10 +104,17 @@ class BatchSource:
             labels.append(moved(tensors.pop(LABEL), self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
-        block = LookupBlock(module.sites, self._tables, ids, self._unique, self._device, num_servers)
+        block = LookupBlock(module.sites, self._tables, ids, self._unique(), self._device, num_servers)
         needed = module.forward_inputs
         inputs = [{n: moved(t, self._device) for n, t in tensors.items() if n in needed} for tensors in inputs]
         return Prepared(step, tuple(mine), inputs, labels, block)
+
+    def _unique(self) -> UniqueKeys:
+        """This thread's, which has scratch memory."""
+        unique: UniqueKeys | None = getattr(self._of_thread, "unique", None)
+        if unique is None:
+            unique = self._of_thread.unique = UniqueKeys()
+        return unique
 
     def location(self, step: int, sample: int, *, training: bool) -> str:
         """A sample of a step as users know it: its row, and the file if it is known. Thread-safe."""
