@@ -69,18 +69,19 @@ class LossSum:
     sums: bool  # the function returns a sum
     labels: str  # "classes" | "values" | "by shape"
 
-    def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, label: Tensor, largest: int | None = None) -> Tensor:
         """Compute the loss.
 
         Args:
             logits: (B,), (B, 1) or (B, C).
             label: (B,), or (B, C) for a label per entry.
+            largest: label; None: look for it, which waits for an accelerator.
 
         Raises:
             LossError: shapes do not match, or the loss raises or does not return a number.
             LabelError: a label of a class loss is not the number of one of the logits.
         """
-        logits, label = self._fit(logits, label)
+        logits, label = self._fit(logits, label, largest)
         try:
             value = self.function(logits, label)
         except Exception as error:
@@ -105,7 +106,7 @@ class LossSum:
         entries_per_sample = label.numel() // max(num_samples, 1)
         return value / entries_per_sample if entries_per_sample > 1 else value
 
-    def _fit(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    def _fit(self, logits: Tensor, label: Tensor, largest: int | None) -> tuple[Tensor, Tensor]:
         if logits.dim() == 2 and logits.shape[1] == 1 and label.dim() == 1 and self.labels != "classes":
             logits = logits.squeeze(1)
         classes = self.labels == "classes" or (self.labels == "by shape" and logits.dim() == 2 and label.dim() == 1)
@@ -122,7 +123,9 @@ class LossSum:
                 fix="change the last layer's size, or name another loss.",
             )
         label = label.to(torch.int64 if classes else logits.dtype)
-        if self.labels == "classes" and label.numel() and int(label.max()) >= logits.shape[1]:
+        if self.labels == "classes" and label.numel():
+            largest = int(label.max()) if largest is None else largest
+        if self.labels == "classes" and largest is not None and largest >= logits.shape[1]:
             index = int(label.argmax())
             raise LabelError(index, int(label[index]), logits.shape[1])
         return logits, label

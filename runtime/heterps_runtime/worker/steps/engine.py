@@ -232,10 +232,9 @@ class Engine:
     def _open_prepared(self, prepared: Prepared) -> None:
         run = self._open(prepared.step)
         run.blocks[0] = prepared.block
-        for position, (micro, inputs, label) in enumerate(
-            zip(prepared.micro_batches, prepared.inputs, prepared.labels, strict=True)
-        ):
-            run.waiting.append(Work(run, micro, inputs, label, prepared.block, position))
+        batches = zip(prepared.micro_batches, prepared.inputs, prepared.labels, prepared.largest_labels, strict=True)
+        for position, (micro, inputs, label, largest) in enumerate(batches):
+            run.waiting.append(Work(run, micro, inputs, label, prepared.block, position, largest_label=largest))
         self._inputs.ask_for_rows(prepared.block, run)
 
     def _open(self, step: int) -> StepRun:
@@ -352,12 +351,12 @@ class Engine:
         taken.add(message.index)
         run = self._runs.get(step) or self._open(step)
         micro = self._schedule.all(step)[message.index]
-        tensors, block = self._stage.receive(message.tensors, message.bfloat16, self.context.servers.count)
+        tensors, block, largest = self._stage.receive(message.tensors, message.bfloat16, self.context.servers.count)
         if training:
             for name in message.differentiable:
                 tensors[name].requires_grad_()
         run.blocks[micro.index] = block
-        run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender))
+        run.waiting.append(Work(run, micro, tensors, tensors.pop(LABEL), block, 0, sender, largest_label=largest))
         self._inputs.ask_for_rows(block, run)
 
     def _replay_early(self) -> None:

@@ -13,7 +13,7 @@ from heterps_runtime.partition.allocation import MicroBatch
 from heterps_runtime.worker.exchange.replica import Leaves
 from heterps_runtime.worker.rows.lookups import LookupBlock
 
-__all__ = ["LABEL", "Clock", "Prepared", "StepRun", "Work"]
+__all__ = ["LABEL", "Clock", "Prepared", "StepRun", "Work", "largest_of"]
 
 LABEL = "label"
 Array = np.ndarray[Any, Any]
@@ -27,6 +27,7 @@ class Prepared:
     micro_batches: tuple[MicroBatch, ...]
     inputs: list[dict[str, torch.Tensor]]
     labels: list[torch.Tensor]
+    largest_labels: list[int | None]
     block: LookupBlock
 
 
@@ -44,6 +45,7 @@ class Work:
     looked_up: list[torch.Tensor] = field(default_factory=list)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] | None = None  # of the outputs, once they have arrived
+    largest_label: int | None = None  # if labels are whole numbers
 
     @property
     def order(self) -> tuple[int, int]:
@@ -85,6 +87,11 @@ class StepRun:
     reduced: bool = False
     pushed: bool = False
     reported: bool = False
+
+
+def largest_of(label: torch.Tensor) -> int | None:
+    """The largest label, if labels are whole numbers, and on the host, where looking for it waits for nothing."""
+    return None if label.is_floating_point() or not label.numel() else int(label.max())
 
 
 class Clock:

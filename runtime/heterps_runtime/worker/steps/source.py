@@ -17,7 +17,7 @@ from heterps_runtime.partition.tables import Table
 from heterps_runtime.store.keys import UniqueKeys
 from heterps_runtime.wire.messages import DataSize
 from heterps_runtime.worker.rows.lookups import LookupBlock
-from heterps_runtime.worker.steps.runs import LABEL, Prepared
+from heterps_runtime.worker.steps.runs import LABEL, Prepared, largest_of
 from heterps_runtime.worker.tensors import moved
 
 __all__ = ["BatchSource", "Data"]
@@ -98,16 +98,18 @@ class BatchSource:
             dataset, order = self._reading(training=training)
         if mine:
             dataset.read_ahead(order, step, min(m.start for m in mine), max(m.stop for m in mine), end)
-        inputs, labels = [], []
+        inputs, labels, largest = [], [], []
         for micro in mine:
             tensors = self._read(dataset, order.rows(step, micro.start, micro.stop), module)
-            labels.append(moved(tensors.pop(LABEL), self._device))
+            label = tensors.pop(LABEL)
+            largest.append(largest_of(label))
+            labels.append(moved(label, self._device))
             inputs.append(tensors)
         ids = [module.ids(tensors) for tensors in inputs]
         block = LookupBlock(module.sites, self._tables, ids, self._unique(), self._device, num_servers)
         needed = module.forward_inputs
         inputs = [{n: moved(t, self._device) for n, t in tensors.items() if n in needed} for tensors in inputs]
-        return Prepared(step, tuple(mine), inputs, labels, block)
+        return Prepared(step, tuple(mine), inputs, labels, largest, block)
 
     def _unique(self) -> UniqueKeys:
         """This thread's, which has scratch memory."""

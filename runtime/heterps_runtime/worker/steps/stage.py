@@ -14,7 +14,7 @@ from heterps_runtime.wire.messages import Array
 from heterps_runtime.worker.gradients import backward
 from heterps_runtime.worker.rows.lookups import LookupBlock
 from heterps_runtime.worker.steps.operations import Operations
-from heterps_runtime.worker.steps.runs import Clock, StepRun, Work
+from heterps_runtime.worker.steps.runs import LABEL, Clock, StepRun, Work, largest_of
 from heterps_runtime.worker.tensors import arrays_of, host_tensor, moved, tensor_of
 
 __all__ = ["Stage"]
@@ -68,12 +68,12 @@ class Stage:
 
     def receive(
         self, arrays: Mapping[str, Array], bfloat16: Collection[str], num_servers: int
-    ) -> tuple[dict[str, torch.Tensor], LookupBlock]:
-        """Received activations as tensors on this device, and the micro-batch's lookups; see `take_tensors`."""
+    ) -> tuple[dict[str, torch.Tensor], LookupBlock, int | None]:
+        """Received activations as tensors on this device, the micro-batch's lookups, and its largest label."""
         on_host = {n: host_tensor(a, self.device, bfloat16=n in bfloat16) for n, a in arrays.items()}
         ids = [self.module.ids(on_host)]
         block = LookupBlock(self.module.sites, self._tables, ids, self._unique, self.device, num_servers)
-        return {n: moved(t, self.device) for n, t in on_host.items()}, block
+        return {n: moved(t, self.device) for n, t in on_host.items()}, block, largest_of(on_host[LABEL])
 
     def forward(self, work: Work) -> None:
         """Compute the outputs of a micro-batch whose rows and parameters have arrived."""
@@ -110,7 +110,7 @@ class Stage:
 
     def learn(self, work: Work) -> None:
         """Last stage: compute loss and gradients of a micro-batch."""
-        loss = self._loss_sum(work.outputs["logits"], work.label)
+        loss = self._loss_sum(work.outputs["logits"], work.label, work.largest_label)
         work.run.losses.append(loss.detach())  # a number only at the end of the step: it waits for the device
         self._clock.switch("backward")
         with self.operations.of(work):
@@ -121,7 +121,7 @@ class Stage:
         """Last stage, in evaluation: logits of a micro-batch, and its loss summed over samples."""
         logits = work.outputs["logits"]
         with torch.no_grad():
-            loss = self._loss_sum(logits, work.label)
+            loss = self._loss_sum(logits, work.label, work.largest_label)
         return logits.detach().cpu(), float(loss)
 
     def backward(self, work: Work) -> None:
