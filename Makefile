@@ -104,8 +104,10 @@ hostile: venv ## healthy jobs beside malformed objects and hostile coordinators 
 
 ON_CLUSTER := first_step operator_scale
 ON_DATA := data_streams shuffle_quality
-ON_TABLES := store restore
-ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) restore,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
+ON_TABLES := store restore feed
+# The first needs a card, the second ten minutes.
+BY_HAND := accelerator precision_quality
+ALONE := $(filter-out $(ON_CLUSTER) $(ON_DATA) $(BY_HAND) restore feed,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 benchmark: data ## run the programs in benchmarks/ that need no Kubernetes, and print their figures
 	@for name in $(ALONE); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
@@ -114,7 +116,7 @@ benchmark-data: data ## what streamed data costs: rows read, speed beside data i
 	@$(BIN)/python -m tests.cluster build-store
 	@for name in $(ON_DATA); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
-benchmark-tables: venv ## what rows cost: pulls, updates, memory, restoring them from a checkpoint
+benchmark-tables: venv ## what rows cost: pulls, updates, memory, restoring them from a checkpoint, preparing batches
 	@for name in $(ON_TABLES); do echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; done
 
 benchmark-operator: data ## time from apply to first step, then what hundreds of jobs cost (ARGUMENTS=--jobs=20: fewer)

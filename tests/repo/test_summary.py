@@ -150,10 +150,17 @@ def test_a_run_that_is_ended_ends_its_tests_and_says_so(tmp_path: Path, number: 
     """SIGINT reaches all programs of a terminal, SIGTERM only the first one."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    parts = [
-        part(tmp_path, "long", f"import signal\ndef test_waits(): open({str(fifo)!r}, 'w').close(); signal.pause()")
-    ]
-    parts.append(part(tmp_path, "next", PASSES))
+    # Not signal.pause(): it sleeps on if the signal comes just before it.
+    waiting = f"""
+import os, select, signal
+def test_waits():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    open({str(fifo)!r}, "w").close()
+    select.select([reading], [], [])
+"""
+    parts = [part(tmp_path, "long", waiting), part(tmp_path, "next", PASSES)]
     # A shell's background job ignores SIGINT, and so would its children.
     program = f"""
 import signal, sys
