@@ -182,9 +182,10 @@ class StageModule:
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy values into the stage's buffers, by name; other names are ignored."""
-        for module in (self.module, self._ids_module):
+        known = self.buffers().keys() & buffers.keys()
+        for module in (self.module, self._ids_module):  # on an accelerator, each has its own
             for name, tensor in module.named_buffers(remove_duplicate=False):
-                if name in buffers and name in self.buffers():
+                if name in known:
                     tensor.copy_(buffers[name])
 
     def to(self, device: torch.device | str) -> StageModule:

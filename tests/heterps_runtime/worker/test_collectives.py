@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from heterps_runtime.errors import PeerLostError
 from heterps_runtime.wire.messages import Peer
 from heterps_runtime.worker.exchange.collectives import Collectives, Group
+from heterps_runtime.worker.exchange.rings import has_own_card
 
 CPU = torch.device("cpu")
 
@@ -73,3 +76,14 @@ def test_an_operation_of_a_closed_group_fails() -> None:
     member.leave()
     with pytest.raises(PeerLostError, match="closed"):
         total(group, 0, 1).result()
+
+
+@pytest.mark.parametrize(("cards", "own"), [(("a", "b", "c"), True), (("a", "b", "a"), False)])
+def test_members_find_out_together_whether_each_has_a_card_of_its_own(
+    cards: tuple[str, ...], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=cards[device.index]))
+    store = HashStore()
+    with ThreadPoolExecutor(len(cards)) as members:
+        found = members.map(lambda i: has_own_card(store, i, len(cards), torch.device("cuda", i)), range(len(cards)))
+        assert list(found) == [own] * len(cards)

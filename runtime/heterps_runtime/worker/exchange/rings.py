@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-__all__ = ["Ring", "form_ring"]
+__all__ = ["Ring", "form_ring", "has_own_card"]
 
 
 class Ring(Protocol):
@@ -46,12 +46,12 @@ def form_ring(store: Store, rank: int, size: int, device: torch.device, host: st
         host: address to listen on.
         timeout: of forming the group, and of each of gloo's operations.
     """
-    if device.type == "cuda" and _own_card(store, rank, size, device):
+    if device.type == "cuda" and has_own_card(store, rank, size, device):
         return _NcclRing(store, rank, size, device, timeout)
     return _GlooRing(store, rank, size, host, timeout)
 
 
-def _own_card(store: Store, rank: int, size: int, device: torch.device) -> bool:
+def has_own_card(store: Store, rank: int, size: int, device: torch.device) -> bool:
     """Whether each member has a card that no other member has; all members find the same."""
     store.set(f"card-{rank}", str(torch.cuda.get_device_properties(device).uuid))
     return len({store.get(f"card-{other}") for other in range(size)}) == size
